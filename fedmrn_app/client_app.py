@@ -1,0 +1,108 @@
+"""What a client does with a message: say whom it stands for, and train for a round."""
+
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+from typing import cast
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedmrn_app.config import Config, load_config, parse_overrides, quote_override
+from fedmrn_app.data.partitions import load_partitions
+from fedmrn_app.data.sets import load_images, prepare_arrays
+from fedmrn_app.learning.batches import Batches
+from fedmrn_app.learning.flat import FlatModel
+from fedmrn_app.methods import LocalTask
+from fedmrn_app.noise import derive_seed
+from fedmrn_app.wire.payload import Payload, encode_payload
+
+app = ClientApp()
+
+
+@app.query()
+def query(message: Message, context: Context) -> Message:
+    """Say which clients this node stands for, and how many samples each of them has."""
+    party = open_party(context)
+    clients = hosted_clients(context, party.config)
+    members = ConfigRecord()
+    if clients:
+        members["clients"] = list(clients)
+        members["samples"] = [len(party.rows[client]) for client in clients]
+    return Message(RecordDict({"members": members}), reply_to=message)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Train one client for one round and reply with its payload, the only thing in the reply."""
+    party = open_party(context)
+    config, model = party.config, party.model
+    task = cast(ConfigRecord, message.content["task"])
+    client, server_round, seed = (cast(int, task[key]) for key in ("client", "round", "seed"))
+    torch.set_num_threads(config.client_cpus)
+    arrays = cast(ArrayRecord, message.content["model"])
+    model.load(arrays["weights"].numpy(), arrays["dense"].numpy())
+    images = party.images.select(party.rows[client])
+    batches = Batches(
+        images,
+        batch_size=config.local.batch_size,
+        epochs=config.local.epochs,
+        seed=derive_seed(config.seed, "batches", server_round, client),
+        augmentation=config.dataset.augmentation,
+        device=model.device,
+    )
+    method_seed = derive_seed(config.seed, "method", server_round, client)
+    generator = torch.Generator(model.device).manual_seed(method_seed)
+    with torch.random.fork_rng():  # for layers that draw from the global state, such as dropout
+        torch.manual_seed(method_seed)
+        update = party.method.train(model, LocalTask(batches, config.local.lr, config.precision, seed, generator))
+    payload = Payload(
+        method=party.method.code,
+        seed=seed,
+        samples=len(images),
+        weights=model.weights.numel(),
+        body=update.body,
+        dense=model.dense.cpu().numpy(),
+        loss=update.loss,
+        train_seconds=update.train_seconds,
+        compress_seconds=update.compress_seconds,
+    )
+    return Message(RecordDict({"reply": ConfigRecord({"payload": encode_payload(payload)})}), reply_to=message)
+
+
+class Party:
+    """What a process keeps from message to message: the configuration, the mapped data, their partition, the model."""
+
+    def __init__(self, overrides: tuple[str, ...]) -> None:
+        self.config = config = load_config(overrides)
+        self.method = config.build_method()
+        self.images = load_images(config.dataset, "train")
+        self.rows = load_partitions(
+            prepare_arrays(config.dataset),
+            self.images.labels,
+            config.partition,
+            config.clients,
+            derive_seed(config.seed, "partition"),
+        )
+
+    @cached_property
+    def model(self) -> FlatModel:
+        """The model to train; its weights are whatever the last training left."""
+        return self.config.build_flat_model()
+
+
+def open_party(context: Context) -> Party:
+    """Return this process's party; the node's own `dataset-path` takes the place of the run's `dataset.path`."""
+    overrides = parse_overrides(str(context.run_config["overrides"]))
+    if path := context.node_config.get("dataset-path"):
+        overrides = (*overrides, quote_override("dataset.path", str(path)))
+    return _party(overrides)
+
+
+_party = lru_cache(maxsize=1)(Party)
+
+
+def hosted_clients(context: Context, config: Config) -> range:
+    """The clients a node stands for: of n nodes, node i has client i and every n-th one after it."""
+    return range(int(context.node_config["partition-id"]), config.clients, int(context.node_config["num-partitions"]))

@@ -1,0 +1,1 @@
+"""Data sets as arrays mapped from disk, and their partitions over clients."""

@@ -1,0 +1,27 @@
+"""Accuracy and loss of a model on labelled images."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from fedmrn_app.learning.batches import Images, normalise
+from fedmrn_app.learning.flat import FlatModel
+
+
+@torch.inference_mode()
+def evaluate(model: FlatModel, images: Images, batch_size: int = 500) -> tuple[float, float]:
+    """Return (accuracy in [0, 1], mean cross-entropy) of the model, in evaluation mode and float32."""
+    model.module.eval()
+    correct = torch.zeros((), dtype=torch.int64, device=model.device)
+    loss = torch.zeros((), dtype=torch.float64, device=model.device)
+    for start in range(0, len(images), batch_size):
+        rows = slice(start, start + batch_size)
+        # copied: the arrays are mapped read-only files
+        pixels = torch.from_numpy(images.pixels[rows].copy()).to(model.device)
+        y = torch.from_numpy(images.labels[rows].copy()).to(model.device)
+        x = normalise(pixels, images.mean, images.std).contiguous(memory_format=torch.channels_last)
+        logits = model.module(x)
+        correct += (logits.argmax(1) == y).sum()
+        loss += functional.cross_entropy(logits, y, reduction="sum")
+    return int(correct) / len(images), float(loss) / len(images)

@@ -1,0 +1,44 @@
+"""The paper's convolutional networks (fedmrn.md, section 5.1.1) and a small one for the 8x8 digits.
+
+Convolutions without biases, each with batch norm and ReLU, a 2x2 max-pool after every one (CNN4) or second one (CNN8),
+then one linear layer without bias. Weights start at N(0, 0.01^2).
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+INITIAL_STD = 0.01
+
+
+def cnn4(channels: int, size: tuple[int, int], classes: int) -> nn.Module:
+    """Four 3x3 convolutions of 32-64-128-256 channels."""
+    return _cnn(channels, size, classes, ((32,), (64,), (128,), (256,)))
+
+
+def cnn8(channels: int, size: tuple[int, int], classes: int) -> nn.Module:
+    """Eight 3x3 convolutions of 32-32-64-64-128-128-256-256 channels."""
+    return _cnn(channels, size, classes, ((32, 32), (64, 64), (128, 128), (256, 256)))
+
+
+def digits(channels: int, size: tuple[int, int], classes: int) -> nn.Module:
+    """Two 3x3 convolutions of 32-64 channels."""
+    return _cnn(channels, size, classes, ((32,), (64,)))
+
+
+def _cnn(channels: int, size: tuple[int, int], classes: int, blocks: tuple[tuple[int, ...], ...]) -> nn.Module:
+    """Build the network; `blocks` holds the channels of the convolutions before each pool."""
+    layers: list[nn.Module] = []
+    for block in blocks:
+        for width in block:
+            layers += [nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+            channels = width
+        layers.append(nn.MaxPool2d(2))
+    height, width = (side >> len(blocks) for side in size)
+    if height * width == 0:
+        raise ValueError(f"{len(blocks)} pools leave nothing of {size[0]}x{size[1]} pixels")
+    module = nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * height * width, classes, bias=False))
+    for parameter in module.parameters():
+        if parameter.dim() >= 2:
+            nn.init.normal_(parameter, std=INITIAL_STD)
+    return module

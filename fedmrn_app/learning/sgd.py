@@ -1,0 +1,67 @@
+"""Local training: plain SGD without momentum (fedmrn.md, section 5.1.4), the loop that all methods share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedmrn_app.learning.batches import Batches
+from fedmrn_app.learning.flat import FlatModel
+
+Precision = Literal["float32", "bfloat16"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
+
+def local_sgd(
+    model: FlatModel,
+    batches: Batches,
+    lr: float,
+    *,
+    precision: Precision = "float32",
+    variable: Tensor | None = None,
+    before_step: Callable[[int], None] | None = None,
+) -> float:
+    """Train on all batches, in place.
+
+    Args:
+        model: the model; its dense part is trained too.
+        batches: the client's batches; S = len(batches) local steps.
+        lr: step size of SGD.
+        precision: `bfloat16` runs the forward pass under autocast.
+        variable: float32 (d,), what the gradient of the masked weights is applied to; the weights themselves if None.
+        before_step: called with the step number t = 1..S before each forward pass, to set `model.weights`.
+
+    Returns:
+        The mean training loss over all steps.
+    """
+    variable = model.weights if variable is None else variable
+    model.module.train()
+    total = torch.zeros((), device=model.device)
+    for step, (x, y) in enumerate(batches, 1):
+        if before_step is not None:
+            before_step(step)
+        model.zero_grads()
+        with autocast(model.device, precision):
+            loss = functional.cross_entropy(model.module(x), y)
+        torch.autograd.backward(loss)
+        model.sgd_step(variable, lr)
+        total += loss.detach()
+    return float(total) / len(batches)
+
+
+def train_update(
+    model: FlatModel, batches: Batches, lr: float, precision: Precision = "float32"
+) -> tuple[Tensor, float]:
+    """Train as FedAvg does and return (update, loss): float32 (d,), trained less first weights, and the mean loss."""
+    first = model.weights.clone()
+    loss = local_sgd(model, batches, lr, precision=precision)
+    return model.weights - first, loss
+
+
+def autocast(device: torch.device, precision: Precision) -> torch.autocast:
+    """The autocast context of a precision; for float32 it changes nothing."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")

@@ -1,0 +1,121 @@
+"""FedMRN and FedMRNS: the update is a learned 1-bit mask over seeded noise (fedmrn.md, section 3, Algorithm 1).
+
+The client knows the noise `n = G(seed)` and learns an update `u` by progressive stochastic masking (PSM). At local step
+t = 1..S the loss is evaluated at `w + n * m` where an element is masked, with probability t / S, and at `w + clip(u)`
+elsewhere; its gradient goes straight through to `u`. After S steps one more draw of `m` gives the masks that are sent.
+The server regenerates `n` from the seed it gave and multiplies.
+
+Binary masks (FedMRN) keep or drop the noise, signed ones (FedMRNS) keep or turn it over.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from fedmrn_app.errors import ConfigError
+from fedmrn_app.learning.flat import FlatModel, to_tensor
+from fedmrn_app.learning.sgd import local_sgd, train_update
+from fedmrn_app.methods import ClientUpdate, LocalTask, Method
+from fedmrn_app.noise import Float32Array
+from fedmrn_app.wire.bits import pack_bits, unpack_bits
+
+# How masks are learned (sections 5.3 and 5.4): with stochastic (SM) or deterministic masking (DM), progressive (PM) or not.
+Masking = Literal[
+    "psm",  # SM and PM: the paper's method
+    "sm",  # without PM
+    "pm",  # without SM: DM and PM
+    "dm",  # without both
+    "post_sm",  # "FedAvg w. SM": plain local SGD, then one SM draw
+]
+MASKINGS: tuple[Masking, ...] = get_args(Masking)
+
+
+@dataclass(frozen=True)
+class FedMRN(Method):
+    """Binary masks. Body: one bit a weight, 1 where the noise is kept."""
+
+    name = "fedmrn"
+    code = 2
+    bits_per_weight = 1
+    signed: ClassVar[bool] = False
+
+    masking: Masking = "psm"
+
+    def __post_init__(self) -> None:
+        if self.masking not in MASKINGS:
+            raise ConfigError(f"strategy.masking={self.masking}: must be one of {', '.join(MASKINGS)}")
+
+    def train(self, model: FlatModel, task: LocalTask) -> ClientUpdate:
+        """Learn the masks and pack them."""
+        start = time.perf_counter()
+        n = to_tensor(self.noise(task.seed, model.weights.numel())).to(model.device)
+        if self.masking == "post_sm":
+            u, loss = train_update(model, task.batches, task.lr, task.precision)
+        else:
+            u, loss = self._learn(model, n, task)
+        trained = time.perf_counter()
+        body = pack_bits(self._draw(u, n, task.generator).cpu().numpy())
+        return ClientUpdate(body, loss, trained - start, time.perf_counter() - trained)
+
+    def decode(self, body: bytes | memoryview, seed: int, count: int) -> Float32Array:
+        """Return `G(seed) * m`."""
+        bits = unpack_bits(body, count).view("int8")
+        update = self.noise(seed, count)
+        update *= 2 * bits - 1 if self.signed else bits
+        return update
+
+    def _learn(self, model: FlatModel, n: Tensor, task: LocalTask) -> tuple[Tensor, float]:
+        """Train `u` of shape (d,) from zero; return it with the mean loss."""
+        steps = len(task.batches)
+        w = model.weights.clone()
+        u = torch.zeros_like(w)
+
+        def mask_weights(step: int) -> None:
+            masked = mask_noise(n, self._draw(u, n, task.generator), self.signed)
+            if self.masking in ("psm", "pm"):
+                chosen = torch.rand(n.shape, generator=task.generator, device=n.device) < step / steps
+                masked = torch.where(chosen, masked, clip_update(u, n, self.signed))
+            torch.add(w, masked, out=model.weights)
+
+        loss = local_sgd(model, task.batches, task.lr, precision=task.precision, variable=u, before_step=mask_weights)
+        return u, loss
+
+    def _draw(self, u: Tensor, n: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw masks, bool (d,), stochastically or not."""
+        if self.masking in ("pm", "dm"):
+            return torch.sign(u) == torch.sign(n)
+        random = torch.rand(n.shape, generator=generator, device=n.device)
+        return random < mask_probability(u, n, self.signed)
+
+
+@dataclass(frozen=True)
+class FedMRNS(FedMRN):
+    """Signed masks. Body: one bit a weight, 1 where the noise is kept, 0 where its sign is turned."""
+
+    name = "fedmrns"
+    code = 3
+    signed: ClassVar[bool] = True
+
+
+def mask_probability(u: Tensor, n: Tensor, signed: bool) -> Tensor:
+    """Probability that an element's noise is kept: clip(u / n, 0, 1) or clip((u + n) / 2n, 0, 1) (Eqs. 6 and 7)."""
+    ratio = u / n
+    return (0.5 * ratio + 0.5 if signed else ratio).clamp_(0, 1)
+
+
+def mask_noise(n: Tensor, kept: Tensor, signed: bool) -> Tensor:
+    """Masked noise `n * m`, with m in {0, 1} or, signed, {-1, 1}; `kept` is bool (d,)."""
+    return torch.where(kept, n, -n) if signed else n * kept
+
+
+def clip_update(u: Tensor, n: Tensor, signed: bool) -> Tensor:
+    """`u` clipped between 0 and n or, signed, between -|n| and |n|: what masked noise can express (below Eq. 10)."""
+    if signed:
+        limit = n.abs()
+        return u.clamp(-limit, limit)
+    return u.clamp(n.clamp(max=0), n.clamp(min=0))

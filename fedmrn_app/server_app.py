@@ -1,0 +1,201 @@
+"""What the server does in a run: find the clients, train round by round, evaluate, leave the run's folder."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid, ServerApp
+
+from fedmrn_app.config import Config, compose_values, load_config, parse_overrides
+from fedmrn_app.data.sets import load_images
+from fedmrn_app.errors import FedMRNError, RunError
+from fedmrn_app.learning.evaluate import evaluate
+from fedmrn_app.learning.flat import FlatModel, state_sha256
+from fedmrn_app.methods.fedavg import FedAvg
+from fedmrn_app.results import Round, RunFolder
+from fedmrn_app.strategy import Member, PayloadStrategy, content_bytes, pack_model
+from fedmrn_app.wire.payload import Payload, encode_payload
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the whole training; whatever ends it early is left in the run's folder too."""
+    overrides = parse_overrides(str(context.run_config["overrides"]))
+    folder = RunFolder(_run_path(str(context.run_config["run-dir"])))
+    try:
+        _train(grid, load_config(overrides), overrides, folder)
+    except Exception as error:
+        reason = str(error) if isinstance(error, FedMRNError) else f"{type(error).__name__}: {error}"
+        folder.fail(reason)
+        _report(folder, f"error: {reason}")
+        raise
+
+
+def _run_path(run_dir: str) -> Path:
+    """The run's folder: the one asked for, else a new one below the folder in which the SuperLink was started."""
+    return Path(run_dir or f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}").expanduser().resolve()
+
+
+def _report(folder: RunFolder, line: str) -> None:
+    folder.log(line)
+    logging.getLogger("flwr").info(line)
+
+
+def _train(grid: Grid, config: Config, overrides: tuple[str, ...], folder: RunFolder) -> None:
+    test = load_images(config.dataset, "test", lambda line: _report(folder, line))
+    model = config.build_flat_model()
+    done = folder.start(compose_values(overrides), model, resume=config.resume)
+    if done >= config.rounds:
+        raise RunError(f"rounds={config.rounds}: {folder.path} has {done} rounds already; ask for more")
+    _report(folder, f"run folder {folder.path}")
+    members = find_members(grid, config)
+    strategy = PayloadStrategy(
+        config.build_method(),
+        members,
+        clients_per_round=config.clients_per_round,
+        seed=config.seed,
+        finished_rounds=done,
+        on_failure=lambda server_round, client, reason: _report(
+            folder, f"round {server_round}: client {client} left out: {reason}"
+        ),
+    )
+    progress = Progress(config, folder, model, test_accuracy=lambda: evaluate(model, test), strategy=strategy)
+    strategy.start(
+        grid,
+        pack_model(*model.state()),
+        num_rounds=config.rounds - done,
+        timeout=config.round_timeout,
+        evaluate_fn=progress,
+    )
+    summary = folder.finish(
+        {
+            "strategy": strategy.method.name,
+            "dataset": config.dataset.name,
+            "partition": config.partition.name,
+            "parameters": model.parameter_count,
+            "fedavg_uplink_bytes_per_client_round": fedavg_reply_bytes(model),
+            "weights_sha256": state_sha256(*model.state()),
+        }
+    )
+    _report(folder, f"done: final accuracy {summary['final_accuracy']:.4f}, weights {summary['weights_sha256'][:12]}")
+
+
+class Progress:
+    """Flower's `evaluate_fn`: evaluates the global model after each round, writes its row and its line."""
+
+    def __init__(
+        self,
+        config: Config,
+        folder: RunFolder,
+        model: FlatModel,
+        *,
+        test_accuracy: Callable[[], tuple[float, float]],
+        strategy: PayloadStrategy,
+    ) -> None:
+        self.config = config
+        self.folder = folder
+        self.model = model
+        self.test_accuracy = test_accuracy
+        self.strategy = strategy
+        self.first = self.started = time.perf_counter()
+
+    def __call__(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        """Evaluate after `server_round`; round 0 is before training."""
+        self.model.load(arrays["weights"].numpy(), arrays["dense"].numpy())
+        if server_round == 0:
+            self.first = self.started = time.perf_counter()
+            return None
+        accuracy, loss = self.test_accuracy()
+        now = time.perf_counter()
+        report = self.strategy.report
+        uplink = float(np.mean(report.uplink_bytes))
+        row = Round(
+            round=server_round + self.strategy.finished_rounds,
+            accuracy=accuracy,
+            loss=loss,
+            train_loss=float(np.mean(report.losses)),
+            uplink_bytes=uplink,
+            uplink_bits_per_parameter=8 * uplink / self.model.parameter_count,
+            downlink_bytes=report.downlink_bytes,
+            clients_ok=len(report.uplink_bytes),
+            clients_failed=len(report.failures),
+            train_seconds=float(np.mean(report.train_seconds)),
+            compress_seconds=float(np.mean(report.compress_seconds)),
+            decode_seconds=report.decode_seconds / len(report.selected),
+            seconds=now - self.started,
+        )
+        self.folder.add_round(row, self.model)
+        left = (now - self.first) / server_round * (self.config.rounds - row.round)
+        _report(self.folder, progress_line(row, self.config.rounds, left))
+        self.started = now
+        return MetricRecord({"accuracy": accuracy, "loss": loss})
+
+
+def progress_line(row: Round, rounds: int, seconds_left: float) -> str:
+    """One line about a finished round."""
+    failed = f"  {row.clients_failed} left out" if row.clients_failed else ""
+    return (
+        f"round {row.round:{len(str(rounds))}}/{rounds}  accuracy {row.accuracy:.4f}  loss {row.loss:.4f}  "
+        f"uplink {row.uplink_bytes:,.0f} B a client, {row.uplink_bits_per_parameter:.3f} bit a parameter  "
+        f"{row.seconds:.1f} s, {int(seconds_left) // 60}:{int(seconds_left) % 60:02d} left{failed}"
+    )
+
+
+def find_members(grid: Grid, config: Config) -> dict[int, Member]:
+    """Ask every node which clients it stands for, until all clients of the run are there.
+
+    Raises:
+        RunError: clients are still missing when no further node has come for `node_timeout` seconds.
+    """
+    members: dict[int, Member] = {}
+    asked: set[int] = set()
+    failures: list[str] = []
+    deadline = time.monotonic() + config.node_timeout
+    while len(members) < config.clients and time.monotonic() < deadline:
+        nodes = sorted(set(grid.get_node_ids()) - asked)
+        if not nodes:
+            time.sleep(0.1)
+            continue
+        asked.update(nodes)
+        queries = [Message(RecordDict(), dst_node_id=node, message_type="query") for node in nodes]
+        for reply in grid.send_and_receive(queries, timeout=config.round_timeout):
+            if reply.has_error():
+                failures.append(reply.error.reason)
+            else:
+                _add_members(members, reply, config)
+        deadline = time.monotonic() + config.node_timeout
+    if len(members) < config.clients:
+        missing = [client for client in range(config.clients) if client not in members]
+        names = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
+        reason = f"; a node answered: {failures[0]}" if failures else ""
+        raise RunError(
+            f"clients={config.clients}: {len(missing)} of them are on no node ({names}), with {len(asked)} nodes "
+            f"connected for {config.node_timeout:g} s{reason}; start more nodes or take fewer clients"
+        )
+    return members
+
+
+def _add_members(members: dict[int, Member], reply: Message, config: Config) -> None:
+    """Register the clients of one node; a client that another node already stands for stays with that one."""
+    record = reply.content.config_records.get("members", ConfigRecord())
+    clients = cast(list[int], record.get("clients", []))
+    samples = cast(list[int], record.get("samples", []))
+    for client, count in zip(clients, samples, strict=True):
+        if 0 <= client < config.clients and count > 0:
+            members.setdefault(client, Member(reply.metadata.src_node_id, count))
+
+
+def fedavg_reply_bytes(model: FlatModel) -> int:
+    """Bytes of the reply that a FedAvg client of this model sends, counted on a real one."""
+    weights, dense = model.state()
+    payload = Payload(FedAvg.code, seed=0, samples=1, weights=weights.size, body=weights.tobytes(), dense=dense)
+    return content_bytes(RecordDict({"reply": ConfigRecord({"payload": encode_payload(payload)})}))

@@ -1,0 +1,202 @@
+"""A private local SuperLink for one simulated run: its own folder, port and processes, none of which outlive the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import psutil
+
+from fedmrn_app.config import Config
+from fedmrn_app.errors import ConfigError, RunError
+
+APP = Path(__file__).resolve().parents[1]
+START_TIMEOUT = 60.0  # seconds for the SuperLink to answer
+POLL_SECONDS = 0.2
+
+
+def run_simulation(
+    config: Config,
+    overrides: Sequence[str],
+    folder: Path,
+    *,
+    app: Path = APP,
+    on_line: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Run one simulation to its end by `flwr run` on a SuperLink of its own, and leave no process behind.
+
+    Args:
+        config: the checked configuration that `overrides` compose to.
+        overrides: Hydra overrides for both sides of the app.
+        folder: the run's folder; Flower's own output goes to flower.log in it.
+        app: folder of the Flower app.
+        on_line: called with each line that the run adds to run.log.
+
+    Raises:
+        ConfigError: a client needs more cores than there are.
+        RunError: the run did not complete; the message says why.
+    """
+    cores = len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else os.cpu_count() or 1
+    if config.client_cpus > cores:
+        raise ConfigError(f"client_cpus={config.client_cpus}: must be from 1 to {cores}, the cores of this machine")
+    folder.mkdir(parents=True, exist_ok=True)
+    federation = {
+        "num-supernodes": config.clients,
+        "client-resources-num-cpus": config.client_cpus,
+        "client-resources-num-gpus": config.client_gpus,
+        "init-args-num-cpus": min(cores, config.clients_per_round * config.client_cpus),  # no idle actors
+        "init-args-log-to-driver": "false",
+    }
+    with (folder / "flower.log").open("ab") as log, private_home() as home:
+        environment = _environment(home)
+        port = _free_port()
+        superlink = _start_superlink(port, home, environment, log.fileno())
+        _wait_until_healthy(superlink, port, folder)
+        (home / "config.toml").write_text(f'[superlink.private]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
+        run_config = home / "run.toml"
+        run_config.write_text(
+            f"overrides = {json.dumps(json.dumps(list(overrides)))}\nrun-dir = {json.dumps(str(folder))}\n"
+        )
+        run = subprocess.Popen(
+            [
+                _command("flwr"), "run", str(app), "private", "--stream", "-c", str(run_config),
+                "--federation-config", " ".join(f"{key}={value}" for key, value in federation.items()),
+            ],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=home, env=environment, start_new_session=True,
+        )  # fmt: skip
+        tail = _Tail(folder / "run.log")
+        while run.poll() is None:
+            tail.read(on_line)
+            time.sleep(POLL_SECONDS)
+        tail.read(on_line)
+    if not (folder / "summary.json").is_file():
+        raise RunError(_reason(folder))
+
+
+@contextmanager
+def private_home() -> Iterator[Path]:
+    """A temporary FLWR_HOME; on leaving, every process started with it is ended and the folder removed."""
+    base = "/tmp" if os.path.isdir("/tmp") else None  # short: Ray's sockets below it have at most 107 characters
+    home = Path(tempfile.mkdtemp(prefix="fedmrn-", dir=base))
+    previous = {number: signal.signal(number, _exit) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield home
+    finally:
+        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not stop the clean-up
+        end_processes(home)
+        shutil.rmtree(home, ignore_errors=True)
+        for number, handler in {**previous, signal.SIGINT: interrupt}.items():
+            signal.signal(number, handler)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def end_processes(home: Path) -> None:
+    """End all processes whose FLWR_HOME is `home`: the SuperLink, the simulation, Ray and its actors."""
+    for _ in range(50):
+        found = [process for process in psutil.process_iter() if _environ(process).get("FLWR_HOME") == str(home)]
+        if not found:
+            return
+        for process in found:
+            try:
+                process.kill()
+            except psutil.Error:
+                continue
+        psutil.wait_procs(found, timeout=5)
+
+
+def _environ(process: psutil.Process) -> Mapping[str, str]:
+    try:
+        environ: Mapping[str, str] = process.environ()
+    except (psutil.Error, OSError):
+        return {}
+    return environ
+
+
+def _environment(home: Path) -> dict[str, str]:
+    return {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        **os.environ,
+        "FLWR_HOME": str(home),
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "RAY_TMPDIR": str(home),
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _command(name: str) -> str:
+    return str(Path(sys.executable).with_name(name))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _start_superlink(port: int, home: Path, environment: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [
+            _command("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess",
+            "--host", "127.0.0.1", "--port", str(port), "--disable-runtime-dependency-installation",
+        ],
+        stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=home, env=environment, start_new_session=True,
+    )  # fmt: skip
+
+
+def _wait_until_healthy(superlink: subprocess.Popen[bytes], port: int, folder: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT
+    while time.monotonic() < deadline and superlink.poll() is None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(POLL_SECONDS)
+    raise RunError(f"Flower's SuperLink did not start on 127.0.0.1:{port}; see {folder / 'flower.log'}")
+
+
+class _Tail:
+    """Reads the lines that are added to a file from now on, which need not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = path.stat().st_size if path.is_file() else 0
+
+    def read(self, on_line: Callable[[str], None]) -> None:
+        if not self.path.is_file():
+            return
+        with self.path.open() as file:
+            file.seek(self.offset)
+            while (line := file.readline()).endswith("\n"):
+                self.offset = file.tell()
+                on_line(line[:-1])
+
+
+def _reason(folder: Path) -> str:
+    """Why a run ended without a summary, from what it left."""
+    error = folder / "error.txt"
+    if error.is_file():
+        return error.read_text().strip()
+    log = (folder / "flower.log").read_text(errors="replace")
+    errors = re.findall(r"^(?:\w+\.)*(\w*(?:Error|Exception)\b.*)$", log, re.MULTILINE)
+    return f"{errors[-1] if errors else 'the run ended without a result'}; see {folder / 'flower.log'}"

@@ -1,0 +1,212 @@
+"""One round on the server: choose clients, send, check replies, decode and aggregate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app.metadata import Metadata
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from flwr.supercore.inflatable.inflatable_object import InflatableObject
+
+from fedmrn_app.errors import PayloadError, RunError
+from fedmrn_app.methods import Method
+from fedmrn_app.noise import Float32Array, derive_seed
+from fedmrn_app.wire.payload import Expected, Payload, decode_payload
+
+
+@dataclass(frozen=True)
+class Member:
+    """A client as its node announced it when the run started."""
+
+    node_id: int
+    samples: int
+
+
+@dataclass
+class RoundReport:
+    """What happened in one round.
+
+    Attributes:
+        selected: the round's clients, in ascending order.
+        failures: the reason of each client that was left out.
+        downlink_bytes: length of the content sent to one client, Flower's framing included.
+        uplink_bytes: length of each usable reply's content, likewise.
+        losses: mean training loss of each usable reply; the seconds likewise.
+        decode_seconds: server time to check, decode and add all replies.
+    """
+
+    selected: list[int]
+    downlink_bytes: int = 0
+    failures: dict[int, str] = field(default_factory=dict)
+    uplink_bytes: list[int] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    train_seconds: list[float] = field(default_factory=list)
+    compress_seconds: list[float] = field(default_factory=list)
+    decode_seconds: float = 0.0
+
+    def add(self, payload: Payload, uplink_bytes: int) -> None:
+        """Note a usable reply."""
+        self.uplink_bytes.append(uplink_bytes)
+        self.losses.append(payload.loss)
+        self.train_seconds.append(payload.train_seconds)
+        self.compress_seconds.append(payload.compress_seconds)
+
+
+class PayloadStrategy(Strategy):
+    """Flower strategy for every method: masked noise or any other update, decoded by the method and averaged.
+
+    The clients of a round are drawn by the run's seed, not by the node ids, which differ in every run; replies are
+    summed in the order of client numbers, weighted by the sample counts that the nodes announced. A reply that is not
+    exactly what was asked for is left out with its reason.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        members: Mapping[int, Member],
+        *,
+        clients_per_round: int,
+        seed: int,
+        finished_rounds: int = 0,
+        on_failure: Callable[[int, int, str], None] = lambda server_round, client, reason: None,
+    ) -> None:
+        self.method = method
+        self.members = members
+        self.clients_per_round = clients_per_round
+        self.seed = seed
+        self.finished_rounds = finished_rounds  # rounds done before a resumed run; Flower counts from 1 again
+        self.on_failure = on_failure
+        self.report = RoundReport([])
+        self._sent: dict[int, Metadata] = {}
+        self._weights: Float32Array = np.empty(0, np.float32)
+        self._dense: Float32Array = np.empty(0, np.float32)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Address the global model to this round's clients, each with a seed of its own."""
+        server_round += self.finished_rounds
+        self._weights, self._dense = arrays["weights"].numpy(), arrays["dense"].numpy()
+        selected = sample_clients(sorted(self.members), self.clients_per_round, self.seed, server_round)
+        messages = {
+            client: Message(
+                RecordDict(
+                    {
+                        "model": arrays,
+                        "task": ConfigRecord(
+                            {
+                                "client": client,
+                                "round": server_round,
+                                "seed": derive_seed(self.seed, "noise", server_round, client),
+                            }
+                        ),
+                    }
+                ),
+                dst_node_id=self.members[client].node_id,
+                message_type="train",
+                group_id=str(server_round),
+            )
+            for client in selected
+        }
+        self.report = RoundReport(selected, content_bytes(messages[selected[0]].content))
+        self._sent = {client: message.metadata for client, message in messages.items()}
+        return messages.values()
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Add the weighted mean of all usable updates to the global weights; average the dense parts.
+
+        Raises:
+            RunError: no reply is usable, or the new global model is not finite.
+        """
+        server_round += self.finished_rounds
+        by_message = {message.metadata.reply_to_message_id: message for message in replies}
+        start = time.perf_counter()
+        weights_sum = np.zeros_like(self._weights)
+        dense_sum = np.zeros_like(self._dense)
+        samples = 0
+        for client in self.report.selected:
+            try:
+                content = _content(by_message.get(self._sent[client].message_id))
+                payload = self._open(content, client, server_round)
+                update = self.method.decode(payload.body, payload.seed, payload.weights)
+            except PayloadError as error:
+                self.report.failures[client] = str(error)
+                self.on_failure(server_round, client, str(error))
+                continue
+            weights_sum += np.float32(payload.samples) * update
+            dense_sum += np.float32(payload.samples) * payload.dense
+            samples += payload.samples
+            self.report.add(payload, content_bytes(content))
+        if samples == 0:
+            reasons = "; ".join(f"client {client}: {reason}" for client, reason in self.report.failures.items())
+            raise RunError(f"round {server_round}: no usable reply ({reasons})")
+        weights = self._weights + weights_sum / np.float32(samples)
+        dense = dense_sum / np.float32(samples)
+        self.report.decode_seconds = time.perf_counter() - start
+        if not (np.isfinite(weights).all() and np.isfinite(dense).all()):
+            raise RunError(f"round {server_round}: the global model is no longer finite; take a smaller local.lr")
+        return pack_model(weights, dense), None
+
+    def _open(self, content: RecordDict, client: int, server_round: int) -> Payload:
+        """Find and check the payload in a reply's content."""
+        record = content.config_records.get("reply")
+        data = record.get("payload") if record is not None else None
+        if len(content) != 1 or record is None or len(record) != 1 or not isinstance(data, bytes):
+            raise PayloadError("reply does not hold exactly one payload")
+        expected = Expected(
+            method=self.method.code,
+            seed=derive_seed(self.seed, "noise", server_round, client),
+            samples=self.members[client].samples,
+            weights=self._weights.size,
+            dense=self._dense.size,
+        )
+        return decode_payload(data, expected)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Nothing: the global model is evaluated on the server."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Nothing: the global model is evaluated on the server."""
+        return None
+
+    def summary(self) -> None:
+        """Log nothing beyond the run's own lines."""
+
+
+def sample_clients(clients: list[int], count: int, seed: int, server_round: int) -> list[int]:
+    """Draw `count` different clients of a round, in ascending order; the same for the same seed and round."""
+    generator = np.random.Generator(np.random.Philox(key=derive_seed(seed, "sampling", server_round)))
+    return sorted(int(client) for client in generator.choice(clients, count, replace=False))
+
+
+def pack_model(weights: Float32Array, dense: Float32Array) -> ArrayRecord:
+    """The global model as Flower carries it: `weights` (d,) and `dense` (m,)."""
+    return ArrayRecord({"weights": Array(weights), "dense": Array(dense)})
+
+
+def content_bytes(content: RecordDict) -> int:
+    """Bytes of a message's content as Flower puts it on the wire: every record and array with its framing."""
+    return _object_bytes(content)
+
+
+def _object_bytes(item: InflatableObject) -> int:
+    return len(item.deflate()) + sum(_object_bytes(child) for child in (item.children or {}).values())
+
+
+def _content(reply: Message | None) -> RecordDict:
+    if reply is None:
+        raise PayloadError("no reply within round_timeout")
+    if reply.has_error():
+        raise PayloadError(f"failed with: {reply.error.reason}")
+    return cast(RecordDict, reply.content)
