@@ -7,7 +7,8 @@ import json
 import math
 import shlex
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
@@ -117,7 +119,7 @@ def compose_values(overrides: Sequence[str]) -> dict[str, Any]:
     """Compose `conf/` with overrides into plain nested values, unknown keys and choices refused."""
     if not CONF.is_dir():
         raise ConfigError(f"{CONF}: no such folder; install the project from its checkout with pip install -e .")
-    with _hydra_lock, initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+    with _own_hydra():
         try:
             parsed = OverridesParser.create().parse_overrides(list(overrides))
             for override in parsed:
@@ -130,6 +132,19 @@ def compose_values(overrides: Sequence[str]) -> dict[str, Any]:
             return _plain(OmegaConf.to_container(compose("config", list(overrides)), resolve=True))
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(" ".join(str(error).split())) from error
+
+
+@contextmanager
+def _own_hydra() -> Iterator[None]:
+    """Hydra with our `conf/`, whatever instance of it may be active, as inside the `fedmrn` command."""
+    with _hydra_lock:
+        outer = GlobalHydra.instance().hydra
+        GlobalHydra.instance().clear()
+        try:
+            with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+                yield
+        finally:
+            GlobalHydra.instance().hydra = outer
 
 
 def quote_override(key: str, value: str) -> str:

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fedmrn_app.config import CONF, Config, load_config, quote_override
+from fedmrn_app.config import CONF, load_config, quote_override
 from fedmrn_app.data.partitions import load_partitions
 from fedmrn_app.data.sets import load_images, prepare_arrays
 from fedmrn_app.errors import FedMRNError

@@ -3,7 +3,7 @@
 The random words come from NumPy's Philox-4x64-10 (`random_raw`, a fixed algorithm). From there to float32 only integer
 operations and correctly rounded IEEE 754 operations (+, -, *, /, sqrt) are used, never the platform's math library, so
 client and server rebuild the same noise whatever they run on. No element is ever zero: a mask must be readable from
-the sign of `update * noise` (FedMRN, section 3.2).
+the sign of `update * noise` (Li et al. 2024, section 3.2).
 """
 
 from __future__ import annotations

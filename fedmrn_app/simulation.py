@@ -1,4 +1,4 @@
-"""A private local SuperLink for one simulated run: its own folder, port and processes, none of which outlive the run."""
+"""A private local SuperLink for one simulated run: its own folder, port and processes, which end with the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows each client has: IID, Dirichlet or label shards, made by flwr-datasets' partitioners (fedmrn.md, 5.1.2)."""
+"""Which rows each client has: IID, Dirichlet or label shards, made by flwr-datasets (Li et al. 2024, 5.1.2)."""
 
 from __future__ import annotations
 

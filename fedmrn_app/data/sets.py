@@ -72,7 +72,7 @@ def load_images(config: DatasetConfig, split: Split, report: Callable[[str], Non
 
 
 def prepare_arrays(config: DatasetConfig, report: Callable[[str], None] | None = None) -> Path:
-    """Return the folder of the decoded arrays, making it when there is none; safe when many processes call it at once."""
+    """Return the folder of the decoded arrays, making it when there is none; many processes may call it."""
     folder = _cache_folder() / f"{config.name}-{_source_key(config)}"
     if folder.is_dir():
         return folder

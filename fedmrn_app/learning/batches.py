@@ -15,7 +15,7 @@ from torch.nn import functional
 Augmentation = Literal["none", "crop_flip"]
 AUGMENTATIONS: tuple[Augmentation, ...] = get_args(Augmentation)
 
-CROP_PADDING = 4  # fedmrn.md, section 5.1: random crop of the image's own size after padding by 4
+CROP_PADDING = 4  # Li et al. 2024, section 5.1: random crop of the image's own size after padding by 4
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedmrn_app.noise import Float32Array
 
-# Modules whose matrices and kernels are masked; everything else that is trained goes densely (fedmrn.md, section 5.1).
+# Modules whose matrices and kernels are masked; everything else that is trained goes densely (Li et al. 2024, section 5.1).
 _MASKED_MODULES = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)
 
 
@@ -86,7 +86,7 @@ class FlatModel:
         self.dense_grads.zero_()
 
     def sgd_step(self, variable: Tensor, lr: float) -> None:
-        """Add -lr * gradient to `variable` of shape (d,), which stands for the masked weights, and to the dense part."""
+        """Add -lr * gradient to `variable` (d,), which stands for the masked weights, and to the dense part."""
         variable.add_(self.weight_grads, alpha=-lr)
         self.dense[: self.dense_grads.numel()].add_(self.dense_grads, alpha=-lr)
 

@@ -1,4 +1,4 @@
-"""Local training: plain SGD without momentum (fedmrn.md, section 5.1.4), the loop that all methods share."""
+"""Local training: plain SGD without momentum (Li et al. 2024, section 5.1.4), the loop that all methods share."""
 
 from __future__ import annotations
 

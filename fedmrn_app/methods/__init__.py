@@ -79,7 +79,7 @@ class Method(ABC):
 
     @abstractmethod
     def train(self, model: FlatModel, task: LocalTask) -> ClientUpdate:
-        """Client half: train `model`, which holds the global weights, in place, and encode the update of its weights."""
+        """Client half: train `model`, which holds the global weights, in place; encode its weights' update."""
 
     @abstractmethod
     def decode(self, body: bytes | memoryview, seed: int, count: int) -> Float32Array:

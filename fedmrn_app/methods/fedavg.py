@@ -1,4 +1,4 @@
-"""FedAvg: the client uploads its update of all weights in float32 (McMahan et al. 2017; fedmrn.md, Eq. 3)."""
+"""FedAvg: the client uploads its update of all weights in float32 (McMahan et al. 2017; Li et al. 2024, Eq. 3)."""
 
 from __future__ import annotations
 

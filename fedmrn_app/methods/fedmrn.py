@@ -1,4 +1,6 @@
-"""FedMRN and FedMRNS: the update is a learned 1-bit mask over seeded noise (fedmrn.md, section 3, Algorithm 1).
+"""FedMRN and FedMRNS: the update is a learned 1-bit mask over seeded noise (Algorithm 1).
+
+Li et al. 2024, "Masked Random Noise for Communication-Efficient Federated Learning", section 3.
 
 The client knows the noise `n = G(seed)` and learns an update `u` by progressive stochastic masking (PSM). At local step
 t = 1..S the loss is evaluated at `w + n * m` where an element is masked, with probability t / S, and at `w + clip(u)`
@@ -24,7 +26,7 @@ from fedmrn_app.methods import ClientUpdate, LocalTask, Method
 from fedmrn_app.noise import Float32Array
 from fedmrn_app.wire.bits import pack_bits, unpack_bits
 
-# How masks are learned (sections 5.3 and 5.4): with stochastic (SM) or deterministic masking (DM), progressive (PM) or not.
+# How masks are learned (sections 5.3, 5.4): stochastic (SM) or deterministic masking (DM), progressive (PM) or not.
 Masking = Literal[
     "psm",  # SM and PM: the paper's method
     "sm",  # without PM

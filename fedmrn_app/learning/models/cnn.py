@@ -1,4 +1,4 @@
-"""The paper's convolutional networks (fedmrn.md, section 5.1.1) and a small one for the 8x8 digits.
+"""The paper's convolutional networks (Li et al. 2024, section 5.1.1) and a small one for the 8x8 digits.
 
 Convolutions without biases, each with batch norm and ReLU, a 2x2 max-pool after every one (CNN4) or second one (CNN8),
 then one linear layer without bias. Weights start at N(0, 0.01^2).
