@@ -15,7 +15,7 @@ from fedmrn_app.data.sets import load_images, prepare_arrays
 from fedmrn_app.learning.batches import Batches
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.methods import LocalTask
-from fedmrn_app.noise import derive_seed
+from fedmrn_app.noise import Float32Array, derive_seed
 from fedmrn_app.wire.payload import Payload, encode_payload
 
 app = ClientApp()
@@ -37,37 +37,10 @@ def query(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     """Train one client for one round and reply with its payload, the only thing in the reply."""
     party = open_party(context)
-    config, model = party.config, party.model
     task = cast(ConfigRecord, message.content["task"])
     client, server_round, seed = (cast(int, task[key]) for key in ("client", "round", "seed"))
-    torch.set_num_threads(config.client_cpus)
     arrays = cast(ArrayRecord, message.content["model"])
-    model.load(arrays["weights"].numpy(), arrays["dense"].numpy())
-    images = party.images.select(party.rows[client])
-    batches = Batches(
-        images,
-        batch_size=config.local.batch_size,
-        epochs=config.local.epochs,
-        seed=derive_seed(config.seed, "batches", server_round, client),
-        augmentation=config.dataset.augmentation,
-        device=model.device,
-    )
-    method_seed = derive_seed(config.seed, "method", server_round, client)
-    generator = torch.Generator(model.device).manual_seed(method_seed)
-    with torch.random.fork_rng():  # for layers that draw from the global state, such as dropout
-        torch.manual_seed(method_seed)
-        update = party.method.train(model, LocalTask(batches, config.local.lr, config.precision, seed, generator))
-    payload = Payload(
-        method=party.method.code,
-        seed=seed,
-        samples=len(images),
-        weights=model.weights.numel(),
-        body=update.body,
-        dense=model.dense.cpu().numpy(),
-        loss=update.loss,
-        train_seconds=update.train_seconds,
-        compress_seconds=update.compress_seconds,
-    )
+    payload = party.train(client, server_round, seed, arrays["weights"].numpy(), arrays["dense"].numpy())
     return Message(RecordDict({"reply": ConfigRecord({"payload": encode_payload(payload)})}), reply_to=message)
 
 
@@ -90,6 +63,37 @@ class Party:
     def model(self) -> FlatModel:
         """The model to train; its weights are whatever the last training left."""
         return self.config.build_flat_model()
+
+    def train(self, client: int, server_round: int, seed: int, weights: Float32Array, dense: Float32Array) -> Payload:
+        """Train `client` on the global model, `weights` (d,) and `dense` (m,), with the 64-bit `seed` it was given."""
+        config, model = self.config, self.model
+        torch.set_num_threads(config.client_cpus)
+        model.load(weights, dense)
+        images = self.images.select(self.rows[client])
+        batches = Batches(
+            images,
+            batch_size=config.local.batch_size,
+            epochs=config.local.epochs,
+            seed=derive_seed(config.seed, "batches", server_round, client),
+            augmentation=config.dataset.augmentation,
+            device=model.device,
+        )
+        method_seed = derive_seed(config.seed, "method", server_round, client)
+        generator = torch.Generator(model.device).manual_seed(method_seed)
+        with torch.random.fork_rng():  # for layers that draw from the global state, such as dropout
+            torch.manual_seed(method_seed)
+            update = self.method.train(model, LocalTask(batches, config.local.lr, config.precision, seed, generator))
+        return Payload(
+            method=self.method.code,
+            seed=seed,
+            samples=len(images),
+            weights=model.weights.numel(),
+            body=update.body,
+            dense=model.dense.cpu().numpy(),
+            loss=update.loss,
+            train_seconds=update.train_seconds,
+            compress_seconds=update.compress_seconds,
+        )
 
 
 def open_party(context: Context) -> Party:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
 import shlex
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -149,7 +150,8 @@ def _own_hydra() -> Iterator[None]:
 
 def quote_override(key: str, value: str) -> str:
     """Return `key='value'` so that Hydra reads any characters of the value as they are."""
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    # Hydra takes a backslash literally unless a quote follows it
+    escaped = re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), value)
     return f"{key}='{escaped}'"
 
 

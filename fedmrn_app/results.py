@@ -8,10 +8,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-import yaml
+from omegaconf import OmegaConf
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -73,7 +73,7 @@ class RunFolder:
         """
         config = self.path / "config.yaml"
         done = self._resume(config, values, model) if resume else 0
-        _write_atomically(config, yaml.safe_dump(dict(values), sort_keys=False).encode())
+        _write_atomically(config, OmegaConf.to_yaml(OmegaConf.create(dict(values))).encode())
         with (self.path / "rounds.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, [field.name for field in fields(Round)])
             writer.writeheader()
@@ -88,7 +88,7 @@ class RunFolder:
         stored = self.path / "model.safetensors"
         if not (config.is_file() and stored.is_file()):
             raise RunError(f"resume=true: {self.path} holds no run; name its folder with hydra.run.dir=FOLDER")
-        before = yaml.safe_load(config.read_text())
+        before = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(config)))
         for key in before.keys() | values.keys():
             if key not in ("rounds", "resume", "round_timeout", "node_timeout") and before.get(key) != values.get(key):
                 raise RunError(f"resume=true: {key} was {before.get(key)} and is now {values.get(key)}")

@@ -169,7 +169,7 @@ def find_members(grid: Grid, config: Config) -> dict[int, Member]:
         queries = [Message(RecordDict(), dst_node_id=node, message_type="query") for node in nodes]
         for reply in grid.send_and_receive(queries, timeout=config.round_timeout):
             if reply.has_error():
-                failures.append(reply.error.reason)
+                failures.append(str(reply.error.reason))
             else:
                 _add_members(members, reply, config)
         deadline = time.monotonic() + config.node_timeout

@@ -35,6 +35,7 @@ def run_simulation(
     folder: Path,
     *,
     app: Path = APP,
+    nodes: int | None = None,
     on_line: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Run one simulation to its end by `flwr run` on a SuperLink of its own, and leave no process behind.
@@ -44,6 +45,7 @@ def run_simulation(
         overrides: Hydra overrides for both sides of the app.
         folder: the run's folder; Flower's own output goes to flower.log in it.
         app: folder of the Flower app.
+        nodes: simulated SuperNodes, one for each client if None; fewer share the clients.
         on_line: called with each line that the run adds to run.log.
 
     Raises:
@@ -55,7 +57,7 @@ def run_simulation(
         raise ConfigError(f"client_cpus={config.client_cpus}: must be from 1 to {cores}, the cores of this machine")
     folder.mkdir(parents=True, exist_ok=True)
     federation = {
-        "num-supernodes": config.clients,
+        "num-supernodes": nodes or config.clients,
         "client-resources-num-cpus": config.client_cpus,
         "client-resources-num-gpus": config.client_gpus,
         "init-args-num-cpus": min(cores, config.clients_per_round * config.client_cpus),  # no idle actors

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -141,8 +140,9 @@ class PayloadStrategy(Strategy):
                 self.report.failures[client] = str(error)
                 self.on_failure(server_round, client, str(error))
                 continue
-            weights_sum += np.float32(payload.samples) * update
-            dense_sum += np.float32(payload.samples) * payload.dense
+            with np.errstate(over="ignore"):  # the mean is checked below
+                weights_sum += np.float32(payload.samples) * update
+                dense_sum += np.float32(payload.samples) * payload.dense
             samples += payload.samples
             self.report.add(payload, content_bytes(content))
         if samples == 0:
@@ -209,4 +209,4 @@ def _content(reply: Message | None) -> RecordDict:
         raise PayloadError("no reply within round_timeout")
     if reply.has_error():
         raise PayloadError(f"failed with: {reply.error.reason}")
-    return cast(RecordDict, reply.content)
+    return reply.content

@@ -151,9 +151,7 @@ def _read_splits(config: DatasetConfig) -> dict[Split, Arrays]:
             "train": _decode(federated.load_split("train"), config),
             "test": _decode(federated.load_split("test"), config),
         }
-    except KeyError as error:
-        raise DataError(f"{tried}: no column {error} in {config.name}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"{tried}: cannot be read as {config.name}: {reason}") from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedmrn_app.noise import Float32Array
 
-# Modules whose matrices and kernels are masked; everything else that is trained goes densely (Li et al. 2024, section 5.1).
+# Modules whose matrices and kernels are masked; everything else that is trained goes densely (Li et al. 2024, 5.1).
 _MASKED_MODULES = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)
 
 
@@ -104,7 +104,7 @@ def to_tensor(vector: Float32Array) -> Tensor:
     return torch.from_numpy(vector if vector.flags.writeable else vector.copy())
 
 
-def _gather(tensors: list[Tensor], device: torch.device | str) -> Tensor:
+def _gather(tensors: Sequence[Tensor], device: torch.device | str) -> Tensor:
     """Move the tensors' values into one new flat float32 buffer and make the tensors views of it."""
     flat = torch.empty(sum(t.numel() for t in tensors), dtype=torch.float32, device=device)
     for tensor, view in zip(tensors, _views(flat, tensors), strict=True):
@@ -113,7 +113,7 @@ def _gather(tensors: list[Tensor], device: torch.device | str) -> Tensor:
     return flat
 
 
-def _views(flat: Tensor, tensors: list[Tensor]) -> Iterator[Tensor]:
+def _views(flat: Tensor, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
     """Consecutive pieces of `flat` in the tensors' shapes; 4-D ones in channels-last order, convolutions' fastest."""
     start = 0
     for tensor in tensors:

@@ -61,7 +61,7 @@ class FedMRN(Method):
         else:
             u, loss = self._learn(model, n, task)
         trained = time.perf_counter()
-        body = pack_bits(self._draw(u, n, task.generator).cpu().numpy())
+        body = pack_bits(self.draw_mask(u, n, task.generator).cpu().numpy())
         return ClientUpdate(body, loss, trained - start, time.perf_counter() - trained)
 
     def decode(self, body: bytes | memoryview, seed: int, count: int) -> Float32Array:
@@ -78,17 +78,21 @@ class FedMRN(Method):
         u = torch.zeros_like(w)
 
         def mask_weights(step: int) -> None:
-            masked = mask_noise(n, self._draw(u, n, task.generator), self.signed)
-            if self.masking in ("psm", "pm"):
-                chosen = torch.rand(n.shape, generator=task.generator, device=n.device) < step / steps
-                masked = torch.where(chosen, masked, clip_update(u, n, self.signed))
-            torch.add(w, masked, out=model.weights)
+            torch.add(w, self.mask_update(u, n, step / steps, task.generator), out=model.weights)
 
         loss = local_sgd(model, task.batches, task.lr, precision=task.precision, variable=u, before_step=mask_weights)
         return u, loss
 
-    def _draw(self, u: Tensor, n: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw masks, bool (d,), stochastically or not."""
+    def mask_update(self, u: Tensor, n: Tensor, progress: float, generator: torch.Generator) -> Tensor:
+        """What stands for `u` in the forward pass at `progress` = t / S (Eq. 10), of shape (d,)."""
+        masked = mask_noise(n, self.draw_mask(u, n, generator), self.signed)
+        if self.masking not in ("psm", "pm"):
+            return masked
+        chosen = torch.rand(n.shape, generator=generator, device=n.device) < progress
+        return torch.where(chosen, masked, clip_update(u, n, self.signed))
+
+    def draw_mask(self, u: Tensor, n: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw masks, bool (d,), stochastically or not: True where the noise is kept."""
         if self.masking in ("pm", "dm"):
             return torch.sign(u) == torch.sign(n)
         random = torch.rand(n.shape, generator=generator, device=n.device)

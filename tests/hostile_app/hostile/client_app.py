@@ -1,0 +1,41 @@
+"""The real ClientApp, except that the first clients misbehave, each in its own way, in replies with correct checksums."""
+
+from dataclasses import replace
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedmrn_app import client_app as honest
+from fedmrn_app.wire.payload import Expected, decode_payload, encode_payload
+
+MISDEEDS = ("raise", "truncate", "lie about samples", "send NaN", "another seed")
+
+app = ClientApp()
+app.query()(honest.query)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    task = message.content["task"]
+    client, seed = task["client"], task["seed"]
+    misdeed = MISDEEDS[client] if client < len(MISDEEDS) else "none"
+    if misdeed == "raise":
+        raise RuntimeError("sabotage")
+    reply = honest.train(message, context)
+    data = reply.content["reply"]["payload"]
+    if misdeed == "truncate":
+        data = data[:-1]
+    elif misdeed != "none":
+        party = honest.open_party(context)
+        model = party.model
+        known = Expected(party.method.code, seed, len(party.rows[client]), model.weights.numel(), model.dense.numel())
+        payload = decode_payload(data, known)
+        if misdeed == "lie about samples":
+            payload = replace(payload, samples=10_000)
+        elif misdeed == "send NaN":
+            payload = replace(payload, dense=np.full_like(payload.dense, np.nan))
+        else:
+            payload = replace(payload, seed=seed ^ 1)
+        data = encode_payload(payload)
+    return Message(RecordDict({"reply": ConfigRecord({"payload": data})}), reply_to=message)

@@ -1,0 +1,59 @@
+"""Batches hold every sample once an epoch, alike normalised, in an order that the seed fixes."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedmrn_app.learning.batches import Batches, Images
+
+
+def numbered(count: int, size: int = 2) -> Images:
+    """Image i is filled with i and labelled i."""
+    pixels = np.arange(count, dtype=np.uint8)[:, None, None, None] * np.ones((1, 3, size, size), np.uint8)
+    return Images(pixels, np.arange(count), (0.1, 0.2, 0.3), (0.5, 0.25, 2.0))
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(10, [4, 4, 2]), (9, [4, 5]), (8, [4, 4]), (1, [1]), (3, [3])])
+def test_sizes(count: int, sizes: list[int]) -> None:
+    batches = Batches(numbered(count), batch_size=4, epochs=2, seed=0)
+    assert [len(y) for _, y in batches] == 2 * sizes
+    assert len(batches) == 2 * len(sizes)
+
+
+def test_every_sample_once_an_epoch_and_normalised() -> None:
+    batches = list(Batches(numbered(50), batch_size=8, epochs=2, seed=1))
+    labels = torch.cat([y for _, y in batches])
+    assert sorted(labels[:50].tolist()) == sorted(labels[50:].tolist()) == list(range(50))
+    assert labels[:50].tolist() != labels[50:].tolist()
+    x, y = batches[0]
+    for channel, (mean, std) in enumerate([(0.1, 0.5), (0.2, 0.25), (0.3, 2.0)]):
+        torch.testing.assert_close(x[:, channel, 0, 0], (y / 255 - mean) / std, rtol=1e-5, atol=1e-6)
+
+
+def test_seed_fixes_order_and_augmentation() -> None:
+    def run(seed: int) -> list[torch.Tensor]:
+        return [x for x, _ in Batches(numbered(20, 8), batch_size=8, epochs=2, seed=seed, augmentation="crop_flip")]
+
+    state = torch.get_rng_state()
+    assert all(torch.equal(a, b) for a, b in zip(run(4), run(4), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(run(4), run(5), strict=True))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_crop_flip_shows_shifted_and_mirrored_images() -> None:
+    size = 12
+    pixels = np.arange(size * size, dtype=np.uint8).reshape(1, 1, size, size).repeat(400, 0)
+    images = Images(pixels, np.zeros(400, np.int64), (0.0,), (1 / 255,))
+    ((x, _),) = Batches(images, batch_size=400, epochs=1, seed=0, augmentation="crop_flip")
+    padded = np.pad(pixels[0, 0].astype(np.float32), 4)
+    allowed = {
+        view.tobytes(): (row, column, flip)
+        for row in range(9)
+        for column in range(9)
+        for flip in (False, True)
+        for window in [padded[row : row + size, column : column + size]]
+        for view in [np.ascontiguousarray(window[:, ::-1] if flip else window)]
+    }
+    seen = [allowed[np.ascontiguousarray(image).tobytes()] for image in np.rint(x[:, 0].numpy())]
+    assert len(set(seen)) > 120  # of 162
+    assert 150 < sum(flip for _, _, flip in seen) < 250

@@ -1,0 +1,139 @@
+"""Real Flower runs: real processes, real Ray, the command as people type it."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fedmrn_app.config import load_config
+from fedmrn_app.errors import RunError
+from fedmrn_app.simulation import run_simulation
+from tests.reference import reference_run
+
+pytestmark = pytest.mark.flower
+
+FEDMRN = str(Path(sys.executable).with_name("fedmrn"))
+HOSTILE_APP = Path(__file__).parent / "hostile_app"
+SMALL = ("rounds=2", "clients=7", "clients_per_round=6", "local.epochs=1")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["FEDMRN_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([FEDMRN, *arguments], cwd=cwd, **pipes)
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return result
+
+
+def wait_for_rounds(folder: Path, count: int, process: subprocess.Popen[str]) -> None:
+    """Return as soon as rounds.csv has `count` rows; the command must still be running then."""
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline:
+        alive = process.poll() is None
+        if (folder / "rounds.csv").is_file() and len((folder / "rounds.csv").read_text().splitlines()) > count:
+            assert alive
+            return
+        assert alive, process.communicate()
+        time.sleep(0.1)
+    raise AssertionError(f"no round {count} within 240 s")
+
+
+def flower_processes() -> list[psutil.Process]:
+    """All processes of private SuperLinks of this test session: SuperLink, simulation, Ray, actors."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            environ = process.environ()
+        except psutil.Error:
+            continue
+        if "fedmrn-" in environ.get("FLWR_HOME", "") and environ.get("FEDMRN_CACHE") == os.environ["FEDMRN_CACHE"]:
+            found.append(process)
+    return found
+
+
+def test_command_is_deterministic_and_equals_a_plain_loop(tmp_path: Path) -> None:
+    process = start(*SMALL, "hydra.run.dir=one", cwd=tmp_path)
+    wait_for_rounds(tmp_path / "one", 1, process)
+    output, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    assert "round 2/2  accuracy" in output
+    assert "FedAvg would send" in output
+    one = summary(tmp_path / "one")
+    assert one["clients_failed"] == 0
+    assert one["weights_sha256"] == reference_run(SMALL)
+    assert flower_processes() == []
+
+    sweep = start(*SMALL, "seed=0,1", "--multirun", "hydra.sweep.dir=sweep", cwd=tmp_path)
+    output, errors = sweep.communicate(timeout=300)
+    assert sweep.returncode == 0, errors
+    same, other = summary(tmp_path / "sweep" / "0"), summary(tmp_path / "sweep" / "1")
+    assert same["weights_sha256"] == one["weights_sha256"]
+    assert other["weights_sha256"] != one["weights_sha256"]
+    assert flower_processes() == []
+
+
+def test_misbehaving_clients_are_left_out(tmp_path: Path) -> None:
+    overrides = (*SMALL, "clients_per_round=7")
+    lines: list[str] = []
+    # two nodes for seven clients: a node may stand for several
+    run_simulation(load_config(overrides), overrides, tmp_path, app=HOSTILE_APP, nodes=2, on_line=lines.append)
+    result = summary(tmp_path)
+    assert (result["rounds"], result["clients_failed"]) == (2, 10)
+    for client, reason in enumerate(
+        ("sabotage", "payload has", "sample count is 10000", "values that are not finite", "seed is")
+    ):
+        told = [line for line in lines if f"client {client} left out" in line and reason in line]
+        assert [line.split(":")[0] for line in told] == ["round 1", "round 2"], lines
+    assert result["weights_sha256"] == reference_run(overrides, left_out=frozenset(range(5)))
+    with (tmp_path / "rounds.csv").open(newline="") as file:
+        assert [(row["clients_ok"], row["clients_failed"]) for row in csv.DictReader(file)] == [("2", "5")] * 2
+    assert flower_processes() == []
+
+
+def test_run_without_any_usable_reply_fails_and_keeps_the_model(tmp_path: Path) -> None:
+    overrides = (*SMALL, "clients=3", "clients_per_round=3")
+    with pytest.raises(RunError, match=r"round 1: no usable reply \(client 0: failed with: .*sabotage"):
+        run_simulation(load_config(overrides), overrides, tmp_path, app=HOSTILE_APP)
+    assert (tmp_path / "model.safetensors").is_file()
+    assert not (tmp_path / "summary.json").exists()
+    assert flower_processes() == []
+
+
+def test_interrupted_run_leaves_no_process_and_can_go_on(tmp_path: Path) -> None:
+    process = start(*SMALL, "rounds=500", "hydra.run.dir=run", cwd=tmp_path)
+    wait_for_rounds(tmp_path / "run", 1, process)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in errors
+    assert "Traceback" not in errors
+    assert flower_processes() == []
+    done = len((tmp_path / "run" / "rounds.csv").read_text().splitlines()) - 1
+    rounds = f"rounds={done + 1}"
+    resumed = start(*SMALL, rounds, "resume=true", "hydra.run.dir=run", cwd=tmp_path)
+    _, errors = resumed.communicate(timeout=240)
+    assert resumed.returncode == 0, errors
+    assert summary(tmp_path / "run")["weights_sha256"] == reference_run((*SMALL, rounds))
+
+
+def test_wrong_configuration_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    process = start("noise.alpha=0", cwd=tmp_path)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert (output, errors.splitlines()) == ("", ["fedmrn: noise.alpha=0.0: must be above 0, from 1e-30 to 1e+30"])
+    assert list(tmp_path.iterdir()) == []
