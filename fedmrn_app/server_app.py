@@ -15,7 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedmrn_app.config import Config, compose_values, load_config, parse_overrides
 from fedmrn_app.data.sets import load_images
-from fedmrn_app.errors import FedMRNError, RunError
+from fedmrn_app.errors import FedMRNError, RunError, remote_reason
 from fedmrn_app.learning.evaluate import evaluate
 from fedmrn_app.learning.flat import FlatModel, state_sha256
 from fedmrn_app.methods.fedavg import FedAvg
@@ -169,7 +169,7 @@ def find_members(grid: Grid, config: Config) -> dict[int, Member]:
         queries = [Message(RecordDict(), dst_node_id=node, message_type="query") for node in nodes]
         for reply in grid.send_and_receive(queries, timeout=config.round_timeout):
             if reply.has_error():
-                failures.append(str(reply.error.reason))
+                failures.append(remote_reason(str(reply.error.reason)))
             else:
                 _add_members(members, reply, config)
         deadline = time.monotonic() + config.node_timeout

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.supercore.inflatable.inflatable_object import InflatableObject
 
-from fedmrn_app.errors import PayloadError, RunError
+from fedmrn_app.errors import PayloadError, RunError, remote_reason
 from fedmrn_app.methods import Method
 from fedmrn_app.noise import Float32Array, derive_seed
 from fedmrn_app.wire.payload import Expected, Payload, decode_payload
@@ -208,5 +208,5 @@ def _content(reply: Message | None) -> RecordDict:
     if reply is None:
         raise PayloadError("no reply within round_timeout")
     if reply.has_error():
-        raise PayloadError(f"failed with: {reply.error.reason}")
+        raise PayloadError(f"failed with: {remote_reason(str(reply.error.reason))}")
     return reply.content

@@ -78,7 +78,7 @@ def test_command_is_deterministic_and_equals_a_plain_loop(tmp_path: Path) -> Non
     assert one["weights_sha256"] == reference_run(SMALL)
     assert flower_processes() == []
 
-    sweep = start(*SMALL, "seed=0,1", "--multirun", "hydra.sweep.dir=sweep", cwd=tmp_path)
+    sweep = start("--multirun", *SMALL, "seed=0,1", "hydra.sweep.dir=sweep", cwd=tmp_path)
     output, errors = sweep.communicate(timeout=300)
     assert sweep.returncode == 0, errors
     same, other = summary(tmp_path / "sweep" / "0"), summary(tmp_path / "sweep" / "1")
@@ -95,7 +95,7 @@ def test_misbehaving_clients_are_left_out(tmp_path: Path) -> None:
     result = summary(tmp_path)
     assert (result["rounds"], result["clients_failed"]) == (2, 10)
     for client, reason in enumerate(
-        ("sabotage", "payload has", "sample count is 10000", "values that are not finite", "seed is")
+        ("failed with: sabotage", "payload has", "sample count is 10000", "values that are not finite", "seed is")
     ):
         told = [line for line in lines if f"client {client} left out" in line and reason in line]
         assert [line.split(":")[0] for line in told] == ["round 1", "round 2"], lines
@@ -107,7 +107,7 @@ def test_misbehaving_clients_are_left_out(tmp_path: Path) -> None:
 
 def test_run_without_any_usable_reply_fails_and_keeps_the_model(tmp_path: Path) -> None:
     overrides = (*SMALL, "clients=3", "clients_per_round=3")
-    with pytest.raises(RunError, match=r"round 1: no usable reply \(client 0: failed with: .*sabotage"):
+    with pytest.raises(RunError, match=r"round 1: no usable reply \(client 0: failed with: sabotage; client 1: "):
         run_simulation(load_config(overrides), overrides, tmp_path, app=HOSTILE_APP)
     assert (tmp_path / "model.safetensors").is_file()
     assert not (tmp_path / "summary.json").exists()

@@ -1,6 +1,7 @@
-"""The real ClientApp, except that the first clients misbehave, each in its own way, in replies with correct checksums."""
+"""The real ClientApp, except that the first clients misbehave, each in its own way."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -17,13 +18,14 @@ app.query()(honest.query)
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    task = message.content["task"]
+    task: Any = message.content["task"]
     client, seed = task["client"], task["seed"]
     misdeed = MISDEEDS[client] if client < len(MISDEEDS) else "none"
     if misdeed == "raise":
         raise RuntimeError("sabotage")
     reply = honest.train(message, context)
-    data = reply.content["reply"]["payload"]
+    sent: Any = reply.content["reply"]
+    data: bytes = sent["payload"]
     if misdeed == "truncate":
         data = data[:-1]
     elif misdeed != "none":
@@ -32,7 +34,7 @@ def train(message: Message, context: Context) -> Message:
         known = Expected(party.method.code, seed, len(party.rows[client]), model.weights.numel(), model.dense.numel())
         payload = decode_payload(data, known)
         if misdeed == "lie about samples":
-            payload = replace(payload, samples=10_000)
+            payload = replace(payload, samples=10_000)  # with a correct checksum, as the others below
         elif misdeed == "send NaN":
             payload = replace(payload, dense=np.full_like(payload.dense, np.nan))
         else:
