@@ -24,7 +24,8 @@ from fedmrn_app.errors import FedMRNError
 from fedmrn_app.noise import derive_seed
 from fedmrn_app.simulation import run_simulation
 
-console = Console(highlight=False, soft_wrap=True)
+_WIDTH = None if sys.stdout.isatty() else 160  # room for tables in files and pipes
+console = Console(highlight=False, soft_wrap=True, width=_WIDTH)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 Outcome = tuple[str, dict[str, Any] | str]  # a run's overrides, and its summary or the reason why it has none
