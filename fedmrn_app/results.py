@@ -18,6 +18,8 @@ from safetensors.torch import load_file, save_file
 from fedmrn_app.errors import RunError
 from fedmrn_app.learning.flat import FlatModel
 
+END_FILES = ("summary.json", "error.txt")  # a run leaves one of them as its last file
+
 
 @dataclass(frozen=True)
 class Round:
@@ -78,7 +80,7 @@ class RunFolder:
             writer = csv.DictWriter(file, [field.name for field in fields(Round)])
             writer.writeheader()
             writer.writerows(asdict(row) for row in self.rounds)
-        for name in ("error.txt", "summary.json"):
+        for name in END_FILES:
             (self.path / name).unlink(missing_ok=True)
         if not done:
             self.save_model(model, 0)
@@ -124,11 +126,11 @@ class RunFolder:
         """Leave the reason why the run ended early in error.txt."""
         _write_atomically(self.path / "error.txt", (reason + "\n").encode())
 
-    def finish(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Draw the curves, write summary.json and return it."""
+    def summarise(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what summary.json holds, `facts` among it."""
         last = self.rounds[-1]
         best = max(self.rounds, key=lambda row: row.accuracy)
-        summary = {
+        return {
             "final_accuracy": last.accuracy,
             "best_accuracy": best.accuracy,
             "best_round": best.round,
@@ -143,9 +145,11 @@ class RunFolder:
             "decode_seconds_per_client_round": _mean(self.rounds, "decode_seconds"),
             **facts,
         }
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Draw the curves, then write summary.json: with it there, the run is complete."""
         self._draw_curves()
         _write_atomically(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
-        return summary
 
     def _draw_curves(self) -> None:
         """Accuracy over rounds and over the uplink spent by all clients."""

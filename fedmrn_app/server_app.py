@@ -35,8 +35,8 @@ def main(grid: Grid, context: Context) -> None:
         _train(grid, load_config(overrides), overrides, folder)
     except Exception as error:
         reason = str(error) if isinstance(error, FedMRNError) else f"{type(error).__name__}: {error}"
-        folder.fail(reason)
         _report(folder, f"error: {reason}")
+        folder.fail(reason)
         raise
 
 
@@ -76,7 +76,7 @@ def _train(grid: Grid, config: Config, overrides: tuple[str, ...], folder: RunFo
         timeout=config.round_timeout,
         evaluate_fn=progress,
     )
-    summary = folder.finish(
+    summary = folder.summarise(
         {
             "strategy": strategy.method.name,
             "dataset": config.dataset.name,
@@ -87,6 +87,7 @@ def _train(grid: Grid, config: Config, overrides: tuple[str, ...], folder: RunFo
         }
     )
     _report(folder, f"done: final accuracy {summary['final_accuracy']:.4f}, weights {summary['weights_sha256'][:12]}")
+    folder.finish(summary)
 
 
 class Progress:

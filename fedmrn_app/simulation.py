@@ -23,6 +23,7 @@ import psutil
 
 from fedmrn_app.config import Config
 from fedmrn_app.errors import ConfigError, RunError
+from fedmrn_app.results import END_FILES
 
 APP = Path(__file__).resolve().parents[1]
 START_TIMEOUT = 60.0  # seconds for the SuperLink to answer
@@ -56,6 +57,8 @@ def run_simulation(
     if config.client_cpus > cores:
         raise ConfigError(f"client_cpus={config.client_cpus}: must be from 1 to {cores}, the cores of this machine")
     folder.mkdir(parents=True, exist_ok=True)
+    for name in END_FILES:
+        (folder / name).unlink(missing_ok=True)  # of a run that is resumed
     federation = {
         "num-supernodes": nodes or config.clients,
         "client-resources-num-cpus": config.client_cpus,
@@ -81,7 +84,8 @@ def run_simulation(
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=home, env=environment, start_new_session=True,
         )  # fmt: skip
         tail = _Tail(folder / "run.log")
-        while run.poll() is None:
+        # not until the processes end by themselves: they wait for clients that no round waits for any more
+        while run.poll() is None and not _ended(folder):
             tail.read(on_line)
             time.sleep(POLL_SECONDS)
         tail.read(on_line)
@@ -175,6 +179,11 @@ def _wait_until_healthy(superlink: subprocess.Popen[bytes], port: int, folder: P
         except (urllib.error.URLError, OSError):
             time.sleep(POLL_SECONDS)
     raise RunError(f"Flower's SuperLink did not start on 127.0.0.1:{port}; see {folder / 'flower.log'}")
+
+
+def _ended(folder: Path) -> bool:
+    """Whether the ServerApp has left its last file."""
+    return any((folder / name).is_file() for name in END_FILES)
 
 
 class _Tail:

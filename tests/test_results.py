@@ -51,7 +51,8 @@ def test_summary_reports_last_and_best(tmp_path: Path) -> None:
     folder.start(VALUES, model(), resume=False)
     for number, accuracy in enumerate((0.5, 0.9, 0.8), 1):
         folder.add_round(row(number, accuracy), model())
-    summary = folder.finish({"parameters": 10})
+    summary = folder.summarise({"parameters": 10})
+    folder.finish(summary)
     assert summary == json.loads((tmp_path / "summary.json").read_text())
     assert (summary["final_accuracy"], summary["best_accuracy"], summary["best_round"]) == (0.8, 0.9, 2)
     assert (summary["rounds"], summary["clients_failed"], summary["seconds"], summary["parameters"]) == (3, 3, 9.0, 10)

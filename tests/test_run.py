@@ -105,6 +105,17 @@ def test_misbehaving_clients_are_left_out(tmp_path: Path) -> None:
     assert flower_processes() == []
 
 
+def test_late_client_is_left_out_and_nobody_waits_for_it_in_the_end(tmp_path: Path) -> None:
+    overrides = (*SMALL, "rounds=1", "clients_per_round=7", "round_timeout=40")
+    lines: list[str] = []
+    start = time.monotonic()
+    run_simulation(load_config(overrides), overrides, tmp_path, app=HOSTILE_APP, on_line=lines.append)
+    assert time.monotonic() - start < 240
+    assert "round 1: client 5 left out: no reply within round_timeout" in lines
+    assert summary(tmp_path)["weights_sha256"] == reference_run(overrides, left_out=frozenset(range(6)))
+    assert flower_processes() == []
+
+
 def test_run_without_any_usable_reply_fails_and_keeps_the_model(tmp_path: Path) -> None:
     overrides = (*SMALL, "clients=3", "clients_per_round=3")
     with pytest.raises(RunError, match=r"round 1: no usable reply \(client 0: failed with: sabotage; client 1: "):

@@ -1,5 +1,6 @@
 """The real ClientApp, except that the first clients misbehave, each in its own way."""
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from flwr.clientapp import ClientApp
 from fedmrn_app import client_app as honest
 from fedmrn_app.wire.payload import Expected, decode_payload, encode_payload
 
-MISDEEDS = ("raise", "truncate", "lie about samples", "send NaN", "another seed")
+MISDEEDS = ("raise", "truncate", "lie about samples", "send NaN", "another seed", "late")
 
 app = ClientApp()
 app.query()(honest.query)
@@ -23,12 +24,14 @@ def train(message: Message, context: Context) -> Message:
     misdeed = MISDEEDS[client] if client < len(MISDEEDS) else "none"
     if misdeed == "raise":
         raise RuntimeError("sabotage")
+    if misdeed == "late" and honest.open_party(context).config.round_timeout < 60:
+        time.sleep(3600)
     reply = honest.train(message, context)
     sent: Any = reply.content["reply"]
     data: bytes = sent["payload"]
     if misdeed == "truncate":
         data = data[:-1]
-    elif misdeed != "none":
+    elif misdeed not in ("none", "late"):
         party = honest.open_party(context)
         model = party.model
         known = Expected(party.method.code, seed, len(party.rows[client]), model.weights.numel(), model.dense.numel())
