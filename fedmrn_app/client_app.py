@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import cached_property, lru_cache
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
 
 from fedmrn_app.config import Config, load_config, parse_overrides, quote_override
 from fedmrn_app.data.partitions import load_partitions
@@ -40,7 +42,13 @@ def train(message: Message, context: Context) -> Message:
     task = cast(ConfigRecord, message.content["task"])
     client, server_round, seed = (cast(int, task[key]) for key in ("client", "round", "seed"))
     arrays = cast(ArrayRecord, message.content["model"])
-    payload = party.train(client, server_round, seed, arrays["weights"].numpy(), arrays["dense"].numpy())
+    kept = f"residual-{client}"
+    residual = cast(ArrayRecord, context.state[kept])["x"].numpy() if kept in context.state else None
+    payload, residual = party.train(
+        client, server_round, seed, arrays["vector"].numpy(), arrays["dense"].numpy(), residual
+    )
+    if residual is not None:
+        context.state[kept] = ArrayRecord({"x": Array(residual)})
     return Message(RecordDict({"reply": ConfigRecord({"payload": encode_payload(payload)})}), reply_to=message)
 
 
@@ -64,11 +72,33 @@ class Party:
         """The model to train; its weights are whatever the last training left."""
         return self.config.build_flat_model()
 
-    def train(self, client: int, server_round: int, seed: int, weights: Float32Array, dense: Float32Array) -> Payload:
-        """Train `client` on the global model, `weights` (d,) and `dense` (m,), with the 64-bit `seed` it was given."""
+    def train(
+        self,
+        client: int,
+        server_round: int,
+        seed: int,
+        vector: NDArray[Any],
+        dense: Float32Array,
+        residual: Float32Array | None = None,
+    ) -> tuple[Payload, Float32Array | None]:
+        """Train one client for one round.
+
+        Args:
+            client: number of the client.
+            server_round: number of the round, from 1.
+            seed: the 64-bit seed that the server gave the client for this round.
+            vector: the global vector as the method packs it.
+            dense: the global dense part, float32 (m,).
+            residual: what the client kept of the round before, float32 (d,), with error feedback.
+
+        Returns:
+            The payload, and the residual to keep for the client's next round.
+        """
         config, model = self.config, self.model
         torch.set_num_threads(config.client_cpus)
-        model.load(weights, dense)
+        if self.method.feeds_errors_back and residual is None:
+            residual = np.zeros(model.weights.numel(), np.float32)
+        model.load(self.method.unpack(vector, model.weights.numel()), dense)
         images = self.images.select(self.rows[client])
         batches = Batches(
             images,
@@ -78,12 +108,12 @@ class Party:
             augmentation=config.dataset.augmentation,
             device=model.device,
         )
-        method_seed = derive_seed(config.seed, "method", server_round, client)
-        generator = torch.Generator(model.device).manual_seed(method_seed)
+        private_seed = derive_seed(config.seed, "method", server_round, client)
+        task = LocalTask(batches, config.local.lr, config.precision, seed, private_seed, residual)
         with torch.random.fork_rng():  # for layers that draw from the global state, such as dropout
-            torch.manual_seed(method_seed)
-            update = self.method.train(model, LocalTask(batches, config.local.lr, config.precision, seed, generator))
-        return Payload(
+            torch.manual_seed(private_seed)
+            update = self.method.train(model, task)
+        payload = Payload(
             method=self.method.code,
             seed=seed,
             samples=len(images),
@@ -94,6 +124,7 @@ class Party:
             train_seconds=update.train_seconds,
             compress_seconds=update.compress_seconds,
         )
+        return payload, update.residual
 
 
 def open_party(context: Context) -> Party:

@@ -73,7 +73,7 @@ class Config:
     def build_method(self) -> Method:
         """Return the method of this run."""
         options = {key: value for key, value in self.strategy.items() if key != "name"}
-        return build_method(self.strategy["name"], options, self.noise)
+        return build_method(self.strategy["name"], options, self.noise, derive_seed(self.seed, "frozen"))
 
     def build_flat_model(self) -> FlatModel:
         """Return a new model on the run's device with the run's initial weights."""

@@ -132,7 +132,7 @@ _FILL: dict[str, tuple[int, _Fill]] = {  # distribution -> elements a 64-bit wor
 }
 
 
-Purpose = Literal["noise", "batches", "method", "sampling", "model", "partition"]
+Purpose = Literal["noise", "batches", "method", "sampling", "model", "partition", "frozen"]
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 
 

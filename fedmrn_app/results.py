@@ -16,9 +16,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from fedmrn_app.errors import RunError
-from fedmrn_app.learning.flat import FlatModel
+from fedmrn_app.learning.flat import FlatModel, to_tensor
+from fedmrn_app.noise import Float32Array
 
 END_FILES = ("summary.json", "error.txt")  # a run leaves one of them as its last file
+
+
+VECTOR = "fedmrn.global_vector"  # in model.safetensors, beside the module's state
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class Round:
     Attributes:
         round: number of the round, from 1.
         accuracy: of the global model on the test split, in [0, 1].
+        sampled_accuracy: of a model drawn from the global distribution, for methods that keep one (FedPM), else NaN.
         loss: mean cross-entropy of the global model on the test split.
         train_loss: mean loss of local training.
         uplink_bytes: bytes of a client's whole reply.
@@ -43,6 +48,7 @@ class Round:
 
     round: int
     accuracy: float
+    sampled_accuracy: float
     loss: float
     train_loss: float
     uplink_bytes: float
@@ -64,8 +70,14 @@ class RunFolder:
         self.rounds: list[Round] = []
         path.mkdir(parents=True, exist_ok=True)
 
-    def start(self, values: Mapping[str, Any], model: FlatModel, *, resume: bool) -> int:
-        """Write the configuration; when resuming, load the last round's model and rows.
+    def start(self, values: Mapping[str, Any], model: FlatModel, vector: Float32Array, *, resume: bool) -> int:
+        """Write the configuration; when resuming, load the last round's model, vector and rows.
+
+        Args:
+            values: the configuration as plain nested values.
+            model: the model with its first weights; when resuming, it gets those of the last round.
+            vector: the method's first global vector (d,), changed in place likewise.
+            resume: whether to go on with the run that the folder holds.
 
         Returns:
             The number of rounds already done, 0 for a new run.
@@ -74,7 +86,7 @@ class RunFolder:
             RunError: the folder holds no run to go on with, or one of another configuration.
         """
         config = self.path / "config.yaml"
-        done = self._resume(config, values, model) if resume else 0
+        done = self._resume(config, values, model, vector) if resume else 0
         _write_atomically(config, OmegaConf.to_yaml(OmegaConf.create(dict(values))).encode())
         with (self.path / "rounds.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, [field.name for field in fields(Round)])
@@ -83,10 +95,10 @@ class RunFolder:
         for name in END_FILES:
             (self.path / name).unlink(missing_ok=True)
         if not done:
-            self.save_model(model, 0)
+            self.save_model(model, vector, 0)
         return done
 
-    def _resume(self, config: Path, values: Mapping[str, Any], model: FlatModel) -> int:
+    def _resume(self, config: Path, values: Mapping[str, Any], model: FlatModel, vector: Float32Array) -> int:
         stored = self.path / "model.safetensors"
         if not (config.is_file() and stored.is_file()):
             raise RunError(f"resume=true: {self.path} holds no run; name its folder with hydra.run.dir=FOLDER")
@@ -96,23 +108,26 @@ class RunFolder:
                 raise RunError(f"resume=true: {key} was {before.get(key)} and is now {values.get(key)}")
         with safe_open(stored, "pt") as file:
             done = int(file.metadata()["round"])
-        model.module.load_state_dict(load_file(stored))
+        state = load_file(stored)
+        vector[:] = state.pop(VECTOR).numpy()
+        model.module.load_state_dict(state)
         with (self.path / "rounds.csv").open(newline="") as file:
             self.rounds = [_read_row(row) for row in csv.DictReader(file) if int(row["round"]) <= done]
         return done
 
-    def add_round(self, row: Round, model: FlatModel) -> None:
+    def add_round(self, row: Round, model: FlatModel, vector: Float32Array) -> None:
         """Append a row to rounds.csv and save the round's model."""
         self.rounds.append(row)
         with (self.path / "rounds.csv").open("a", newline="") as file:
             csv.DictWriter(file, [field.name for field in fields(Round)]).writerow(asdict(row))
             file.flush()
             os.fsync(file.fileno())
-        self.save_model(model, row.round)
+        self.save_model(model, vector, row.round)
 
-    def save_model(self, model: FlatModel, done: int) -> None:
-        """Write model.safetensors: the module's state dict, with the number of finished rounds as metadata."""
+    def save_model(self, model: FlatModel, vector: Float32Array, done: int) -> None:
+        """Write model.safetensors: the module's state dict and the method's global vector after `done` rounds."""
         state = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.module.state_dict().items()}
+        state[VECTOR] = to_tensor(vector)
         partial = self.path / "model.safetensors.partial"
         save_file(state, partial, {"round": str(done)})
         partial.replace(self.path / "model.safetensors")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import cast
@@ -16,9 +16,11 @@ from flwr.serverapp import Grid, ServerApp
 from fedmrn_app.config import Config, compose_values, load_config, parse_overrides
 from fedmrn_app.data.sets import load_images
 from fedmrn_app.errors import FedMRNError, RunError, remote_reason
+from fedmrn_app.learning.batches import Images
 from fedmrn_app.learning.evaluate import evaluate
 from fedmrn_app.learning.flat import FlatModel, state_sha256
 from fedmrn_app.methods.fedavg import FedAvg
+from fedmrn_app.noise import Float32Array, derive_seed
 from fedmrn_app.results import Round, RunFolder
 from fedmrn_app.strategy import Member, PayloadStrategy, content_bytes, pack_model
 from fedmrn_app.wire.payload import Payload, encode_payload
@@ -53,13 +55,21 @@ def _report(folder: RunFolder, line: str) -> None:
 def _train(grid: Grid, config: Config, overrides: tuple[str, ...], folder: RunFolder) -> None:
     test = load_images(config.dataset, "test", lambda line: _report(folder, line))
     model = config.build_flat_model()
-    done = folder.start(compose_values(overrides), model, resume=config.resume)
+    method = config.build_method()
+    vector = method.first_vector(model)
+    done = folder.start(compose_values(overrides), model, vector, resume=config.resume)
     if done >= config.rounds:
         raise RunError(f"rounds={config.rounds}: {folder.path} has {done} rounds already; ask for more")
     _report(folder, f"run folder {folder.path}")
     members = find_members(grid, config)
+    if method.feeds_errors_back and len({member.node_id for member in members.values()}) < len(members):
+        raise RunError(
+            f"strategy.error_feedback=true: clients keep a residual, so each needs a node of its own; "
+            f"start {config.clients} nodes"
+        )
     strategy = PayloadStrategy(
-        config.build_method(),
+        method,
+        model.shapes,
         members,
         clients_per_round=config.clients_per_round,
         seed=config.seed,
@@ -68,17 +78,17 @@ def _train(grid: Grid, config: Config, overrides: tuple[str, ...], folder: RunFo
             folder, f"round {server_round}: client {client} left out: {reason}"
         ),
     )
-    progress = Progress(config, folder, model, test_accuracy=lambda: evaluate(model, test), strategy=strategy)
+    progress = Progress(config, folder, model, test, strategy)
     strategy.start(
         grid,
-        pack_model(*model.state()),
+        pack_model(vector, model.state()[1]),
         num_rounds=config.rounds - done,
         timeout=config.round_timeout,
         evaluate_fn=progress,
     )
     summary = folder.summarise(
         {
-            "strategy": strategy.method.name,
+            "strategy": method.name,
             "dataset": config.dataset.name,
             "partition": config.partition.name,
             "parameters": model.parameter_count,
@@ -98,30 +108,33 @@ class Progress:
         config: Config,
         folder: RunFolder,
         model: FlatModel,
-        *,
-        test_accuracy: Callable[[], tuple[float, float]],
+        test: Images,
         strategy: PayloadStrategy,
     ) -> None:
         self.config = config
         self.folder = folder
         self.model = model
-        self.test_accuracy = test_accuracy
+        self.test = test
         self.strategy = strategy
         self.first = self.started = time.perf_counter()
 
     def __call__(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         """Evaluate after `server_round`; round 0 is before training."""
-        self.model.load(arrays["weights"].numpy(), arrays["dense"].numpy())
         if server_round == 0:
             self.first = self.started = time.perf_counter()
             return None
-        accuracy, loss = self.test_accuracy()
+        server_round += self.strategy.finished_rounds
+        vector, dense = arrays["vector"].numpy(), arrays["dense"].numpy()
+        sampled_accuracy = self._sampled_accuracy(vector, dense, server_round)
+        self.model.load(self.strategy.method.weights(vector, self.model.shapes), dense)
+        accuracy, loss = evaluate(self.model, self.test)
         now = time.perf_counter()
         report = self.strategy.report
         uplink = float(np.mean(report.uplink_bytes))
         row = Round(
-            round=server_round + self.strategy.finished_rounds,
+            round=server_round,
             accuracy=accuracy,
+            sampled_accuracy=sampled_accuracy,
             loss=loss,
             train_loss=float(np.mean(report.losses)),
             uplink_bytes=uplink,
@@ -134,18 +147,28 @@ class Progress:
             decode_seconds=report.decode_seconds / len(report.selected),
             seconds=now - self.started,
         )
-        self.folder.add_round(row, self.model)
-        left = (now - self.first) / server_round * (self.config.rounds - row.round)
+        self.folder.add_round(row, self.model, vector)
+        left = (now - self.first) / (server_round - self.strategy.finished_rounds) * (self.config.rounds - server_round)
         _report(self.folder, progress_line(row, self.config.rounds, left))
         self.started = now
         return MetricRecord({"accuracy": accuracy, "loss": loss})
 
+    def _sampled_accuracy(self, vector: Float32Array, dense: Float32Array, server_round: int) -> float:
+        """Accuracy of weights drawn from the distribution that the global vector is; NaN where it is none."""
+        seed = derive_seed(self.config.seed, "sampling", server_round)
+        weights = self.strategy.method.sampled_weights(vector, self.model.shapes, seed)
+        if weights is None:
+            return math.nan
+        self.model.load(weights, dense)
+        return evaluate(self.model, self.test)[0]
+
 
 def progress_line(row: Round, rounds: int, seconds_left: float) -> str:
     """One line about a finished round."""
+    sampled = "" if math.isnan(row.sampled_accuracy) else f" (sampled {row.sampled_accuracy:.4f})"
     failed = f"  {row.clients_failed} left out" if row.clients_failed else ""
     return (
-        f"round {row.round:{len(str(rounds))}}/{rounds}  accuracy {row.accuracy:.4f}  loss {row.loss:.4f}  "
+        f"round {row.round:{len(str(rounds))}}/{rounds}  accuracy {row.accuracy:.4f}{sampled}  loss {row.loss:.4f}  "
         f"uplink {row.uplink_bytes:,.0f} B a client, {row.uplink_bits_per_parameter:.3f} bit a parameter  "
         f"{row.seconds:.1f} s, {int(seconds_left) // 60}:{int(seconds_left) % 60:02d} left{failed}"
     )

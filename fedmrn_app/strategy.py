@@ -14,6 +14,7 @@ from flwr.serverapp.strategy import Strategy
 from flwr.supercore.inflatable.inflatable_object import InflatableObject
 
 from fedmrn_app.errors import PayloadError, RunError, remote_reason
+from fedmrn_app.learning.flat import Shapes
 from fedmrn_app.methods import Method
 from fedmrn_app.noise import Float32Array, derive_seed
 from fedmrn_app.wire.payload import Expected, Payload, decode_payload
@@ -68,6 +69,7 @@ class PayloadStrategy(Strategy):
     def __init__(
         self,
         method: Method,
+        shapes: Shapes,
         members: Mapping[int, Member],
         *,
         clients_per_round: int,
@@ -76,6 +78,7 @@ class PayloadStrategy(Strategy):
         on_failure: Callable[[int, int, str], None] = lambda server_round, client, reason: None,
     ) -> None:
         self.method = method
+        self.shapes = shapes
         self.members = members
         self.clients_per_round = clients_per_round
         self.seed = seed
@@ -83,7 +86,7 @@ class PayloadStrategy(Strategy):
         self.on_failure = on_failure
         self.report = RoundReport([])
         self._sent: dict[int, Metadata] = {}
-        self._weights: Float32Array = np.empty(0, np.float32)
+        self._vector: Float32Array = np.empty(0, np.float32)
         self._dense: Float32Array = np.empty(0, np.float32)
 
     def configure_train(
@@ -91,13 +94,14 @@ class PayloadStrategy(Strategy):
     ) -> Iterable[Message]:
         """Address the global model to this round's clients, each with a seed of its own."""
         server_round += self.finished_rounds
-        self._weights, self._dense = arrays["weights"].numpy(), arrays["dense"].numpy()
+        self._vector, self._dense = arrays["vector"].numpy(), arrays["dense"].numpy()
+        sent = ArrayRecord({"vector": Array(self.method.pack(self._vector)), "dense": arrays["dense"]})
         selected = sample_clients(sorted(self.members), self.clients_per_round, self.seed, server_round)
         messages = {
             client: Message(
                 RecordDict(
                     {
-                        "model": arrays,
+                        "model": sent,
                         "task": ConfigRecord(
                             {
                                 "client": client,
@@ -120,7 +124,7 @@ class PayloadStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Add the weighted mean of all usable updates to the global weights; average the dense parts.
+        """Combine the global vector with the weighted mean of all usable updates; average the dense parts.
 
         Raises:
             RunError: no reply is usable, or the new global model is not finite.
@@ -128,32 +132,33 @@ class PayloadStrategy(Strategy):
         server_round += self.finished_rounds
         by_message = {message.metadata.reply_to_message_id: message for message in replies}
         start = time.perf_counter()
-        weights_sum = np.zeros_like(self._weights)
+        vector_sum = np.zeros_like(self._vector)
         dense_sum = np.zeros_like(self._dense)
         samples = 0
         for client in self.report.selected:
             try:
                 content = _content(by_message.get(self._sent[client].message_id))
                 payload = self._open(content, client, server_round)
-                update = self.method.decode(payload.body, payload.seed, payload.weights)
+                update = self.method.decode(payload.body, payload.seed, self.shapes)
             except PayloadError as error:
                 self.report.failures[client] = str(error)
                 self.on_failure(server_round, client, str(error))
                 continue
             with np.errstate(over="ignore"):  # the mean is checked below
-                weights_sum += np.float32(payload.samples) * update
+                vector_sum += np.float32(payload.samples) * update
                 dense_sum += np.float32(payload.samples) * payload.dense
             samples += payload.samples
             self.report.add(payload, content_bytes(content))
         if samples == 0:
             reasons = "; ".join(f"client {client}: {reason}" for client, reason in self.report.failures.items())
             raise RunError(f"round {server_round}: no usable reply ({reasons})")
-        weights = self._weights + weights_sum / np.float32(samples)
+        replies_used = len(self.report.uplink_bytes)
+        vector = self.method.combine(self._vector, vector_sum / np.float32(samples), replies_used)
         dense = dense_sum / np.float32(samples)
         self.report.decode_seconds = time.perf_counter() - start
-        if not (np.isfinite(weights).all() and np.isfinite(dense).all()):
+        if not (np.isfinite(vector).all() and np.isfinite(dense).all()):
             raise RunError(f"round {server_round}: the global model is no longer finite; take a smaller local.lr")
-        return pack_model(weights, dense), None
+        return pack_model(vector, dense), None
 
     def _open(self, content: RecordDict, client: int, server_round: int) -> Payload:
         """Find and check the payload in a reply's content."""
@@ -165,7 +170,7 @@ class PayloadStrategy(Strategy):
             method=self.method.code,
             seed=derive_seed(self.seed, "noise", server_round, client),
             samples=self.members[client].samples,
-            weights=self._weights.size,
+            weights=self._vector.size,
             dense=self._dense.size,
         )
         return decode_payload(data, expected)
@@ -190,9 +195,9 @@ def sample_clients(clients: list[int], count: int, seed: int, server_round: int)
     return sorted(int(client) for client in generator.choice(clients, count, replace=False))
 
 
-def pack_model(weights: Float32Array, dense: Float32Array) -> ArrayRecord:
-    """The global model as Flower carries it: `weights` (d,) and `dense` (m,)."""
-    return ArrayRecord({"weights": Array(weights), "dense": Array(dense)})
+def pack_model(vector: Float32Array, dense: Float32Array) -> ArrayRecord:
+    """The global state as Flower's strategies pass it on: the method's `vector` (d,) and `dense` (m,)."""
+    return ArrayRecord({"vector": Array(vector), "dense": Array(dense)})
 
 
 def content_bytes(content: RecordDict) -> int:

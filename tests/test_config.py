@@ -56,7 +56,10 @@ def test_command_line_wins_over_strategy_and_experiment() -> None:
         (["local.epoch=1"], "local.epoch=1: unknown key, did you mean epochs?; local has: batch_size, epochs, lr"),
         (["+local.extra=1"], "unknown key"),
         (["partition.alpha=1"], "partition.alpha=1: unknown key; partition has: name"),
-        (["strategy=fedmrm"], "strategy=fedmrm: no such choice, did you mean fedmrn?; allowed: fedavg, fedmrn, "),
+        (
+            ["strategy=fedmrm"],
+            "strategy=fedmrm: no such choice, did you mean fedmrn?; allowed: drive, eden, ",
+        ),
         (["dataset=mnist"], "dataset=mnist: no such choice"),
         (["strategy=fedmrn,fedavg"], "strategy=fedmrn,fedavg: several values are a sweep, which needs --multirun"),
         (["seed=1,2"], "seed=1,2: several values are a sweep"),

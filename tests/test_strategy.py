@@ -22,6 +22,7 @@ MEMBERS = {client: Member(node_id=100 + client, samples=10 * (client + 1)) for c
 RANDOM = np.random.default_rng(0)
 WEIGHTS, DENSE = RANDOM.standard_normal(D, np.float32), RANDOM.standard_normal(M, np.float32)
 METHOD = build_method("fedmrn", {}, Noise())
+SHAPES = ((10, 60), (400,))
 
 
 TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # Flower makes no message without
@@ -37,7 +38,7 @@ def strategy(failures: list[tuple[int, int, str]]) -> PayloadStrategy:
     def note(server_round: int, client: int, reason: str) -> None:
         failures.append((server_round, client, reason))
 
-    return PayloadStrategy(METHOD, MEMBERS, clients_per_round=4, seed=9, on_failure=note)
+    return PayloadStrategy(METHOD, SHAPES, MEMBERS, clients_per_round=4, seed=9, on_failure=note)
 
 
 def send(strategy: PayloadStrategy, server_round: int = 1) -> list[Message]:
@@ -97,14 +98,16 @@ def mean_of(messages: list[Message]) -> tuple[np.ndarray, np.ndarray]:
     payloads = [good_payload(message) for message in messages]
     total = sum(p.samples for p in payloads)
     shares = [p.samples / total for p in payloads]
-    update = np.average([METHOD.decode(p.body, p.seed, D).astype(np.float64) for p in payloads], axis=0, weights=shares)
+    update = np.average(
+        [METHOD.decode(p.body, p.seed, SHAPES).astype(np.float64) for p in payloads], axis=0, weights=shares
+    )
     return WEIGHTS + update, np.average([p.dense.astype(np.float64) for p in payloads], axis=0, weights=shares)
 
 
 def aggregate(strategy: PayloadStrategy, replies: list[Message]) -> tuple[np.ndarray, np.ndarray]:
     arrays, _ = strategy.aggregate_train(1, replies)
     assert arrays is not None
-    return arrays["weights"].numpy(), arrays["dense"].numpy()
+    return arrays["vector"].numpy(), arrays["dense"].numpy()
 
 
 def test_messages_name_client_round_and_seed(strategy: PayloadStrategy) -> None:

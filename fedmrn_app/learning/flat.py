@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -14,12 +15,20 @@ from fedmrn_app.noise import Float32Array
 # Modules whose matrices and kernels are masked; everything else that is trained goes densely (Li et al. 2024, 5.1).
 _MASKED_MODULES = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)
 
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def sizes_of(shapes: Shapes) -> list[int]:
+    """Number of elements of each tensor."""
+    return [math.prod(shape) for shape in shapes]
+
 
 class FlatModel:
     """Views of a module's state in flat buffers; the module's own parameters and gradients are those views.
 
     Attributes:
         module: the module, on its device.
+        shapes: the shapes of the masked tensors, in their order in `weights`.
         weights: float32 (d,), the masked weights: matrices and kernels of convolutions and linear layers. A 4-D
             kernel lies in channels-last order.
         weight_grads: float32 (d,), their gradients.
@@ -47,6 +56,7 @@ class FlatModel:
         for tensor in (*trained, *statistics):
             if tensor.dtype != torch.float32:
                 raise ValueError(f"a trained tensor of shape {tuple(tensor.shape)} is {tensor.dtype}, not float32")
+        self.shapes: Shapes = tuple(tuple(p.shape) for p in weights)
         self._integers = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
         with torch.no_grad():
             self.weights = _gather(weights, device)

@@ -24,6 +24,7 @@ def local_sgd(
     precision: Precision = "float32",
     variable: Tensor | None = None,
     before_step: Callable[[int], None] | None = None,
+    after_backward: Callable[[], None] | None = None,
 ) -> float:
     """Train on all batches, in place.
 
@@ -34,6 +35,7 @@ def local_sgd(
         precision: `bfloat16` runs the forward pass under autocast.
         variable: float32 (d,), what the gradient of the masked weights is applied to; the weights themselves if None.
         before_step: called with the step number t = 1..S before each forward pass, to set `model.weights`.
+        after_backward: called before each update, to turn `model.weight_grads` into the gradient of `variable`.
 
     Returns:
         The mean training loss over all steps.
@@ -48,6 +50,8 @@ def local_sgd(
         with autocast(model.device, precision):
             loss = functional.cross_entropy(model.module(x), y)
         torch.autograd.backward(loss)
+        if after_backward is not None:
+            after_backward()
         model.sgd_step(variable, lr)
         total += loss.detach()
     return float(total) / len(batches)

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.learning.batches import Batches
-from fedmrn_app.learning.flat import FlatModel
-from fedmrn_app.learning.sgd import Precision
+from fedmrn_app.learning.flat import FlatModel, Shapes
+from fedmrn_app.learning.sgd import Precision, train_update
 from fedmrn_app.noise import Distribution, Float32Array, generate_noise
 
 
@@ -44,58 +47,120 @@ class LocalTask:
         lr: step size of SGD.
         precision: arithmetic of the forward pass.
         seed: the 64-bit seed the server gave this client for this round.
-        generator: the method's own randomness, on the model's device; nobody else knows it.
+        private_seed: 64-bit seed of the method's own randomness; the server does not use it.
+        residual: what the client's last upload left out, float32 (d,), where the method feeds errors back.
     """
 
     batches: Batches
     lr: float
     precision: Precision
     seed: int
-    generator: torch.Generator
+    private_seed: int
+    residual: Float32Array | None = None
+
+    def generator(self, device: torch.device) -> torch.Generator:
+        """Return a new PyTorch generator of the private seed."""
+        return torch.Generator(device).manual_seed(self.private_seed)
 
 
 @dataclass(frozen=True)
 class ClientUpdate:
-    """What local training gives: the method's part of the payload, and what informs."""
+    """What local training gives: the method's part of the payload, what informs, and what is kept for the next time."""
 
     body: bytes
     loss: float
     train_seconds: float
     compress_seconds: float
+    residual: Float32Array | None = None
 
 
 @dataclass(frozen=True)
 class Method(ABC):
     """A way to train locally, to upload an update of the masked weights, and to read it back.
 
-    The dense part (biases, batch norm) is trained by every method alike and sent beside the body.
+    The dense part (biases, batch norm) is trained by every method alike and sent beside the body. The server keeps one
+    global vector, float32 (d,): the masked weights, unless a method says otherwise.
     """
 
     name: ClassVar[str]
     code: ClassVar[int]  # names the method on the wire; never given to another one
-    bits_per_weight: ClassVar[float]  # the most a body takes, rounding up to whole bytes aside
 
     noise: Noise
+    seed: int = 0  # of whatever is random but the same for all clients and rounds of a run
+
+    @property
+    def feeds_errors_back(self) -> bool:
+        """Whether clients keep a residual from round to round."""
+        return False
 
     @abstractmethod
     def train(self, model: FlatModel, task: LocalTask) -> ClientUpdate:
-        """Client half: train `model`, which holds the global weights, in place; encode its weights' update."""
+        """Client half: train `model`, which holds the global vector, in place; encode what the server needs of it."""
 
     @abstractmethod
-    def decode(self, body: bytes | memoryview, seed: int, count: int) -> Float32Array:
-        """Server half: the update that a body stands for.
+    def decode(self, body: bytes | memoryview, seed: int, shapes: Shapes) -> Float32Array:
+        """Server half: the contribution to the mean that a body stands for, by default an update.
 
         Args:
             body: the method's part of a payload, as it came over the wire.
             seed: the seed that the client was given.
-            count: d, the number of masked weights.
+            shapes: the shapes of the masked tensors, d elements in all.
 
         Returns:
-            float32 vector of shape (count,).
+            float32 vector of shape (d,).
 
         Raises:
-            PayloadError: the body is not one that this method writes for `count` weights.
+            PayloadError: the body is not one that this method writes for such shapes.
         """
+
+    @abstractmethod
+    def max_body_bytes(self, shapes: Shapes) -> int:
+        """The most bytes that a body takes, which the tests hold the method to."""
+
+    def first_vector(self, model: FlatModel) -> Float32Array:
+        """The global vector before training; `model` holds its initial weights."""
+        return model.state()[0]
+
+    def combine(self, vector: Float32Array, mean: Float32Array, replies: int) -> Float32Array:
+        """The next global vector from the last one and the weighted mean of what `replies` clients contributed."""
+        return vector + mean
+
+    def pack(self, vector: Float32Array) -> NDArray[Any]:
+        """The global vector as it is sent to clients; the inverse of `unpack`."""
+        return vector
+
+    def unpack(self, packed: NDArray[Any], count: int) -> Float32Array:
+        """The global vector of `count` elements as clients use it."""
+        return np.asarray(packed, np.float32)
+
+    def weights(self, vector: Float32Array, shapes: Shapes) -> Float32Array:
+        """The weights that a global vector stands for in evaluation."""
+        return vector
+
+    def sampled_weights(self, vector: Float32Array, shapes: Shapes, seed: int) -> Float32Array | None:
+        """Weights drawn from the distribution that a global vector stands for; None where it stands for itself."""
+        return None
+
+
+@dataclass(frozen=True)
+class PostTraining(Method):
+    """Train as FedAvg does, then compress the update: the scaffold of most baselines (Li et al. 2024, 5.1.3)."""
+
+    def train(self, model: FlatModel, task: LocalTask) -> ClientUpdate:
+        """Plain local SGD, then `compress`; with error feedback, what is left out is added to the next update."""
+        start = time.perf_counter()
+        update, loss = train_update(model, task.batches, task.lr, task.precision)
+        x = update.cpu().numpy()
+        trained = time.perf_counter()
+        if task.residual is not None:
+            x += task.residual
+        body = self.compress(x, model.shapes, task.seed, np.random.default_rng(task.private_seed))
+        residual = x - self.decode(body, task.seed, model.shapes) if self.feeds_errors_back else None
+        return ClientUpdate(body, loss, trained - start, time.perf_counter() - trained, residual)
+
+    @abstractmethod
+    def compress(self, x: Float32Array, shapes: Shapes, seed: int, random: np.random.Generator) -> bytes:
+        """Encode the update `x` of shape (d,); `seed` is shared with the server, `random` is the client's own."""
 
 
 @cache
@@ -121,8 +186,8 @@ def find_methods() -> dict[str, type[Method]]:
     return dict(sorted(found.items()))
 
 
-def build_method(name: str, options: Mapping[str, object], noise: Noise) -> Method:
-    """Build a method from its name and options.
+def build_method(name: str, options: Mapping[str, object], noise: Noise, seed: int = 0) -> Method:
+    """Build a method from its name, its options, and the noise and 64-bit seed of the run.
 
     Raises:
         ConfigError: no such method, an option that it does not have, or a value that it refuses.
@@ -130,8 +195,8 @@ def build_method(name: str, options: Mapping[str, object], noise: Noise) -> Meth
     methods = find_methods()
     if name not in methods:
         raise ConfigError(f"strategy.name={name}: no such method; there are {', '.join(methods)}")
-    known = {field.name for field in fields(methods[name])} - {"noise"}
+    known = {field.name for field in fields(methods[name])} - {"noise", "seed"}
     for key in options:
         if key not in known:
             raise ConfigError(f"strategy.{key}={options[key]}: {name} has no such option; it has {sorted(known)}")
-    return methods[name](noise=noise, **options)
+    return methods[name](noise=noise, seed=seed, **options)

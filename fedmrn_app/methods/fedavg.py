@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
 
-from fedmrn_app.errors import PayloadError
-from fedmrn_app.learning.flat import FlatModel
-from fedmrn_app.learning.sgd import train_update
-from fedmrn_app.methods import ClientUpdate, LocalTask, Method
+from fedmrn_app.learning.flat import Shapes, sizes_of
+from fedmrn_app.methods import PostTraining
 from fedmrn_app.noise import Float32Array
+from fedmrn_app.wire.values import pack_floats, unpack_floats
 
 
 @dataclass(frozen=True)
-class FedAvg(Method):
+class FedAvg(PostTraining):
     """Body: the update as little-endian float32, in the weights' order."""
 
     name = "fedavg"
     code = 1
-    bits_per_weight = 32
 
-    def train(self, model: FlatModel, task: LocalTask) -> ClientUpdate:
-        """Plain local SGD."""
-        start = time.perf_counter()
-        update, loss = train_update(model, task.batches, task.lr, task.precision)
-        trained = time.perf_counter()
-        body = np.ascontiguousarray(update.cpu().numpy(), "<f4").tobytes()
-        return ClientUpdate(body, loss, trained - start, time.perf_counter() - trained)
+    def compress(self, x: Float32Array, shapes: Shapes, seed: int, random: np.random.Generator) -> bytes:
+        """Nothing is compressed."""
+        return pack_floats(x)
 
-    def decode(self, body: bytes | memoryview, seed: int, count: int) -> Float32Array:
+    def decode(self, body: bytes | memoryview, seed: int, shapes: Shapes) -> Float32Array:
         """Read the update; values that are not finite are refused."""
-        if len(body) != 4 * count:
-            raise PayloadError(f"body has {len(body)} bytes where {count} float32 values take {4 * count}")
-        update = np.frombuffer(body, "<f4").astype(np.float32, copy=False)
-        if not np.isfinite(update).all():
-            raise PayloadError("update holds values that are not finite")
-        return update
+        return unpack_floats(body, sum(sizes_of(shapes)))
+
+    def max_body_bytes(self, shapes: Shapes) -> int:
+        """32 bits a weight."""
+        return 4 * sum(sizes_of(shapes))

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from fedmrn_app.errors import ConfigError
-from fedmrn_app.learning.flat import FlatModel, to_tensor
+from fedmrn_app.learning.flat import FlatModel, Shapes, sizes_of, to_tensor
 from fedmrn_app.learning.sgd import local_sgd, train_update
 from fedmrn_app.methods import ClientUpdate, LocalTask, Method
 from fedmrn_app.noise import Float32Array
-from fedmrn_app.wire.bits import pack_bits, unpack_bits
+from fedmrn_app.wire.bits import pack_bits, packed_size, unpack_bits
 
 # How masks are learned (sections 5.3, 5.4): stochastic (SM) or deterministic masking (DM), progressive (PM) or not.
 Masking = Literal[
@@ -43,7 +43,6 @@ class FedMRN(Method):
 
     name = "fedmrn"
     code = 2
-    bits_per_weight = 1
     signed: ClassVar[bool] = False
 
     masking: Masking = "psm"
@@ -56,29 +55,35 @@ class FedMRN(Method):
         """Learn the masks and pack them."""
         start = time.perf_counter()
         n = to_tensor(self.noise(task.seed, model.weights.numel())).to(model.device)
+        generator = task.generator(model.device)
         if self.masking == "post_sm":
             u, loss = train_update(model, task.batches, task.lr, task.precision)
         else:
-            u, loss = self._learn(model, n, task)
+            u, loss = self._learn(model, n, task, generator)
         trained = time.perf_counter()
-        body = pack_bits(self.draw_mask(u, n, task.generator).cpu().numpy())
+        body = pack_bits(self.draw_mask(u, n, generator).cpu().numpy())
         return ClientUpdate(body, loss, trained - start, time.perf_counter() - trained)
 
-    def decode(self, body: bytes | memoryview, seed: int, count: int) -> Float32Array:
+    def decode(self, body: bytes | memoryview, seed: int, shapes: Shapes) -> Float32Array:
         """Return `G(seed) * m`."""
+        count = sum(sizes_of(shapes))
         bits = unpack_bits(body, count).view("int8")
         update = self.noise(seed, count)
         update *= 2 * bits - 1 if self.signed else bits
         return update
 
-    def _learn(self, model: FlatModel, n: Tensor, task: LocalTask) -> tuple[Tensor, float]:
+    def max_body_bytes(self, shapes: Shapes) -> int:
+        """One bit a weight."""
+        return packed_size(sum(sizes_of(shapes)))
+
+    def _learn(self, model: FlatModel, n: Tensor, task: LocalTask, generator: torch.Generator) -> tuple[Tensor, float]:
         """Train `u` of shape (d,) from zero; return it with the mean loss."""
         steps = len(task.batches)
         w = model.weights.clone()
         u = torch.zeros_like(w)
 
         def mask_weights(step: int) -> None:
-            torch.add(w, self.mask_update(u, n, step / steps, task.generator), out=model.weights)
+            torch.add(w, self.mask_update(u, n, step / steps, generator), out=model.weights)
 
         loss = local_sgd(model, task.batches, task.lr, precision=task.precision, variable=u, before_step=mask_weights)
         return u, loss

@@ -1,0 +1,85 @@
+"""DRIVE: the signs of the randomly rotated update and a scale (Vargaftik et al. 2021, sections 3 to 5).
+
+The client rotates its update x by a seeded randomised Hadamard transform R and sends the signs of R x and a scale S for
+each block of the rotation; the server rotates `S * sign` back. S = norm2(x)^2 / norm1(R x) makes that unbiased,
+S = norm1(R x) / d makes its squared error least.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import numpy as np
+
+from fedmrn_app.errors import ConfigError
+from fedmrn_app.learning.flat import Shapes, sizes_of
+from fedmrn_app.methods import PostTraining
+from fedmrn_app.noise import Float32Array
+from fedmrn_app.rotation import block_lengths, rotate, rotate_back
+from fedmrn_app.wire.bits import pack_bits, packed_size, unpack_bits
+from fedmrn_app.wire.values import pack_floats, unpack_scales
+
+Scale = Literal["least_mse", "unbiased"]
+
+
+@dataclass(frozen=True)
+class RotatedSigns(PostTraining):
+    """Body: a float32 scale for each block of the rotation, then one bit a weight."""
+
+    centroid: ClassVar[float] = 1.0  # what a sign stands for before scaling
+
+    def block_scales(self, rotated: Float32Array) -> Float32Array:
+        """The scale of each row of `rotated` (blocks, n), float32 (blocks,)."""
+        raise NotImplementedError
+
+    def compress(self, x: Float32Array, shapes: Shapes, seed: int, random: np.random.Generator) -> bytes:
+        """Rotate, take signs, fit the scales."""
+        rotated = rotate(x, seed)
+        whole = rotated.size - rotated.size % block_lengths(rotated.size)[0]
+        scales = [self.block_scales(rotated[:whole].reshape(-1, block_lengths(rotated.size)[0]))]
+        if whole < rotated.size:
+            scales.append(self.block_scales(rotated[None, whole:]))
+        return pack_floats(np.concatenate(scales)) + pack_bits(rotated >= 0)
+
+    def decode(self, body: bytes | memoryview, seed: int, shapes: Shapes) -> Float32Array:
+        """Scale the signs and rotate back."""
+        count = sum(sizes_of(shapes))
+        lengths = block_lengths(count)
+        scales, rest = unpack_scales(body, len(lengths))
+        rotated = np.repeat(scales * np.float32(self.centroid), lengths)
+        rotated *= 2 * unpack_bits(rest, count).view(np.int8) - 1
+        return rotate_back(rotated, seed)
+
+    def max_body_bytes(self, shapes: Shapes) -> int:
+        """One bit a weight and 32 a block."""
+        count = sum(sizes_of(shapes))
+        return 4 * len(block_lengths(count)) + packed_size(count)
+
+
+@dataclass(frozen=True)
+class Drive(RotatedSigns):
+    """DRIVE with either scale."""
+
+    name = "drive"
+    code = 7
+
+    scale: Scale = "least_mse"
+
+    def __post_init__(self) -> None:
+        if self.scale not in get_args(Scale):
+            raise ConfigError(f"strategy.scale={self.scale}: must be one of {', '.join(get_args(Scale))}")
+
+    def block_scales(self, rotated: Float32Array) -> Float32Array:
+        """norm1 / n or norm2^2 / norm1 of each row."""
+        norm1 = np.abs(rotated).sum(1)
+        if self.scale == "least_mse":
+            scales: Float32Array = norm1 / np.float32(rotated.shape[1])
+            return scales
+        return ratio_or_zero(np.square(rotated).sum(1), norm1)
+
+
+def ratio_or_zero(numerator: Float32Array, denominator: Float32Array) -> Float32Array:
+    """numerator / denominator, and zero where the denominator is."""
+    ratio: Float32Array = np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > 0)
+    return ratio

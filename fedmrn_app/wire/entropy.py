@@ -1,0 +1,62 @@
+"""Entropy coding of small alphabets by asymmetric numeral systems (constriction's AnsCoder).
+
+A coded sequence is the words of one coder. Its symbols come in runs, each with a model of its own that follows from the
+integer counts of the run's symbols; the counts are sent beside it by whoever calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import constriction
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmrn_app.errors import PayloadError
+
+Counts = Sequence[int]  # how often each symbol of the alphabet 0..n-1 occurs in a run
+
+
+def encode_runs(runs: Sequence[NDArray[np.integer]], counts: Sequence[Counts]) -> bytes:
+    """Encode runs of symbols, `counts[i]` being the symbol counts of `runs[i]`; at most 32 bits over their entropy."""
+    coder = constriction.stream.stack.AnsCoder()
+    for run, count in zip(reversed(runs), reversed(counts), strict=True):
+        if _varies(count):
+            coder.encode_reverse(run.astype(np.int32), _model(count))
+    words: bytes = coder.get_compressed().astype("<u4").tobytes()
+    return words
+
+
+def decode_runs(body: bytes | memoryview, counts: Sequence[Counts]) -> list[NDArray[np.int32]]:
+    """Return the runs with these symbol counts.
+
+    Raises:
+        PayloadError: `body` is not what `encode_runs` makes of runs with these counts.
+    """
+    if len(body) % 4:
+        raise PayloadError(f"coded body has {len(body)} bytes, not a multiple of 4")
+    words = np.frombuffer(body, "<u4").astype(np.uint32)
+    try:
+        coder = constriction.stream.stack.AnsCoder(words)
+    except ValueError as error:
+        raise PayloadError(f"coded body is malformed: {error}") from error
+    runs = []
+    for count in counts:
+        total = sum(count)
+        run = coder.decode(_model(count), total) if _varies(count) else np.full(total, np.argmax(count), np.int32)
+        if np.bincount(run, minlength=len(count)).tolist() != list(count):
+            raise PayloadError("coded body does not hold the symbols it announces")
+        runs.append(run)
+    if not coder.is_empty():
+        raise PayloadError("coded body goes on after its last symbol")
+    return runs
+
+
+def _varies(counts: Counts) -> bool:
+    return max(counts) < sum(counts)
+
+
+def _model(counts: Counts) -> object:
+    """A model whose fixed-point probabilities depend on the counts alone."""
+    probabilities = np.asarray(counts, np.float64) / sum(counts)
+    return constriction.stream.model.Categorical(probabilities.astype(np.float32), perfect=False)
