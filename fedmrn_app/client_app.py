@@ -16,9 +16,9 @@ from fedmrn_app.data.partitions import load_partitions
 from fedmrn_app.data.sets import load_images, prepare_arrays
 from fedmrn_app.learning.batches import Batches
 from fedmrn_app.learning.flat import FlatModel
-from fedmrn_app.methods import LocalTask
+from fedmrn_app.methods import Common, LocalTask
 from fedmrn_app.noise import Float32Array, derive_seed
-from fedmrn_app.wire.payload import Payload, encode_payload
+from fedmrn_app.uplink import FIELD, RECORD, DenseFormat, write_upload
 
 app = ClientApp()
 
@@ -49,7 +49,7 @@ def train(message: Message, context: Context) -> Message:
     )
     if residual is not None:
         context.state[kept] = ArrayRecord({"x": Array(residual)})
-    return Message(RecordDict({"reply": ConfigRecord({"payload": encode_payload(payload)})}), reply_to=message)
+    return Message(RecordDict({RECORD: ConfigRecord({FIELD: payload})}), reply_to=message)
 
 
 class Party:
@@ -68,9 +68,10 @@ class Party:
         )
 
     @cached_property
-    def model(self) -> FlatModel:
-        """The model to train; its weights are whatever the last training left."""
-        return self.config.build_flat_model()
+    def model(self) -> tuple[FlatModel, Float32Array]:
+        """The model to train, whose weights are whatever the last training left, and the run's first global vector."""
+        model = self.config.build_flat_model()
+        return model, self.method.first_vector(model)
 
     def train(
         self,
@@ -80,7 +81,7 @@ class Party:
         vector: NDArray[Any],
         dense: Float32Array,
         residual: Float32Array | None = None,
-    ) -> tuple[Payload, Float32Array | None]:
+    ) -> tuple[bytes, Float32Array | None]:
         """Train one client for one round.
 
         Args:
@@ -94,11 +95,13 @@ class Party:
         Returns:
             The payload, and the residual to keep for the client's next round.
         """
-        config, model = self.config, self.model
+        config = self.config
+        model, first_vector = self.model
         torch.set_num_threads(config.client_cpus)
         if self.method.feeds_errors_back and residual is None:
             residual = np.zeros(model.weights.numel(), np.float32)
-        model.load(self.method.unpack(vector, model.weights.numel()), dense)
+        common = Common(model.shapes, self.method.unpack(vector, model.shapes), first_vector)
+        model.load(common.vector, dense)
         images = self.images.select(self.rows[client])
         batches = Batches(
             images,
@@ -109,20 +112,18 @@ class Party:
             device=model.device,
         )
         private_seed = derive_seed(config.seed, "method", server_round, client)
-        task = LocalTask(batches, config.local.lr, config.precision, seed, private_seed, residual)
+        task = LocalTask(batches, config.local.lr, config.precision, seed, common, private_seed, residual)
         with torch.random.fork_rng():  # for layers that draw from the global state, such as dropout
             torch.manual_seed(private_seed)
             update = self.method.train(model, task)
-        payload = Payload(
-            method=self.method.code,
+        payload = write_upload(
+            self.method,
+            update,
+            model.dense.cpu().numpy(),
+            DenseFormat(dense, model.dense_sizes, config.uplink.dense_bits),
             seed=seed,
             samples=len(images),
-            weights=model.weights.numel(),
-            body=update.body,
-            dense=model.dense.cpu().numpy(),
-            loss=update.loss,
-            train_seconds=update.train_seconds,
-            compress_seconds=update.compress_seconds,
+            weights=common.count,
         )
         return payload, update.residual
 

@@ -32,6 +32,9 @@ from fedmrn_app.learning.models import MODELS, build_model
 from fedmrn_app.learning.sgd import Precision
 from fedmrn_app.methods import Method, Noise, build_method
 from fedmrn_app.noise import MAX_ALPHA, MIN_ALPHA, derive_seed
+from fedmrn_app.wire.body import Coder
+from fedmrn_app.wire.dense import DENSE_BITS
+from fedmrn_app.wire.downlink import DownlinkDtype
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 GROUPS = ("dataset", "partition", "model", "noise", "strategy", "experiment")
@@ -49,6 +52,21 @@ class LocalConfig:
 
 
 @dataclass(frozen=True)
+class UplinkConfig:
+    """How clients write what they upload."""
+
+    coder: Coder
+    dense_bits: int
+
+
+@dataclass(frozen=True)
+class DownlinkConfig:
+    """How the server writes the global vector."""
+
+    dtype: DownlinkDtype
+
+
+@dataclass(frozen=True)
 class Config:
     """One run. `model` and `strategy` hold `name` and that model's or method's own options."""
 
@@ -63,6 +81,8 @@ class Config:
     round_timeout: float
     node_timeout: float
     resume: bool
+    uplink: UplinkConfig
+    downlink: DownlinkConfig
     local: LocalConfig
     dataset: DatasetConfig
     partition: PartitionConfig
@@ -73,7 +93,8 @@ class Config:
     def build_method(self) -> Method:
         """Return the method of this run."""
         options = {key: value for key, value in self.strategy.items() if key != "name"}
-        return build_method(self.strategy["name"], options, self.noise, derive_seed(self.seed, "frozen"))
+        seed = derive_seed(self.seed, "frozen")
+        return build_method(self.strategy["name"], options, self.noise, seed, self.uplink.coder, self.downlink.dtype)
 
     def build_flat_model(self) -> FlatModel:
         """Return a new model on the run's device with the run's initial weights."""
@@ -272,6 +293,8 @@ def _check(config: Config) -> None:
     _require(config.local.epochs >= 1, "local.epochs", config.local.epochs, "at least 1")
     _require(config.local.batch_size >= 1, "local.batch_size", config.local.batch_size, "at least 1")
     _require(0 < config.local.lr < math.inf, "local.lr", config.local.lr, "above 0")
+    bits = config.uplink.dense_bits
+    _require(bits in DENSE_BITS, "uplink.dense_bits", bits, f"one of {', '.join(map(str, DENSE_BITS))}")
     alpha = config.noise.alpha
     _require(MIN_ALPHA <= alpha <= MAX_ALPHA, "noise.alpha", alpha, f"above 0, from {MIN_ALPHA} to {MAX_ALPHA}")
     _check_partition(config)

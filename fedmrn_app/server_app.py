@@ -23,7 +23,10 @@ from fedmrn_app.methods.fedavg import FedAvg
 from fedmrn_app.noise import Float32Array, derive_seed
 from fedmrn_app.results import Round, RunFolder
 from fedmrn_app.strategy import Member, PayloadStrategy, content_bytes, pack_model
+from fedmrn_app.uplink import FIELD, RECORD
+from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.payload import Payload, encode_payload
+from fedmrn_app.wire.values import pack_floats
 
 app = ServerApp()
 
@@ -56,7 +59,8 @@ def _train(grid: Grid, config: Config, overrides: tuple[str, ...], folder: RunFo
     test = load_images(config.dataset, "test", lambda line: _report(folder, line))
     model = config.build_flat_model()
     method = config.build_method()
-    vector = method.first_vector(model)
+    first_vector = method.first_vector(model)
+    vector = first_vector.copy()
     done = folder.start(compose_values(overrides), model, vector, resume=config.resume)
     if done >= config.rounds:
         raise RunError(f"rounds={config.rounds}: {folder.path} has {done} rounds already; ask for more")
@@ -70,9 +74,12 @@ def _train(grid: Grid, config: Config, overrides: tuple[str, ...], folder: RunFo
     strategy = PayloadStrategy(
         method,
         model.shapes,
+        model.dense_sizes,
+        first_vector,
         members,
         clients_per_round=config.clients_per_round,
         seed=config.seed,
+        dense_bits=config.uplink.dense_bits,
         finished_rounds=done,
         on_failure=lambda server_round, client, reason: _report(
             folder, f"round {server_round}: client {client} left out: {reason}"
@@ -221,5 +228,13 @@ def _add_members(members: dict[int, Member], reply: Message, config: Config) -> 
 def fedavg_reply_bytes(model: FlatModel) -> int:
     """Bytes of the reply that a FedAvg client of this model sends, counted on a real one."""
     weights, dense = model.state()
-    payload = Payload(FedAvg.code, seed=0, samples=1, weights=weights.size, body=weights.tobytes(), dense=dense)
-    return content_bytes(RecordDict({"reply": ConfigRecord({"payload": encode_payload(payload)})}))
+    payload = Payload(
+        FedAvg.code,
+        seed=0,
+        samples=1,
+        weights=weights.size,
+        body=Body(pack_floats(weights)),
+        dense=pack_floats(dense),
+        dense_count=dense.size,
+    )
+    return content_bytes(RecordDict({RECORD: ConfigRecord({FIELD: encode_payload(payload)})}))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -12,12 +13,14 @@ from flwr.app.metadata import Metadata
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.supercore.inflatable.inflatable_object import InflatableObject
+from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError, RunError, remote_reason
-from fedmrn_app.learning.flat import Shapes
-from fedmrn_app.methods import Method
+from fedmrn_app.methods import Common, Method
 from fedmrn_app.noise import Float32Array, derive_seed
-from fedmrn_app.wire.payload import Expected, Payload, decode_payload
+from fedmrn_app.shapes import Shapes
+from fedmrn_app.uplink import FIELD, RECORD, DenseFormat, Upload, read_upload
+from fedmrn_app.wire.payload import Payload
 
 
 @dataclass(frozen=True)
@@ -70,15 +73,21 @@ class PayloadStrategy(Strategy):
         self,
         method: Method,
         shapes: Shapes,
+        dense_sizes: Sequence[int],
+        first_vector: Float32Array,
         members: Mapping[int, Member],
         *,
         clients_per_round: int,
         seed: int,
+        dense_bits: int = 32,
         finished_rounds: int = 0,
         on_failure: Callable[[int, int, str], None] = lambda server_round, client, reason: None,
     ) -> None:
         self.method = method
         self.shapes = shapes
+        self.dense_sizes = dense_sizes
+        self.first_vector = first_vector  # before the first round of the run, resumed or not
+        self.dense_bits = dense_bits
         self.members = members
         self.clients_per_round = clients_per_round
         self.seed = seed
@@ -88,6 +97,7 @@ class PayloadStrategy(Strategy):
         self._sent: dict[int, Metadata] = {}
         self._vector: Float32Array = np.empty(0, np.float32)
         self._dense: Float32Array = np.empty(0, np.float32)
+        self._packed: NDArray[Any] = self._vector  # the vector as it was sent
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -95,7 +105,8 @@ class PayloadStrategy(Strategy):
         """Address the global model to this round's clients, each with a seed of its own."""
         server_round += self.finished_rounds
         self._vector, self._dense = arrays["vector"].numpy(), arrays["dense"].numpy()
-        sent = ArrayRecord({"vector": Array(self.method.pack(self._vector)), "dense": arrays["dense"]})
+        self._packed = self.method.pack(self._vector, self.shapes)
+        sent = ArrayRecord({"vector": Array(self._packed), "dense": arrays["dense"]})
         selected = sample_clients(sorted(self.members), self.clients_per_round, self.seed, server_round)
         messages = {
             client: Message(
@@ -132,23 +143,23 @@ class PayloadStrategy(Strategy):
         server_round += self.finished_rounds
         by_message = {message.metadata.reply_to_message_id: message for message in replies}
         start = time.perf_counter()
+        common = Common(self.shapes, self.method.unpack(self._packed, self.shapes), self.first_vector)
         vector_sum = np.zeros_like(self._vector)
         dense_sum = np.zeros_like(self._dense)
         samples = 0
         for client in self.report.selected:
             try:
                 content = _content(by_message.get(self._sent[client].message_id))
-                payload = self._open(content, client, server_round)
-                update = self.method.decode(payload.body, payload.seed, self.shapes)
+                upload = self._open(content, client, server_round, common)
             except PayloadError as error:
                 self.report.failures[client] = str(error)
                 self.on_failure(server_round, client, str(error))
                 continue
             with np.errstate(over="ignore"):  # the mean is checked below
-                vector_sum += np.float32(payload.samples) * update
-                dense_sum += np.float32(payload.samples) * payload.dense
-            samples += payload.samples
-            self.report.add(payload, content_bytes(content))
+                vector_sum += np.float32(upload.payload.samples) * upload.vector
+                dense_sum += np.float32(upload.payload.samples) * upload.dense
+            samples += upload.payload.samples
+            self.report.add(upload.payload, content_bytes(content))
         if samples == 0:
             reasons = "; ".join(f"client {client}: {reason}" for client, reason in self.report.failures.items())
             raise RunError(f"round {server_round}: no usable reply ({reasons})")
@@ -160,20 +171,20 @@ class PayloadStrategy(Strategy):
             raise RunError(f"round {server_round}: the global model is no longer finite; take a smaller local.lr")
         return pack_model(vector, dense), None
 
-    def _open(self, content: RecordDict, client: int, server_round: int) -> Payload:
-        """Find and check the payload in a reply's content."""
-        record = content.config_records.get("reply")
-        data = record.get("payload") if record is not None else None
+    def _open(self, content: RecordDict, client: int, server_round: int, common: Common) -> Upload:
+        """Find, check and read the payload in a reply's content."""
+        record = content.config_records.get(RECORD)
+        data = record.get(FIELD) if record is not None else None
         if len(content) != 1 or record is None or len(record) != 1 or not isinstance(data, bytes):
             raise PayloadError("reply does not hold exactly one payload")
-        expected = Expected(
-            method=self.method.code,
+        return read_upload(
+            data,
+            self.method,
+            common,
+            DenseFormat(self._dense, self.dense_sizes, self.dense_bits),
             seed=derive_seed(self.seed, "noise", server_round, client),
             samples=self.members[client].samples,
-            weights=self._vector.size,
-            dense=self._dense.size,
         )
-        return decode_payload(data, expected)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -6,7 +6,9 @@ import numpy as np
 
 from fedmrn_app.client_app import Party
 from fedmrn_app.learning.flat import state_sha256
+from fedmrn_app.methods import Common
 from fedmrn_app.noise import Float32Array, derive_seed
+from fedmrn_app.uplink import DenseFormat, read_upload
 
 
 def reference_run(overrides: tuple[str, ...], left_out: frozenset[int] = frozenset()) -> str:
@@ -22,22 +24,26 @@ def reference_state(
     config = party.config
     model = config.build_flat_model()
     method, shapes = party.method, model.shapes
-    vector, dense = method.first_vector(model), model.state()[1]
+    first, dense = method.first_vector(model), model.state()[1]
+    vector = first
     residuals: dict[int, Any] = {}
     for server_round in range(1, config.rounds + 1):
         draw = np.random.Generator(np.random.Philox(key=derive_seed(config.seed, "sampling", server_round)))
         selected = sorted(draw.choice(config.clients, config.clients_per_round, replace=False))
+        sent = method.pack(vector, shapes)
+        common = Common(shapes, method.unpack(sent, shapes), first)
+        dense_format = DenseFormat(dense, model.dense_sizes, config.uplink.dense_bits)
         updates, denses, samples = [], [], []
         for client in map(int, selected):
             if client in left_out:
                 continue
             seed = derive_seed(config.seed, "noise", server_round, client)
-            payload, residuals[client] = party.train(
-                client, server_round, seed, method.pack(vector), dense, residuals.get(client)
-            )
-            updates.append(method.decode(payload.body, seed, shapes))
-            denses.append(payload.dense.copy())
-            samples.append(np.float32(payload.samples))
+            data, residuals[client] = party.train(client, server_round, seed, sent, dense, residuals.get(client))
+            count = len(party.rows[client])
+            upload = read_upload(data, method, common, dense_format, seed=seed, samples=count)
+            updates.append(upload.vector)
+            denses.append(upload.dense)
+            samples.append(np.float32(count))
         total = np.float32(sum(samples))
         mean = sum((n * u for n, u in zip(samples, updates, strict=True)), np.zeros_like(vector)) / total
         vector = method.combine(vector, mean, len(updates))

@@ -1,5 +1,6 @@
 """The baselines' arithmetic: their published errors, unbiasedness, sizes, speed and schedules."""
 
+import dataclasses
 import itertools
 import time
 
@@ -15,10 +16,11 @@ from fedmrn_app.methods.fedsparsify import FedSparsify
 from fedmrn_app.methods.topk import keep_largest
 from fedmrn_app.noise import Float32Array
 from fedmrn_app.rotation import BLOCK, rotate, rotate_back
+from fedmrn_app.wire.body import CODED, PLAIN
 from fedmrn_app.wire.palette import pack_palette, unpack_palette
-from fedmrn_app.wire.sparse import BITMAP, CODED, pack_sparse, unpack_sparse
-from tests.test_fedmrn import new_model, task
-from tests.test_methods import COMPRESSORS, SHAPES, compressor, updates
+from fedmrn_app.wire.sparse import pack_sparse, unpack_sparse
+from tests.test_fedmrn import common, new_model, task
+from tests.test_methods import COMPRESSORS, SHAPES, compressor, toy, updates
 
 D = 1 << 20
 FLAT = ((1024, 1024),)
@@ -26,9 +28,9 @@ GAUSSIAN = np.random.default_rng(7).standard_normal(D).astype(np.float32)
 
 
 def estimate(name: str, x: Float32Array, seed: int, **options: object) -> Float32Array:
-    shapes = ((x.size, 1),)
+    known = toy(((x.size, 1),))
     built = compressor(name, **options)
-    return built.decode(built.compress(x, shapes, seed, np.random.default_rng(seed)), seed, shapes)
+    return built.decode(built.compress(x, seed, known, np.random.default_rng(seed)), seed, known)
 
 
 def squared_error(estimated: NDArray[np.floating], x: NDArray[np.floating]) -> float:
@@ -75,7 +77,7 @@ def test_terngrad_clips_at_two_and_a_half_sigma() -> None:
 def test_signsgd_is_a_scale_for_each_tensor_times_signs() -> None:
     x = updates("random")
     built = compressor("signsgd")
-    update = built.decode(built.compress(x, SHAPES, 0, np.random.default_rng(0)), 0, SHAPES)
+    update = built.decode(built.compress(x, 0, toy(SHAPES), np.random.default_rng(0)), 0, toy(SHAPES))
     ends = np.cumsum([np.prod(shape) for shape in SHAPES])[:-1]
     for mine, theirs in zip(np.split(update, ends), np.split(x, ends), strict=True):
         assert (np.abs(mine) == np.abs(theirs).max()).all()
@@ -95,18 +97,18 @@ def test_topk_error_is_the_energy_of_the_tail() -> None:
 @pytest.mark.parametrize("kind", ["random", "constant", "sparse"])
 def test_bits_a_weight(name: str, bits: float, kind: str) -> None:
     x = updates(kind, D)
-    assert 8 * len(compressor(name).compress(x, FLAT, 0, np.random.default_rng(0))) / D <= bits
+    assert 8 * len(compressor(name).compress(x, 0, toy(FLAT), np.random.default_rng(0))) / D <= bits
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
 def test_a_million_weights_take_less_than_100_ms(name: str) -> None:
-    built, shapes = compressor(name), ((1000, 1000),)
+    built, known = compressor(name), toy(((1000, 1000),))
     x = GAUSSIAN[:1_000_000]
-    seconds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        built.decode(built.compress(x, shapes, 0, np.random.default_rng(0)), 0, shapes)
-        seconds.append(time.perf_counter() - start)
+    seconds: list[float] = []
+    while len(seconds) < 30 and min(seconds, default=1) >= 0.1:
+        start = time.thread_time()  # other processes may be at work on this core
+        built.decode(built.compress(x, 0, known, np.random.default_rng(0)), 0, known)
+        seconds.append(time.thread_time() - start)
     assert min(seconds) < 0.1
 
 
@@ -142,10 +144,11 @@ def test_rotation_equals_a_matrix_product() -> None:
 def test_sparse_vectors_take_the_smaller_form(density: float) -> None:
     random = np.random.default_rng(0)
     x = (GAUSSIAN[:50_000] * (random.random(50_000) < density)).astype(np.float32)
-    body = pack_sparse(x)
-    assert np.array_equal(unpack_sparse(body, x.size), x)
-    assert body[4] == (BITMAP if density == 0.5 else CODED)
-    assert len(body) <= 5 + 50_000 // 8 + 4 * np.count_nonzero(x)
+    evidence = toy(((100, 500),)).motion
+    body = pack_sparse(x, evidence, "auto")
+    assert np.array_equal(unpack_sparse(body, evidence), x)
+    assert body.coder == (PLAIN if density == 0.5 else CODED)
+    assert len(body) <= 4 + 50_000 // 8 + 4 * np.count_nonzero(x)
 
 
 def test_palette_is_exact_and_small() -> None:
@@ -167,11 +170,11 @@ def test_error_feedback_adds_up_to_the_whole(name: str) -> None:
     assert built.feeds_errors_back
     assert not compressor(name).feeds_errors_back
     x = updates("random", 5000)
-    shapes = ((50, 100),)
+    known = toy(((50, 100),))
     residual, arrived = np.zeros_like(x), np.zeros_like(x)
     for _ in range(400):
-        body = built.compress(x + residual, shapes, 0, np.random.default_rng(0))
-        sent = built.decode(body, 0, shapes)
+        body = built.compress(x + residual, 0, known, np.random.default_rng(0))
+        sent = built.decode(body, 0, known)
         residual = x + residual - sent
         arrived += sent
     assert squared_error(arrived / 400, x) < 0.02
@@ -179,15 +182,16 @@ def test_error_feedback_adds_up_to_the_whole(name: str) -> None:
 
 def test_error_feedback_of_a_client() -> None:
     built = build_method("topk", {"error_feedback": True}, Noise())
-    model, local = new_model(), task(1)
+    local = task(1)
+    model = new_model()
     zero = np.zeros(model.weights.numel(), np.float32)
-    first = built.train(model, type(local)(local.batches, 0.1, "float32", 1, 2, zero))
+    first = built.train(model, dataclasses.replace(local, residual=zero))
     assert first.residual is not None
     before = new_model()
-    second = built.train(before, type(local)(local.batches, 0.1, "float32", 1, 2, first.residual))
+    second = built.train(before, dataclasses.replace(local, residual=first.residual))
     assert second.residual is not None
-    whole = built.decode(first.body, 1, model.shapes) + first.residual
-    again = built.decode(second.body, 1, model.shapes) + second.residual
+    whole = built.decode(first.body, 1, common()) + first.residual
+    again = built.decode(second.body, 1, common()) + second.residual
     np.testing.assert_allclose(again, whole + first.residual, rtol=1e-4, atol=1e-6)
     assert build_method("topk", {}, Noise()).train(new_model(), task(1)).residual is None
 
@@ -204,7 +208,7 @@ def test_fedsparsify_schedule() -> None:
     update = built.train(model, local)
     assert zeros == sorted(zeros)
     assert 0.5 < zeros[len(zeros) // 2] < zeros[-1] <= 0.9701
-    sparse = built.decode(update.body, 0, model.shapes)
+    sparse = built.decode(update.body, 0, common())
     assert np.count_nonzero(sparse) == round(0.03 * sparse.size)
     assert np.array_equal(built.combine(np.ones(3, np.float32), np.zeros(3, np.float32), 4), [0, 0, 0])
 
@@ -235,10 +239,12 @@ def test_fedpm_trains_with_masked_frozen_weights_only() -> None:
     model.weights.fill_(0.5)
     seen: list[torch.Tensor] = []
     model.module.register_forward_pre_hook(lambda *_: seen.append(model.weights.clone()))
-    update = built.train(model, task())
+    local = task(vector=built.first_vector(model))
+    update = built.train(model, local)
     assert all(((weights == 0) | (weights == frozen)).all() for weights in seen)
     assert abs(float((seen[0] != 0).float().mean()) - 0.5) < 0.02
-    assert set(np.unique(built.decode(update.body, 0, model.shapes))) == {0.0, 1.0}
+    decoded = built.decode(update.body, 0, local.common)
+    assert set(np.unique(decoded)) == {0.0, 1.0}
 
 
 @pytest.mark.parametrize(

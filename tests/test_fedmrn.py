@@ -9,9 +9,10 @@ from fedmrn_app.errors import ConfigError
 from fedmrn_app.learning.batches import Batches
 from fedmrn_app.learning.flat import FlatModel, to_tensor
 from fedmrn_app.learning.models import ImageShape, build_model
-from fedmrn_app.methods import LocalTask, Noise, build_method
+from fedmrn_app.methods import Common, LocalTask, Noise, build_method
 from fedmrn_app.methods.fedmrn import MASKINGS, FedMRN, FedMRNS, clip_update, mask_noise, mask_probability
-from fedmrn_app.wire.bits import unpack_bits
+from fedmrn_app.noise import Float32Array
+from fedmrn_app.wire.masks import unpack_mask
 from tests.test_flat import images
 
 SEED = 77
@@ -19,9 +20,15 @@ LR = 0.1
 SHAPE = ImageShape(1, 8, 8, 10)
 
 
-def task(epochs: int = 2) -> LocalTask:
+def task(epochs: int = 2, vector: Float32Array | None = None) -> LocalTask:
     batches = Batches(images(40, SHAPE), batch_size=8, epochs=epochs, seed=1)
-    return LocalTask(batches, LR, "float32", SEED, private_seed=2)
+    return LocalTask(batches, LR, "float32", SEED, common(vector), private_seed=2)
+
+
+def common(vector: Float32Array | None = None) -> Common:
+    """The model is new, or holds `vector`; some of its weights have moved before."""
+    vector = new_model().state()[0] if vector is None else vector
+    return Common(new_model().shapes, vector, vector * np.linspace(0.5, 1, vector.size, dtype=np.float32))
 
 
 def new_model() -> FlatModel:
@@ -93,7 +100,7 @@ def test_local_training(name: str, masking: str) -> None:
         u -= LR * twin.weight_grads  # straight through: the gradient at the masked weights reaches u unchanged
         twin.dense[: twin.dense_grads.numel()] -= LR * twin.dense_grads
 
-    kept = torch.from_numpy(unpack_bits(update.body, n.numel())).bool()
+    kept = torch.from_numpy(unpack_mask(update.body, method.evidence(n.numpy(), local.common)))
     sure = mask_probability(u, n, method.signed)
     if masking in ("pm", "dm"):
         agree = kept == ((u * n) > 0)
@@ -121,16 +128,18 @@ def test_share_of_masked_elements_is_the_progress(method: FedMRN, progress: floa
 @pytest.mark.parametrize("distribution", ["uniform", "gaussian", "bernoulli"])
 def test_server_decodes_exactly_the_masked_noise(name: str, distribution: str) -> None:
     noise = Noise(distribution, 0.01)  # type: ignore[arg-type]
-    method = build_method(name, {}, noise)
-    assert isinstance(method, FedMRN)
-    model = new_model()
-    body = method.train(model, task(1)).body
-    d = model.weights.numel()
-    kept = np.unpackbits(np.frombuffer(body, np.uint8), count=d, bitorder="little").astype(bool)
+    method = build_method(name, {}, noise, coder="packed")
+    body = method.train(new_model(), task(1)).body
+    d = new_model().weights.numel()
+    kept = np.unpackbits(np.frombuffer(body.data, np.uint8), count=d, bitorder="little").astype(bool)
     n = noise(SEED, d)
-    expected = np.where(kept, n, -n if method.signed else 0)
-    assert np.array_equal(method.decode(body, SEED, model.shapes), expected)
+    expected = np.where(kept, n, -n if name == "fedmrns" else 0)
+    assert np.array_equal(method.decode(body, SEED, common()), expected)
     assert 0 < kept.mean() < 1
+    auto = build_method(name, {}, noise)
+    other = auto.train(new_model(), task(1)).body
+    assert len(other) <= len(body)
+    assert np.array_equal(auto.decode(other, SEED, common()), expected)
 
 
 def test_unknown_masking_is_refused() -> None:

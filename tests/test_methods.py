@@ -12,11 +12,13 @@ from fedmrn_app.config import CONF, load_config
 from fedmrn_app.data.sets import load_images
 from fedmrn_app.errors import ConfigError, PayloadError
 from fedmrn_app.learning.evaluate import evaluate
-from fedmrn_app.learning.flat import FlatModel, sizes_of
-from fedmrn_app.methods import ClientUpdate, Method, Noise, PostTraining, build_method, find_methods
+from fedmrn_app.learning.flat import FlatModel
+from fedmrn_app.methods import ClientUpdate, Common, Method, Noise, PostTraining, build_method, find_methods
 from fedmrn_app.noise import Float32Array
+from fedmrn_app.shapes import Shapes, sizes_of
+from fedmrn_app.wire.body import CODED, CODERS, PLAIN, Body
 from tests.reference import reference_state
-from tests.test_fedmrn import SEED, new_model, task
+from tests.test_fedmrn import SEED, common, new_model, task
 
 METHODS = sorted(find_methods())
 COMPRESSORS = [name for name in METHODS if issubclass(find_methods()[name], PostTraining)]
@@ -39,8 +41,20 @@ def compressor(name: str, **options: object) -> PostTraining:
 
 def trained(name: str) -> tuple[FlatModel, ClientUpdate]:
     model = new_model()
-    model.weights.copy_(torch.from_numpy(method(name).first_vector(model)))
-    return model, method(name).train(model, task())
+    vector = method(name).first_vector(model)
+    model.weights.copy_(torch.from_numpy(vector))
+    return model, method(name).train(model, task(vector=vector))
+
+
+def start(name: str) -> Common:
+    """What is known before `trained`."""
+    return common(method(name).first_vector(new_model()))
+
+
+def toy(shapes: Shapes) -> Common:
+    """A model of which some weights have moved, in both directions."""
+    vector = np.random.default_rng(5).standard_normal(sum(sizes_of(shapes))).astype(np.float32)
+    return Common(shapes, vector, np.where(vector > 1, np.float32(0), vector))
 
 
 def updates(kind: str, count: int = COUNT) -> Float32Array:
@@ -60,7 +74,7 @@ def test_has_a_file_of_its_own_in_conf(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_trained_update_round_trip_and_size(name: str) -> None:
     model, update = trained(name)
-    decoded = method(name).decode(update.body, SEED, model.shapes)
+    decoded = method(name).decode(update.body, SEED, start(name))
     assert len(update.body) <= method(name).max_body_bytes(model.shapes)
     assert decoded.dtype == np.float32
     assert decoded.shape == (model.weights.numel(),)
@@ -74,10 +88,10 @@ def test_trained_update_round_trip_and_size(name: str) -> None:
 def test_global_vector_survives_the_way_down(name: str) -> None:
     built, model = method(name), new_model()
     vector = built.first_vector(model)
-    replies = [built.decode(trained(name)[1].body, SEED, model.shapes) for _ in range(3)]
+    replies = [built.decode(trained(name)[1].body, SEED, start(name)) for _ in range(3)]
     for state in (vector, built.combine(vector, np.mean(replies, axis=0, dtype=np.float32), 3)):
         assert state.shape == (model.weights.numel(),)
-        assert np.array_equal(built.unpack(built.pack(state), state.size), state)
+        assert np.array_equal(built.unpack(built.pack(state, model.shapes), model.shapes), state)
         assert built.weights(state, model.shapes).shape == state.shape
 
 
@@ -85,9 +99,9 @@ def test_global_vector_survives_the_way_down(name: str) -> None:
 @pytest.mark.parametrize("kind", ["random", "sparse", "constant", "zero"])
 def test_any_update_fits_the_declared_size(name: str, kind: str) -> None:
     x = updates(kind)
-    body = compressor(name).compress(x, SHAPES, SEED, np.random.default_rng(0))
+    body = compressor(name).compress(x, SEED, toy(SHAPES), np.random.default_rng(0))
     assert len(body) <= compressor(name).max_body_bytes(SHAPES)
-    decoded = compressor(name).decode(body, SEED, SHAPES)
+    decoded = compressor(name).decode(body, SEED, toy(SHAPES))
     assert np.isfinite(decoded).all()
     if kind == "zero":
         assert not decoded.any()
@@ -117,16 +131,17 @@ def test_ten_rounds_on_digits(name: str) -> None:
 def test_hostile_bodies_are_refused_or_finite(name: str, data: st.DataObject) -> None:
     """Random bytes, and bytes of a real body changed, cut off or added to."""
     shapes = SHAPES if data.draw(st.booleans()) else ((3, 5),)
-    body = data.draw(st.binary(max_size=120))
+    body = Body(data.draw(st.binary(max_size=120)), data.draw(st.sampled_from([PLAIN, CODED, 2, 255])))
     if name in COMPRESSORS and data.draw(st.booleans()):
-        real = bytearray(
-            compressor(name).compress(updates("random", sum(sizes_of(shapes))), shapes, 1, np.random.default_rng(0))
-        )
+        x = updates("sparse", sum(sizes_of(shapes)))
+        whole = compressor(name).compress(x, 1, toy(shapes), np.random.default_rng(0))
+        real = bytearray(whole.data)
         for _ in range(data.draw(st.integers(0, 3))):
             real[data.draw(st.integers(0, len(real) - 1))] = data.draw(st.integers(0, 255))
-        body = bytes(real[: data.draw(st.integers(0, len(real)))]) + data.draw(st.binary(max_size=5))
+        changed = bytes(real[: data.draw(st.integers(0, len(real)))]) + data.draw(st.binary(max_size=5))
+        body = Body(changed, data.draw(st.sampled_from([whole.coder, PLAIN, CODED])))
     try:
-        update = method(name).decode(body, 1, shapes)
+        update = method(name).decode(body, 1, toy(shapes))
     except PayloadError:
         return
     assert update.shape == (sum(sizes_of(shapes)),)
@@ -136,10 +151,29 @@ def test_hostile_bodies_are_refused_or_finite(name: str, data: st.DataObject) ->
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("change", ["shorter", "longer", "empty"])
 def test_body_of_another_length_is_refused(name: str, change: str) -> None:
-    model, update = trained(name)
-    body = {"shorter": update.body[:-1], "longer": update.body + b"\0", "empty": b""}[change]
+    _, update = trained(name)
+    data = bytes(update.body.data)
+    data = {"shorter": data[:-1], "longer": data + b"\0", "empty": b""}[change]
     with pytest.raises(PayloadError, match="body"):
-        method(name).decode(body, SEED, model.shapes)
+        method(name).decode(Body(data, update.body.coder), SEED, start(name))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_coded_and_packed_bodies_say_the_same(name: str) -> None:
+    vector = method(name).first_vector(new_model())
+    bodies = []
+    for coder in CODERS:
+        built, model = build_method(name, {}, Noise(), 3, coder), new_model()
+        model.weights.copy_(torch.from_numpy(vector))
+        bodies.append(built.train(model, task(vector=vector)).body)
+    auto, packed = bodies
+    assert packed.coder == PLAIN
+    assert len(auto) <= len(packed)
+    read = [method(name).decode(body, SEED, start(name)) for body in bodies]
+    assert np.array_equal(read[0], read[1])
+    for form in (2, 255):
+        with pytest.raises(PayloadError, match=f"body is in form {form}"):
+            method(name).decode(Body(packed.data, form), SEED, start(name))
 
 
 @pytest.mark.parametrize("name", METHODS)

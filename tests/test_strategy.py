@@ -11,18 +11,23 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedmrn_app.errors import RunError
-from fedmrn_app.methods import Noise, build_method
+from fedmrn_app.methods import Common, Noise, build_method
 from fedmrn_app.noise import derive_seed
 from fedmrn_app.strategy import Member, PayloadStrategy, content_bytes, pack_model, sample_clients
+from fedmrn_app.uplink import FIELD, RECORD
 from fedmrn_app.wire.bits import pack_bits
+from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.payload import Payload, encode_payload
+from fedmrn_app.wire.values import pack_floats
 
 D, M = 1000, 8
 MEMBERS = {client: Member(node_id=100 + client, samples=10 * (client + 1)) for client in range(6)}
 RANDOM = np.random.default_rng(0)
 WEIGHTS, DENSE = RANDOM.standard_normal(D, np.float32), RANDOM.standard_normal(M, np.float32)
 METHOD = build_method("fedmrn", {}, Noise())
-SHAPES = ((10, 60), (400,))
+SHAPES = ((10, 60), (20, 20))
+FIRST = np.zeros(D, np.float32)
+COMMON = Common(SHAPES, WEIGHTS, FIRST)
 
 
 TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # Flower makes no message without
@@ -38,7 +43,7 @@ def strategy(failures: list[tuple[int, int, str]]) -> PayloadStrategy:
     def note(server_round: int, client: int, reason: str) -> None:
         failures.append((server_round, client, reason))
 
-    return PayloadStrategy(METHOD, SHAPES, MEMBERS, clients_per_round=4, seed=9, on_failure=note)
+    return PayloadStrategy(METHOD, SHAPES, (M,), FIRST, MEMBERS, clients_per_round=4, seed=9, on_failure=note)
 
 
 def send(strategy: PayloadStrategy, server_round: int = 1) -> list[Message]:
@@ -51,13 +56,13 @@ def send(strategy: PayloadStrategy, server_round: int = 1) -> list[Message]:
 def good_payload(message: Message) -> Payload:
     task: Any = message.content["task"]
     random = np.random.default_rng(task["client"])
-    body = pack_bits(random.random(D) < 0.5)
-    dense = random.standard_normal(M).astype(np.float32)
-    return Payload(METHOD.code, task["seed"], MEMBERS[task["client"]].samples, D, body, dense, loss=2.0)
+    body = Body(pack_bits(random.random(D) < 0.5))
+    dense = pack_floats(random.standard_normal(M).astype(np.float32))
+    return Payload(METHOD.code, task["seed"], MEMBERS[task["client"]].samples, D, body, dense, M, loss=2.0)
 
 
 def reply_with(message: Message, payload: bytes) -> Message:
-    return Message(RecordDict({"reply": ConfigRecord({"payload": payload})}), reply_to=message)
+    return Message(RecordDict({RECORD: ConfigRecord({FIELD: payload})}), reply_to=message)
 
 
 def good_reply(message: Message) -> Message:
@@ -78,18 +83,21 @@ BAD: list[tuple[Callable[[Message], Message | None], str]] = [
     (lambda m: None, "no reply within round_timeout"),
     (lambda m: Message(Error(1, "boom"), reply_to=m), "failed with: boom"),
     (lambda m: Message(RecordDict(), reply_to=m), "does not hold exactly one payload"),
-    (lambda m: Message(RecordDict({"reply": ArrayRecord([WEIGHTS])}), reply_to=m), "exactly one payload"),
-    (lambda m: Message(RecordDict({"reply": ConfigRecord({"payload": "text"})}), reply_to=m), "exactly one payload"),
+    (lambda m: Message(RecordDict({RECORD: ArrayRecord([WEIGHTS])}), reply_to=m), "exactly one payload"),
+    (lambda m: Message(RecordDict({RECORD: ConfigRecord({FIELD: "text"})}), reply_to=m), "exactly one payload"),
     (two_payloads, "exactly one payload"),
     (lambda m: reply_with(m, b""), "less than its header"),
-    (lambda m: reply_with(m, encode_payload(good_payload(m))[:-1]), "its header says"),
+    (lambda m: reply_with(m, encode_payload(good_payload(m))[:100]), "its header says"),
+    (lambda m: reply_with(m, encode_payload(good_payload(m))[:-1]), "checksum does not match"),
     (changed(method=1), "method is 1, expected 2"),
     (changed(weights=D + 1), "weight count is 1001"),
     (changed(samples=7), "sample count is 7"),
     (changed(samples=0), "sample count is 0"),
     (changed(seed=3), "seed is 3"),
-    (changed(dense=np.full(M, np.nan, np.float32)), "dense part holds values that are not finite"),
-    (changed(body=b"\xff" * (D // 8 - 1)), "body has 124 bytes where 1000 bits take 125"),
+    (changed(dense=pack_floats(np.full(M, np.nan, np.float32))), "dense part holds values that are not finite"),
+    (changed(body=Body(b"\xff" * (D // 8 - 1))), "body has 124 bytes where 1000 bits take 125"),
+    (changed(body=Body(bytes(D // 8), 1)), "body codes a mask of 1000 bits in 125 bytes"),
+    (changed(dense_bits=16), "bits a dense value is 16, expected 32"),
 ]
 
 
@@ -99,9 +107,11 @@ def mean_of(messages: list[Message]) -> tuple[np.ndarray, np.ndarray]:
     total = sum(p.samples for p in payloads)
     shares = [p.samples / total for p in payloads]
     update = np.average(
-        [METHOD.decode(p.body, p.seed, SHAPES).astype(np.float64) for p in payloads], axis=0, weights=shares
+        [METHOD.decode(p.body, p.seed, COMMON).astype(np.float64) for p in payloads], axis=0, weights=shares
     )
-    return WEIGHTS + update, np.average([p.dense.astype(np.float64) for p in payloads], axis=0, weights=shares)
+    return WEIGHTS + update, np.average(
+        [np.frombuffer(p.dense, "<f4").astype(np.float64) for p in payloads], axis=0, weights=shares
+    )
 
 
 def aggregate(strategy: PayloadStrategy, replies: list[Message]) -> tuple[np.ndarray, np.ndarray]:
@@ -166,7 +176,7 @@ def test_reply_to_another_round_is_no_reply(strategy: PayloadStrategy) -> None:
 
 def test_model_that_is_no_longer_finite_ends_the_run(strategy: PayloadStrategy) -> None:
     messages = send(strategy)
-    huge = [changed(dense=np.full(M, 3e38, np.float32))(message) for message in messages]
+    huge = [changed(dense=pack_floats(np.full(M, 3e38, np.float32)))(message) for message in messages]
     with pytest.raises(RunError, match="round 1: the global model is no longer finite"):
         strategy.aggregate_train(1, huge)
 
@@ -182,7 +192,7 @@ def test_uplink_counts_framing(strategy: PayloadStrategy) -> None:
             yield from objects(child)
 
     assert content_bytes(reply.content) == sum(len(item.deflate()) for item in objects(reply.content))
-    assert len(payload) < content_bytes(reply.content) < len(payload) + 250
+    assert len(payload) < content_bytes(reply.content) < len(payload) + 190
     assert strategy.report.downlink_bytes > 4 * (D + M)
 
 

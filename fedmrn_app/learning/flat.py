@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -11,16 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from fedmrn_app.noise import Float32Array
+from fedmrn_app.shapes import Shapes
 
 # Modules whose matrices and kernels are masked; everything else that is trained goes densely (Li et al. 2024, 5.1).
 _MASKED_MODULES = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)
-
-Shapes = tuple[tuple[int, ...], ...]
-
-
-def sizes_of(shapes: Shapes) -> list[int]:
-    """Number of elements of each tensor."""
-    return [math.prod(shape) for shape in shapes]
 
 
 class FlatModel:
@@ -34,6 +27,7 @@ class FlatModel:
         weight_grads: float32 (d,), their gradients.
         dense: float32 (m,), the rest of the trained state: first all other trained parameters, then the floating-point
             buffers, such as batch-norm's running statistics.
+        dense_sizes: the elements of each tensor in `dense`.
         dense_grads: float32, the gradients of the parameters in `dense`, which are its first `dense_grads.numel()`.
         parameter_count: number of trained parameters, masked and dense, running statistics not among them.
 
@@ -57,6 +51,7 @@ class FlatModel:
             if tensor.dtype != torch.float32:
                 raise ValueError(f"a trained tensor of shape {tuple(tensor.shape)} is {tensor.dtype}, not float32")
         self.shapes: Shapes = tuple(tuple(p.shape) for p in weights)
+        self.dense_sizes = [t.numel() for t in rest + statistics]
         self._integers = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
         with torch.no_grad():
             self.weights = _gather(weights, device)

@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,9 +21,13 @@ from numpy.typing import NDArray
 
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.learning.batches import Batches
-from fedmrn_app.learning.flat import FlatModel, Shapes
+from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.sgd import Precision, train_update
 from fedmrn_app.noise import Distribution, Float32Array, generate_noise
+from fedmrn_app.shapes import Shapes, sizes_of
+from fedmrn_app.wire.body import Body, Coder
+from fedmrn_app.wire.downlink import DownlinkDtype, pack_downlink, unpack_downlink
+from fedmrn_app.wire.masks import Evidence, softsign
 
 
 @dataclass(frozen=True)
@@ -33,9 +37,44 @@ class Noise:
     distribution: Distribution = "uniform"
     alpha: float = 1e-2
 
+    @property
+    def largest(self) -> float:
+        """What |noise| / alpha hardly ever exceeds."""
+        return 4.0 if self.distribution == "gaussian" else 1.0
+
     def __call__(self, seed: int, count: int) -> Float32Array:
         """Return float32 noise of shape (count,), never zero."""
         return generate_noise(seed, count, self.distribution, self.alpha)
+
+
+@dataclass(frozen=True)
+class Common:
+    """What the server and all clients of a round know before anybody trains.
+
+    Attributes:
+        shapes: the shapes of the masked tensors, d elements in all.
+        vector: the global vector as clients received it, float32 (d,).
+        first: the global vector before the first round, float32 (d,).
+    """
+
+    shapes: Shapes
+    vector: Float32Array
+    first: Float32Array
+
+    @property
+    def count(self) -> int:
+        """d, the number of masked weights."""
+        return self.vector.size
+
+    @cached_property
+    def trend(self) -> Float32Array:
+        """Where each weight has moved so far, float32 (d,) in [-1, 1]."""
+        return softsign(self.vector - self.first, self.shapes)
+
+    @cached_property
+    def motion(self) -> Evidence:
+        """How much each weight has moved so far, as evidence of how much it will move."""
+        return Evidence(self.shapes, np.abs(self.trend))
 
 
 @dataclass(frozen=True)
@@ -47,6 +86,7 @@ class LocalTask:
         lr: step size of SGD.
         precision: arithmetic of the forward pass.
         seed: the 64-bit seed the server gave this client for this round.
+        common: what the server knows too.
         private_seed: 64-bit seed of the method's own randomness; the server does not use it.
         residual: what the client's last upload left out, float32 (d,), where the method feeds errors back.
     """
@@ -55,6 +95,7 @@ class LocalTask:
     lr: float
     precision: Precision
     seed: int
+    common: Common
     private_seed: int
     residual: Float32Array | None = None
 
@@ -67,7 +108,7 @@ class LocalTask:
 class ClientUpdate:
     """What local training gives: the method's part of the payload, what informs, and what is kept for the next time."""
 
-    body: bytes
+    body: Body
     loss: float
     train_seconds: float
     compress_seconds: float
@@ -87,6 +128,8 @@ class Method(ABC):
 
     noise: Noise
     seed: int = 0  # of whatever is random but the same for all clients and rounds of a run
+    coder: Coder = "auto"  # whether bodies are coded where that is smaller
+    downlink: DownlinkDtype = "float32"  # how the global vector is sent
 
     @property
     def feeds_errors_back(self) -> bool:
@@ -98,19 +141,19 @@ class Method(ABC):
         """Client half: train `model`, which holds the global vector, in place; encode what the server needs of it."""
 
     @abstractmethod
-    def decode(self, body: bytes | memoryview, seed: int, shapes: Shapes) -> Float32Array:
+    def decode(self, body: Body, seed: int, common: Common) -> Float32Array:
         """Server half: the contribution to the mean that a body stands for, by default an update.
 
         Args:
             body: the method's part of a payload, as it came over the wire.
             seed: the seed that the client was given.
-            shapes: the shapes of the masked tensors, d elements in all.
+            common: what server and client both know.
 
         Returns:
             float32 vector of shape (d,).
 
         Raises:
-            PayloadError: the body is not one that this method writes for such shapes.
+            PayloadError: the body is not one that this method writes for such a model.
         """
 
     @abstractmethod
@@ -125,13 +168,13 @@ class Method(ABC):
         """The next global vector from the last one and the weighted mean of what `replies` clients contributed."""
         return vector + mean
 
-    def pack(self, vector: Float32Array) -> NDArray[Any]:
-        """The global vector as it is sent to clients; the inverse of `unpack`."""
-        return vector
+    def pack(self, vector: Float32Array, shapes: Shapes) -> NDArray[Any]:
+        """The global vector as it is sent to clients."""
+        return pack_downlink(vector, sizes_of(shapes), self.downlink)
 
-    def unpack(self, packed: NDArray[Any], count: int) -> Float32Array:
-        """The global vector of `count` elements as clients use it."""
-        return np.asarray(packed, np.float32)
+    def unpack(self, packed: NDArray[Any], shapes: Shapes) -> Float32Array:
+        """The global vector as clients use it, from what was sent."""
+        return unpack_downlink(packed, sizes_of(shapes), self.downlink)
 
     def weights(self, vector: Float32Array, shapes: Shapes) -> Float32Array:
         """The weights that a global vector stands for in evaluation."""
@@ -154,12 +197,12 @@ class PostTraining(Method):
         trained = time.perf_counter()
         if task.residual is not None:
             x += task.residual
-        body = self.compress(x, model.shapes, task.seed, np.random.default_rng(task.private_seed))
-        residual = x - self.decode(body, task.seed, model.shapes) if self.feeds_errors_back else None
+        body = self.compress(x, task.seed, task.common, np.random.default_rng(task.private_seed))
+        residual = x - self.decode(body, task.seed, task.common) if self.feeds_errors_back else None
         return ClientUpdate(body, loss, trained - start, time.perf_counter() - trained, residual)
 
     @abstractmethod
-    def compress(self, x: Float32Array, shapes: Shapes, seed: int, random: np.random.Generator) -> bytes:
+    def compress(self, x: Float32Array, seed: int, common: Common, random: np.random.Generator) -> Body:
         """Encode the update `x` of shape (d,); `seed` is shared with the server, `random` is the client's own."""
 
 
@@ -186,8 +229,15 @@ def find_methods() -> dict[str, type[Method]]:
     return dict(sorted(found.items()))
 
 
-def build_method(name: str, options: Mapping[str, object], noise: Noise, seed: int = 0) -> Method:
-    """Build a method from its name, its options, and the noise and 64-bit seed of the run.
+def build_method(
+    name: str,
+    options: Mapping[str, object],
+    noise: Noise,
+    seed: int = 0,
+    coder: Coder = "auto",
+    downlink: DownlinkDtype = "float32",
+) -> Method:
+    """Build a method from its name, its options, and what is set for the whole run.
 
     Raises:
         ConfigError: no such method, an option that it does not have, or a value that it refuses.
@@ -195,8 +245,8 @@ def build_method(name: str, options: Mapping[str, object], noise: Noise, seed: i
     methods = find_methods()
     if name not in methods:
         raise ConfigError(f"strategy.name={name}: no such method; there are {', '.join(methods)}")
-    known = {field.name for field in fields(methods[name])} - {"noise", "seed"}
+    known = {field.name for field in fields(methods[name])} - {field.name for field in fields(Method)}
     for key in options:
         if key not in known:
             raise ConfigError(f"strategy.{key}={options[key]}: {name} has no such option; it has {sorted(known)}")
-    return methods[name](noise=noise, seed=seed, **options)
+    return methods[name](noise=noise, seed=seed, coder=coder, downlink=downlink, **options)

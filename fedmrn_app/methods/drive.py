@@ -13,11 +13,12 @@ from typing import ClassVar, Literal, get_args
 import numpy as np
 
 from fedmrn_app.errors import ConfigError
-from fedmrn_app.learning.flat import Shapes, sizes_of
-from fedmrn_app.methods import PostTraining
+from fedmrn_app.methods import Common, PostTraining
 from fedmrn_app.noise import Float32Array
 from fedmrn_app.rotation import block_lengths, rotate, rotate_back
+from fedmrn_app.shapes import Shapes, sizes_of
 from fedmrn_app.wire.bits import pack_bits, packed_size, unpack_bits
+from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.values import pack_floats, unpack_scales
 
 Scale = Literal["least_mse", "unbiased"]
@@ -33,22 +34,22 @@ class RotatedSigns(PostTraining):
         """The scale of each row of `rotated` (blocks, n), float32 (blocks,)."""
         raise NotImplementedError
 
-    def compress(self, x: Float32Array, shapes: Shapes, seed: int, random: np.random.Generator) -> bytes:
+    def compress(self, x: Float32Array, seed: int, common: Common, random: np.random.Generator) -> Body:
         """Rotate, take signs, fit the scales."""
         rotated = rotate(x, seed)
         whole = rotated.size - rotated.size % block_lengths(rotated.size)[0]
         scales = [self.block_scales(rotated[:whole].reshape(-1, block_lengths(rotated.size)[0]))]
         if whole < rotated.size:
             scales.append(self.block_scales(rotated[None, whole:]))
-        return pack_floats(np.concatenate(scales)) + pack_bits(rotated >= 0)
+        return Body(pack_floats(np.concatenate(scales)) + pack_bits(rotated >= 0))
 
-    def decode(self, body: bytes | memoryview, seed: int, shapes: Shapes) -> Float32Array:
+    def decode(self, body: Body, seed: int, common: Common) -> Float32Array:
         """Scale the signs and rotate back."""
-        count = sum(sizes_of(shapes))
-        lengths = block_lengths(count)
-        scales, rest = unpack_scales(body, len(lengths))
+        body.must_be_plain()  # signs of rotated weights are as good as random
+        lengths = block_lengths(common.count)
+        scales, rest = unpack_scales(body.data, len(lengths))
         rotated = np.repeat(scales * np.float32(self.centroid), lengths)
-        rotated *= 2 * unpack_bits(rest, count).view(np.int8) - 1
+        rotated *= 2 * unpack_bits(rest, common.count).view(np.int8) - 1
         return rotate_back(rotated, seed)
 
     def max_body_bytes(self, shapes: Shapes) -> int:

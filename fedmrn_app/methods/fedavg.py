@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedmrn_app.learning.flat import Shapes, sizes_of
-from fedmrn_app.methods import PostTraining
+from fedmrn_app.methods import Common, PostTraining
 from fedmrn_app.noise import Float32Array
+from fedmrn_app.shapes import Shapes, sizes_of
+from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.values import pack_floats, unpack_floats
 
 
@@ -19,13 +20,14 @@ class FedAvg(PostTraining):
     name = "fedavg"
     code = 1
 
-    def compress(self, x: Float32Array, shapes: Shapes, seed: int, random: np.random.Generator) -> bytes:
+    def compress(self, x: Float32Array, seed: int, common: Common, random: np.random.Generator) -> Body:
         """Nothing is compressed."""
-        return pack_floats(x)
+        return Body(pack_floats(x))
 
-    def decode(self, body: bytes | memoryview, seed: int, shapes: Shapes) -> Float32Array:
+    def decode(self, body: Body, seed: int, common: Common) -> Float32Array:
         """Read the update; values that are not finite are refused."""
-        return unpack_floats(body, sum(sizes_of(shapes)))
+        body.must_be_plain()
+        return unpack_floats(body.data, common.count)
 
     def max_body_bytes(self, shapes: Shapes) -> int:
         """32 bits a weight."""

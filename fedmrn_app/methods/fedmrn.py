@@ -16,15 +16,19 @@ import time
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedmrn_app.errors import ConfigError
-from fedmrn_app.learning.flat import FlatModel, Shapes, sizes_of, to_tensor
+from fedmrn_app.learning.flat import FlatModel, to_tensor
 from fedmrn_app.learning.sgd import local_sgd, train_update
-from fedmrn_app.methods import ClientUpdate, LocalTask, Method
+from fedmrn_app.methods import ClientUpdate, Common, LocalTask, Method
 from fedmrn_app.noise import Float32Array
-from fedmrn_app.wire.bits import pack_bits, packed_size, unpack_bits
+from fedmrn_app.shapes import Shapes, sizes_of
+from fedmrn_app.wire.bits import packed_size
+from fedmrn_app.wire.body import Body
+from fedmrn_app.wire.masks import Evidence, pack_mask, unpack_mask
 
 # How masks are learned (sections 5.3, 5.4): stochastic (SM) or deterministic masking (DM), progressive (PM) or not.
 Masking = Literal[
@@ -39,7 +43,7 @@ MASKINGS: tuple[Masking, ...] = get_args(Masking)
 
 @dataclass(frozen=True)
 class FedMRN(Method):
-    """Binary masks. Body: one bit a weight, 1 where the noise is kept."""
+    """Binary masks. Body: a mask, 1 where the noise is kept."""
 
     name = "fedmrn"
     code = 2
@@ -54,23 +58,32 @@ class FedMRN(Method):
     def train(self, model: FlatModel, task: LocalTask) -> ClientUpdate:
         """Learn the masks and pack them."""
         start = time.perf_counter()
-        n = to_tensor(self.noise(task.seed, model.weights.numel())).to(model.device)
+        noise = self.noise(task.seed, model.weights.numel())
+        n = to_tensor(noise).to(model.device)
         generator = task.generator(model.device)
         if self.masking == "post_sm":
             u, loss = train_update(model, task.batches, task.lr, task.precision)
         else:
             u, loss = self._learn(model, n, task, generator)
         trained = time.perf_counter()
-        body = pack_bits(self.draw_mask(u, n, generator).cpu().numpy())
+        mask = self.draw_mask(u, n, generator).cpu().numpy()
+        body = pack_mask(mask, self.evidence(noise, task.common), self.coder)
         return ClientUpdate(body, loss, trained - start, time.perf_counter() - trained)
 
-    def decode(self, body: bytes | memoryview, seed: int, shapes: Shapes) -> Float32Array:
+    def decode(self, body: Body, seed: int, common: Common) -> Float32Array:
         """Return `G(seed) * m`."""
-        count = sum(sizes_of(shapes))
-        bits = unpack_bits(body, count).view("int8")
-        update = self.noise(seed, count)
+        update = self.noise(seed, common.count)
+        bits = unpack_mask(body, self.evidence(update, common)).view(np.int8)
         update *= 2 * bits - 1 if self.signed else bits
         return update
+
+    def evidence(self, n: Float32Array, common: Common) -> Evidence:
+        """Small noise is kept more often than large one, and rather if it points where the weight has gone so far."""
+        size = np.abs(n)
+        size *= np.float32(1 / (self.noise.largest * self.noise.alpha))
+        np.minimum(size, 1, out=size)
+        sign = np.copysign(np.float32(1), n)
+        return Evidence(common.shapes, size, sign, common.trend * sign)
 
     def max_body_bytes(self, shapes: Shapes) -> int:
         """One bit a weight."""
@@ -106,7 +119,7 @@ class FedMRN(Method):
 
 @dataclass(frozen=True)
 class FedMRNS(FedMRN):
-    """Signed masks. Body: one bit a weight, 1 where the noise is kept, 0 where its sign is turned."""
+    """Signed masks. Body: a mask, 1 where the noise is kept, 0 where its sign is turned."""
 
     name = "fedmrns"
     code = 3

@@ -18,11 +18,14 @@ import torch
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import ConfigError
-from fedmrn_app.learning.flat import FlatModel, Shapes, sizes_of, to_tensor
+from fedmrn_app.learning.flat import FlatModel, to_tensor
 from fedmrn_app.learning.sgd import local_sgd
-from fedmrn_app.methods import ClientUpdate, LocalTask, Method
+from fedmrn_app.methods import ClientUpdate, Common, LocalTask, Method
 from fedmrn_app.noise import Float32Array, generate_noise
-from fedmrn_app.wire.bits import pack_bits, packed_size, unpack_bits
+from fedmrn_app.shapes import Shapes, sizes_of
+from fedmrn_app.wire.bits import packed_size
+from fedmrn_app.wire.body import Body
+from fedmrn_app.wire.masks import Evidence, pack_mask, unpack_mask
 from fedmrn_app.wire.palette import pack_palette, unpack_palette
 
 Evaluation = Literal["expected", "threshold"]
@@ -30,7 +33,7 @@ Evaluation = Literal["expected", "threshold"]
 
 @dataclass(frozen=True)
 class FedPM(Method):
-    """Body: one bit a weight, 1 where it is kept."""
+    """Body: a mask, 1 where the weight is kept."""
 
     name = "fedpm"
     code = 10
@@ -47,6 +50,8 @@ class FedPM(Method):
             raise ConfigError(f"strategy.prior={self.prior}: must be at least 1")
         if not 0 < self.min_probability < 0.5:
             raise ConfigError(f"strategy.min_probability={self.min_probability}: must be between 0 and 0.5")
+        if self.downlink != "float32":
+            raise ConfigError(f"downlink.dtype={self.downlink}: fedpm sends its probabilities exactly; take float32")
         allowed = get_args(Evaluation)
         if self.evaluation not in allowed:
             raise ConfigError(f"strategy.evaluation={self.evaluation}: must be one of {', '.join(allowed)}")
@@ -85,12 +90,12 @@ class FedPM(Method):
             after_backward=to_score_grads,
         )
         trained = time.perf_counter()
-        body = pack_bits(draw().cpu().numpy())
+        body = pack_mask(draw().cpu().numpy(), _evidence(task.common), self.coder)
         return ClientUpdate(body, loss, trained - start, time.perf_counter() - trained)
 
-    def decode(self, body: bytes | memoryview, seed: int, shapes: Shapes) -> Float32Array:
+    def decode(self, body: Body, seed: int, common: Common) -> Float32Array:
         """Return the client's mask as zeros and ones."""
-        return unpack_bits(body, sum(sizes_of(shapes))).astype(np.float32)
+        return unpack_mask(body, _evidence(common)).astype(np.float32)
 
     def max_body_bytes(self, shapes: Shapes) -> int:
         """One bit a weight."""
@@ -104,13 +109,13 @@ class FedPM(Method):
         """Mode of the Beta posterior of as many draws as there are replies, from the reset prior."""
         return (mean * np.float32(replies) + np.float32(self.prior - 1)) / np.float32(replies + 2 * (self.prior - 1))
 
-    def pack(self, vector: Float32Array) -> NDArray[Any]:
+    def pack(self, vector: Float32Array, shapes: Shapes) -> NDArray[Any]:
         """The few different values that means of masks take, and for each weight which of them."""
         return np.frombuffer(pack_palette(vector), np.uint8)
 
-    def unpack(self, packed: NDArray[Any], count: int) -> Float32Array:
+    def unpack(self, packed: NDArray[Any], shapes: Shapes) -> Float32Array:
         """The inverse of `pack`, exactly."""
-        return unpack_palette(packed.tobytes(), count)
+        return unpack_palette(packed.tobytes(), sum(sizes_of(shapes)))
 
     def weights(self, vector: Float32Array, shapes: Shapes) -> Float32Array:
         """The expected network, or the one of the weights that are kept more often than not."""
@@ -121,3 +126,8 @@ class FedPM(Method):
         """A network with a mask drawn from the probabilities."""
         kept = np.random.default_rng(seed).random(vector.size, np.float32) < vector
         return self.frozen_weights(shapes) * kept
+
+
+def _evidence(common: Common) -> Evidence:
+    """The server's probabilities."""
+    return Evidence(common.shapes, common.vector)

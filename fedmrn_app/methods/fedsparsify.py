@@ -9,14 +9,18 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from fedmrn_app.errors import ConfigError
-from fedmrn_app.learning.flat import FlatModel, Shapes, sizes_of
+from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.sgd import local_sgd
-from fedmrn_app.methods import ClientUpdate, LocalTask, Method
+from fedmrn_app.methods import ClientUpdate, Common, LocalTask, Method
 from fedmrn_app.methods.topk import kept_count
 from fedmrn_app.noise import Float32Array
+from fedmrn_app.shapes import Shapes, sizes_of
+from fedmrn_app.wire.body import Body
+from fedmrn_app.wire.masks import Evidence, softsign
 from fedmrn_app.wire.sparse import max_sparse_bytes, pack_sparse, unpack_sparse
 
 
@@ -53,25 +57,30 @@ class FedSparsify(Method):
         _prune(model, mask, self.ratio)
         model.weights.mul_(mask)
         trained = time.perf_counter()
-        body = pack_sparse(model.weights.cpu().numpy())
+        body = pack_sparse(model.weights.cpu().numpy(), _evidence(task.common), self.coder)
         return ClientUpdate(body, loss, trained - start, time.perf_counter() - trained)
 
     def sparsity(self, progress: float) -> float:
         """Share of pruned weights at `progress` = t / S of the local training."""
         return (1 - self.ratio) * (1 - (1 - progress) ** 3)
 
-    def decode(self, body: bytes | memoryview, seed: int, shapes: Shapes) -> Float32Array:
+    def decode(self, body: Body, seed: int, common: Common) -> Float32Array:
         """Return the client's sparse weights."""
-        return unpack_sparse(body, sum(sizes_of(shapes)))
+        return unpack_sparse(body, _evidence(common))
 
     def combine(self, vector: Float32Array, mean: Float32Array, replies: int) -> Float32Array:
         """The mean of the clients' models is the new global model."""
         return mean
 
     def max_body_bytes(self, shapes: Shapes) -> int:
-        """Values of 32 bits and positions of H(ratio) or one bit."""
+        """32 bits for each value and one for whether there is one."""
         count = sum(sizes_of(shapes))
         return max_sparse_bytes(count, kept_count(count, self.ratio))
+
+
+def _evidence(common: Common) -> Evidence:
+    """What is large in the global model is likely to be left in the client's."""
+    return Evidence(common.shapes, np.abs(softsign(common.vector, common.shapes)))
 
 
 def _prune(model: FlatModel, mask: torch.Tensor, ratio: float) -> None:

@@ -11,16 +11,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedmrn_app.learning.flat import Shapes, sizes_of
-from fedmrn_app.methods import PostTraining
+from fedmrn_app.methods import Common, PostTraining
 from fedmrn_app.noise import Float32Array
-from fedmrn_app.wire.bits import pack_bits, packed_size, unpack_bits
+from fedmrn_app.shapes import Shapes, sizes_of
+from fedmrn_app.wire.bits import packed_size
+from fedmrn_app.wire.body import Body
+from fedmrn_app.wire.masks import Evidence, pack_mask, unpack_mask
 from fedmrn_app.wire.values import pack_floats, unpack_scales
 
 
 @dataclass(frozen=True)
 class SignSGD(PostTraining):
-    """Body: a float32 scale for each tensor, then one bit a weight."""
+    """Body: a float32 scale for each tensor, then the signs as a mask."""
 
     name = "signsgd"
     code = 4
@@ -32,27 +34,34 @@ class SignSGD(PostTraining):
         """Whether clients keep a residual."""
         return self.error_feedback
 
-    def compress(self, x: Float32Array, shapes: Shapes, seed: int, random: np.random.Generator) -> bytes:
+    def compress(self, x: Float32Array, seed: int, common: Common, random: np.random.Generator) -> Body:
         """Draw the signs, or take them."""
-        tensors = np.split(x, np.cumsum(sizes_of(shapes))[:-1])
+        sizes = sizes_of(common.shapes)
+        tensors = np.split(x, np.cumsum(sizes)[:-1])
         size = np.mean if self.error_feedback else np.max
         scales = np.array([size(np.abs(tensor)) for tensor in tensors], np.float32)
         if self.error_feedback:
             bits = x >= 0
         else:
-            bound = np.repeat(scales, sizes_of(shapes))
+            bound = np.repeat(scales, sizes)
             # u in [0, 1): 2Bu - B < x with probability (x + B) / 2B
             bits = (2 * random.random(x.size, np.float32) - 1) * bound < x
-        return pack_floats(scales) + pack_bits(bits)
+        signs = pack_mask(bits, _evidence(common), self.coder)
+        return Body(pack_floats(scales) + bytes(signs.data), signs.coder)
 
-    def decode(self, body: bytes | memoryview, seed: int, shapes: Shapes) -> Float32Array:
+    def decode(self, body: Body, seed: int, common: Common) -> Float32Array:
         """Return scale times sign."""
-        sizes = sizes_of(shapes)
-        scales, rest = unpack_scales(body, len(sizes))
+        sizes = sizes_of(common.shapes)
+        scales, rest = unpack_scales(body.data, len(sizes))
         update = np.repeat(scales, sizes)
-        update *= 2 * unpack_bits(rest, sum(sizes)).view(np.int8) - 1
+        update *= 2 * unpack_mask(Body(rest, body.coder), _evidence(common)).view(np.int8) - 1
         return update
 
     def max_body_bytes(self, shapes: Shapes) -> int:
         """One bit a weight and 32 a tensor."""
         return 4 * len(shapes) + packed_size(sum(sizes_of(shapes)))
+
+
+def _evidence(common: Common) -> Evidence:
+    """A weight is likely to go on where it went."""
+    return Evidence(common.shapes, np.zeros_like(common.trend), trend=common.trend)

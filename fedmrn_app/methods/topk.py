@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedmrn_app.errors import ConfigError
-from fedmrn_app.learning.flat import Shapes, sizes_of
-from fedmrn_app.methods import PostTraining
+from fedmrn_app.methods import Common, PostTraining
 from fedmrn_app.noise import Float32Array
+from fedmrn_app.shapes import Shapes, sizes_of
+from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.sparse import max_sparse_bytes, pack_sparse, unpack_sparse
 
 
@@ -32,16 +33,16 @@ class TopK(PostTraining):
         """Whether clients keep a residual."""
         return self.error_feedback
 
-    def compress(self, x: Float32Array, shapes: Shapes, seed: int, random: np.random.Generator) -> bytes:
+    def compress(self, x: Float32Array, seed: int, common: Common, random: np.random.Generator) -> Body:
         """Keep the `ratio` largest |x|."""
-        return pack_sparse(keep_largest(x, kept_count(x.size, self.ratio)))
+        return pack_sparse(keep_largest(x, kept_count(x.size, self.ratio)), common.motion, self.coder)
 
-    def decode(self, body: bytes | memoryview, seed: int, shapes: Shapes) -> Float32Array:
+    def decode(self, body: Body, seed: int, common: Common) -> Float32Array:
         """Return the sparse update."""
-        return unpack_sparse(body, sum(sizes_of(shapes)))
+        return unpack_sparse(body, common.motion)
 
     def max_body_bytes(self, shapes: Shapes) -> int:
-        """Values of 32 bits and positions of H(ratio) or one bit."""
+        """32 bits for each value and one for whether there is one."""
         count = sum(sizes_of(shapes))
         return max_sparse_bytes(count, kept_count(count, self.ratio))
 

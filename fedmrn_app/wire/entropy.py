@@ -6,13 +6,17 @@ integer counts of the run's symbols; the counts are sent beside it by whoever ca
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import constriction
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
+
+_UNITS = 1 << 24  # the precision of constriction's default coders
 
 Counts = Sequence[int]  # how often each symbol of the alphabet 0..n-1 occurs in a run
 
@@ -23,8 +27,7 @@ def encode_runs(runs: Sequence[NDArray[np.integer]], counts: Sequence[Counts]) -
     for run, count in zip(reversed(runs), reversed(counts), strict=True):
         if _varies(count):
             coder.encode_reverse(run.astype(np.int32), _model(count))
-    words: bytes = coder.get_compressed().astype("<u4").tobytes()
-    return words
+    return write_words(coder)
 
 
 def decode_runs(body: bytes | memoryview, counts: Sequence[Counts]) -> list[NDArray[np.int32]]:
@@ -33,13 +36,7 @@ def decode_runs(body: bytes | memoryview, counts: Sequence[Counts]) -> list[NDAr
     Raises:
         PayloadError: `body` is not what `encode_runs` makes of runs with these counts.
     """
-    if len(body) % 4:
-        raise PayloadError(f"coded body has {len(body)} bytes, not a multiple of 4")
-    words = np.frombuffer(body, "<u4").astype(np.uint32)
-    try:
-        coder = constriction.stream.stack.AnsCoder(words)
-    except ValueError as error:
-        raise PayloadError(f"coded body is malformed: {error}") from error
+    coder = read_words(body)
     runs = []
     for count in counts:
         total = sum(count)
@@ -52,11 +49,41 @@ def decode_runs(body: bytes | memoryview, counts: Sequence[Counts]) -> list[NDAr
     return runs
 
 
+def write_words(coder: Any) -> bytes:
+    """Return the words of an AnsCoder as bytes."""
+    words: bytes = coder.get_compressed().astype("<u4").tobytes()
+    return words
+
+
+def read_words(body: bytes | memoryview) -> Any:
+    """Return an AnsCoder that holds the words of `body`.
+
+    Raises:
+        PayloadError: the bytes are no words of a coder.
+    """
+    if len(body) % 4:
+        raise PayloadError(f"coded body has {len(body)} bytes, not a multiple of 4")
+    try:
+        return constriction.stream.stack.AnsCoder(np.frombuffer(body, "<u4").astype(np.uint32))
+    except ValueError as error:
+        raise PayloadError(f"coded body is malformed: {error}") from error
+
+
 def _varies(counts: Counts) -> bool:
     return max(counts) < sum(counts)
 
 
 def _model(counts: Counts) -> object:
-    """A model whose fixed-point probabilities depend on the counts alone."""
-    probabilities = np.asarray(counts, np.float64) / sum(counts)
-    return constriction.stream.model.Categorical(probabilities.astype(np.float32), perfect=False)
+    """A model whose probabilities depend on the counts alone."""
+    return categorical(np.asarray(counts, np.float64))
+
+
+def categorical(weights: NDArray[np.float64]) -> object:
+    """A model of symbols 0..n-1 with probabilities in proportion to `weights`, none of them below 2^-24.
+
+    The probabilities are whole multiples of 2^-24 with a sum of exactly 1: constriction 0.5 finds room for every symbol
+    only if its float32 sums do not round, and so no sum depends on the machine.
+    """
+    shares = np.floor(weights / math.fsum(weights) * (_UNITS - weights.size)).astype(np.int64) + 1
+    shares[np.argmax(shares)] += _UNITS - shares.sum()
+    return constriction.stream.model.Categorical((shares / _UNITS).astype(np.float32), perfect=False)

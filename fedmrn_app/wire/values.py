@@ -13,17 +13,17 @@ def pack_floats(values: Float32Array) -> bytes:
     return np.ascontiguousarray(values, "<f4").tobytes()
 
 
-def unpack_floats(body: bytes | memoryview, count: int) -> Float32Array:
-    """Return the `count` values that `body` consists of.
+def unpack_floats(body: bytes | memoryview, count: int, what: str = "body") -> Float32Array:
+    """Return the `count` values that `body` consists of; errors call it `what`.
 
     Raises:
         PayloadError: another length, or values that are not finite.
     """
     if len(body) != 4 * count:
-        raise PayloadError(f"body has {len(body)} bytes where {count} float32 values take {4 * count}")
+        raise PayloadError(f"{what} has {len(body)} bytes where {count} float32 values take {4 * count}")
     values = np.frombuffer(body, "<f4").astype(np.float32, copy=False)
     if not np.isfinite(values).all():
-        raise PayloadError("body holds values that are not finite")
+        raise PayloadError(f"{what} holds values that are not finite")
     return values
 
 

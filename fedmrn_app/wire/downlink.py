@@ -1,0 +1,59 @@
+"""The global vector on its way to the clients, in float32 or fewer bits a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmrn_app.noise import Float32Array
+
+DownlinkDtype = Literal["float32", "float16", "bfloat16", "int8"]
+DOWNLINK_DTYPES: tuple[DownlinkDtype, ...] = get_args(DownlinkDtype)
+
+
+def pack_downlink(vector: Float32Array, sizes: Sequence[int], dtype: DownlinkDtype) -> NDArray[Any]:
+    """Round a vector of shape (d,) to the nearest value that `dtype` has.
+
+    Args:
+        vector: float32 (d,), finite.
+        sizes: the elements of each tensor, d in all; `int8` gives each a scale of its own.
+        dtype: the type on the wire.
+
+    Returns:
+        float32 (d,), float16 (d,), uint16 (d,) for bfloat16, or uint8 for int8: the float32 scales, then the weights.
+    """
+    if dtype == "float32":
+        return vector
+    if dtype == "float16":
+        limit = np.finfo(np.float16).max
+        return np.clip(vector, -limit, limit).astype(np.float16)
+    if dtype == "bfloat16":
+        words = vector.view(np.uint32)  # round to the nearest, ties to even
+        rounded = (words + np.uint32(0x7FFF) + (words >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
+        return rounded.astype(np.uint16)
+    tensors = np.split(vector, np.cumsum(sizes)[:-1])
+    scales = np.array([np.abs(tensor).max(initial=0) / 127 for tensor in tensors], np.float32)
+    steps = np.divide(vector, np.repeat(scales, sizes), out=np.zeros_like(vector), where=np.repeat(scales, sizes) > 0)
+    weights = np.clip(np.rint(steps), -127, 127).astype(np.int8)
+    return np.concatenate([scales.view(np.uint8), weights.view(np.uint8)])
+
+
+def unpack_downlink(packed: NDArray[Any], sizes: Sequence[int], dtype: DownlinkDtype) -> Float32Array:
+    """Return the float32 vector of shape (d,) that `pack_downlink` wrote.
+
+    Raises:
+        ValueError: `packed` has another shape or type.
+    """
+    expected = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16, "int8": np.uint8}[dtype]
+    size = sum(sizes) + (4 * len(sizes) if dtype == "int8" else 0)
+    if packed.dtype != expected or packed.shape != (size,):
+        raise ValueError(f"global vector came as {packed.dtype} {packed.shape}, expected {dtype} ({size},)")
+    if dtype == "bfloat16":
+        return (packed.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if dtype == "int8":
+        scales = np.ascontiguousarray(packed[: 4 * len(sizes)]).view(np.float32)
+        return packed[4 * len(sizes) :].view(np.int8).astype(np.float32) * np.repeat(scales, sizes)
+    return packed.astype(np.float32, copy=False)

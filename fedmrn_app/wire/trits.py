@@ -1,0 +1,71 @@
+"""Vectors of -1, 0 and 1 as bytes: five a byte in base 3, or where they are not zero as a mask and a sign for each."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmrn_app.errors import PayloadError
+from fedmrn_app.wire.bits import pack_bits, packed_size, unpack_bits
+from fedmrn_app.wire.body import CODED, Body, Coder
+from fedmrn_app.wire.masks import Evidence, code_mask, decode_mask
+
+_POWERS = np.array([1, 3, 9, 27, 81], np.uint8)
+
+
+def pack_trits(trits: NDArray[np.int8], evidence: Evidence, coder: Coder) -> Body:
+    """Write trits of shape (d,) in the smaller form; `packed` is always the base-3 one.
+
+    Coded layout: number of trits that are not zero (uint32 in four bytes), their signs as bits, then the coded mask.
+    """
+    digits = np.zeros((-(-trits.size // 5), 5), np.uint8)
+    digits.reshape(-1)[: trits.size] = trits + 1
+    plain = Body((digits @ _POWERS).astype(np.uint8).tobytes())
+    if coder == "packed":
+        return plain
+    present = trits != 0
+    signs = pack_bits(trits[present] > 0)
+    count = int(np.count_nonzero(present)).to_bytes(4, "little")
+    return min(Body(count + signs + code_mask(present, evidence), CODED), plain, key=len)
+
+
+def unpack_trits(body: Body, evidence: Evidence) -> NDArray[np.int8]:
+    """Return the trits of shape (d,) that `body` stands for.
+
+    Raises:
+        PayloadError: anything in it is wrong.
+    """
+    count = evidence.size.size
+    view = memoryview(body.data)
+    if body.coder != CODED:
+        body.must_be_plain()
+        return _unpack_base3(view, count)
+    if not 4 <= len(view) < max_trit_bytes(count):
+        raise PayloadError(f"body codes {count} trits in {len(view)} bytes")
+    nonzero = int.from_bytes(view[:4], "little")
+    end = 4 + packed_size(nonzero)
+    if nonzero > count or end > len(view):
+        raise PayloadError(f"body has {len(view)} bytes and announces {nonzero} of {count} signs")
+    present = decode_mask(view[end:], evidence)
+    if np.count_nonzero(present) != nonzero:
+        raise PayloadError(f"body announces {nonzero} signs and has {np.count_nonzero(present)} places for them")
+    trits = np.zeros(count, np.int8)
+    trits[present] = 2 * unpack_bits(view[4:end], nonzero).view(np.int8) - 1
+    return trits
+
+
+def max_trit_bytes(count: int) -> int:
+    """The most bytes that `count` trits take, 1.6 bits each."""
+    return -(-count // 5)
+
+
+def _unpack_base3(view: memoryview, count: int) -> NDArray[np.int8]:
+    if len(view) != max_trit_bytes(count):
+        raise PayloadError(f"body has {len(view)} bytes where {count} trits take {max_trit_bytes(count)}")
+    packed = np.frombuffer(view, np.uint8)
+    if (packed >= 3**5).any():
+        raise PayloadError("body holds bytes that are not five trits")
+    digits = (packed[:, None] // _POWERS % 3).reshape(-1)
+    if digits[count:].any():
+        raise PayloadError("padding trits of the body are not zero")
+    return digits[:count].view(np.int8) - np.int8(1)

@@ -1,0 +1,223 @@
+"""Damage real payloads of every method in every way, read them as the server does, and count what happens.
+
+Usage: python scripts/fuzz_wire.py [--n 200000] [--seed 0] [--method NAME ...]
+
+The payloads come from clients that trained on the digits, in every form of body and dense part. A payload must be
+refused with a reason or be read as finite numbers, within a second and ten times the model's memory; anything else is
+printed with what reproduces it, and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import struct
+import sys
+import time
+import tracemalloc
+import zlib
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from fedmrn_app.client_app import Party
+from fedmrn_app.errors import PayloadError
+from fedmrn_app.methods import Common, Method, find_methods
+from fedmrn_app.uplink import DenseFormat, read_upload
+from fedmrn_app.wire.payload import HEADER_SIZE
+
+MAX_SECONDS = 1.0
+MAX_MODELS = 10
+CHECKSUM_OFFSET = HEADER_SIZE - 4
+FIELDS = {"B": [0, 1, 2, 3, 4, 5], "I": [6, 18, 22, 26], "Q": [10], "f": [30, 34, 38]}  # offsets in the header
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """A real payload and what the server needs to read it."""
+
+    name: str
+    data: bytes
+    method: Method
+    common: Common
+    dense_format: DenseFormat
+    seed: int
+    samples: int
+
+    @property
+    def model_bytes(self) -> int:
+        return 4 * (self.common.count + self.dense_format.known.size)
+
+
+def make_samples(names: list[str]) -> list[Sample]:
+    """Train one client in the second round, so that something has moved already."""
+    samples = []
+    for name in names:
+        for coder in ("auto", "packed"):
+            for bits in (6, 16, 32):
+                overrides = (f"strategy={name}", f"uplink.coder={coder}", f"uplink.dense_bits={bits}", "local.epochs=1")
+                party = Party(overrides)
+                model, first = party.model
+                method, shapes = party.method, model.shapes
+                vector, dense = first, model.state()[1]
+                for server_round in (1, 2):
+                    known = DenseFormat(dense, model.dense_sizes, bits)
+                    common = Common(shapes, vector, first)
+                    data, _ = party.train(0, server_round, 7, method.pack(vector, shapes), dense)
+                    sample = Sample(f"{name} {coder} {bits}", data, method, common, known, 7, len(party.rows[0]))
+                    upload = read(sample, data)
+                    vector, dense = method.combine(vector, upload[0], 1), upload[1]
+                samples.append(sample)
+    return samples
+
+
+def read(sample: Sample, data: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Read a payload as the server does."""
+    upload = read_upload(
+        data, sample.method, sample.common, sample.dense_format, seed=sample.seed, samples=sample.samples
+    )
+    return upload.vector, upload.dense
+
+
+def with_checksum(data: bytes) -> bytes:
+    """The same payload with the checksum that fits it."""
+    checksum = zlib.crc32(data[HEADER_SIZE:], zlib.crc32(data[:CHECKSUM_OFFSET]))
+    return data[:CHECKSUM_OFFSET] + struct.pack("<I", checksum) + data[HEADER_SIZE:]
+
+
+Mutation = Callable[[bytes, bytes, np.random.Generator], bytes]
+
+
+def flip_bits(data: bytes, other: bytes, random: np.random.Generator) -> bytes:
+    changed = bytearray(data)
+    for position in random.integers(0, len(data), random.integers(1, 9)):
+        changed[position] ^= 1 << int(random.integers(8))
+    return bytes(changed)
+
+
+def flip_content(data: bytes, other: bytes, random: np.random.Generator) -> bytes:
+    return with_checksum(data[:HEADER_SIZE] + flip_bits(data[HEADER_SIZE:], other, random))
+
+
+def flip_front(data: bytes, other: bytes, random: np.random.Generator) -> bytes:
+    """Where counts, scales and coefficients are."""
+    end = HEADER_SIZE + 64
+    return with_checksum(data[:HEADER_SIZE] + flip_bits(data[HEADER_SIZE:end], other, random) + data[end:])
+
+
+def change_field(data: bytes, other: bytes, random: np.random.Generator) -> bytes:
+    kind = str(random.choice(list(FIELDS)))
+    offset, size = int(random.choice(FIELDS[kind])), struct.calcsize(kind)
+    extremes = [b"\0" * size, b"\xff" * size, b"\x80" + b"\0" * (size - 1), b"\x01" + b"\0" * (size - 1)]
+    value = random.bytes(size) if random.random() < 0.5 else extremes[int(random.integers(4))]
+    return with_checksum(data[:offset] + value + data[offset + size :])
+
+
+def resize_body(data: bytes, other: bytes, random: np.random.Generator) -> bytes:
+    """Cut bytes out of the body, or put some in, with a header that agrees."""
+    (body_size,) = struct.unpack_from("<I", data, 26)
+    cut = int(random.integers(0, body_size + 1)) if random.random() < 0.5 else body_size - int(random.integers(0, 9))
+    cut = max(cut, 0)
+    extra = random.bytes(int(random.integers(0, 9)))
+    body = data[HEADER_SIZE : HEADER_SIZE + cut] + extra
+    head = data[:26] + struct.pack("<I", len(body)) + data[30:HEADER_SIZE]
+    return with_checksum(head + body + data[HEADER_SIZE + body_size :])
+
+
+def cut_off(data: bytes, other: bytes, random: np.random.Generator) -> bytes:
+    cut = data[: int(random.integers(0, len(data)))]
+    return with_checksum(cut) if len(cut) >= HEADER_SIZE else cut
+
+
+def add_bytes(data: bytes, other: bytes, random: np.random.Generator) -> bytes:
+    return with_checksum(data + random.bytes(int(random.integers(1, 100))))
+
+
+def random_content(data: bytes, other: bytes, random: np.random.Generator) -> bytes:
+    return with_checksum(data[:HEADER_SIZE] + random.bytes(len(data) - HEADER_SIZE))
+
+
+def extreme_content(data: bytes, other: bytes, random: np.random.Generator) -> bytes:
+    """A stretch of zeros, ones or of the largest float32."""
+    start, stop = sorted(random.integers(HEADER_SIZE, len(data) + 1, 2))
+    pattern = [b"\0", b"\xff", b"\xff\xff\x7f\x7f"][int(random.integers(3))]
+    filled = (pattern * (int(stop - start) // len(pattern) + 1))[: int(stop - start)]
+    return with_checksum(data[:start] + filled + data[stop:])
+
+
+def splice(data: bytes, other: bytes, random: np.random.Generator) -> bytes:
+    """The header of one method's payload over the content of another one's."""
+    return with_checksum(data[:HEADER_SIZE] + other[HEADER_SIZE:])
+
+
+MUTATIONS: tuple[Mutation, ...] = (
+    flip_bits, flip_content, flip_front, change_field, resize_body, cut_off, add_bytes, random_content,
+    extreme_content, splice,
+)  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Read damaged payloads of every method and count what happens.")
+    parser.add_argument("--n", type=int, default=200_000, help="how many payloads")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--method", nargs="+", choices=sorted(find_methods()), default=sorted(find_methods()))
+    arguments = parser.parse_args()
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    samples = make_samples(arguments.method)
+    outcomes: dict[str, Counter[str]] = {mutation.__name__: Counter() for mutation in MUTATIONS}
+    reasons: Counter[str] = Counter()
+    slowest, largest, bad = 0.0, 0.0, 0
+    tracemalloc.start()
+    for number in track(range(arguments.n), "payloads", console=console, transient=True):
+        random = np.random.default_rng([arguments.seed, number])
+        sample, other = samples[number % len(samples)], samples[int(random.integers(len(samples)))]
+        mutation = MUTATIONS[number // len(samples) % len(MUTATIONS)]
+        data = mutation(sample.data, other.data, random)
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        start = time.perf_counter()
+        try:
+            vector, dense = read(sample, data)
+            if not (np.isfinite(vector).all() and np.isfinite(dense).all() and vector.size == sample.common.count):
+                raise ValueError("read as numbers that are not finite, or too few")
+            outcome = "unchanged" if data == sample.data else "harmless"
+        except PayloadError as error:
+            outcome = "refused"
+            reasons[re.sub(r"b'.*?'(?=,)|-?\d+", "#", str(error))] += 1
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            outcome = "crashed"
+            console.print(f"payload {number} ({sample.name}, {mutation.__name__}): {error!r}")
+        seconds = time.perf_counter() - start
+        models = (tracemalloc.get_traced_memory()[1] - before) / sample.model_bytes
+        slowest, largest = max(slowest, seconds), max(largest, models)
+        if seconds > MAX_SECONDS or models > MAX_MODELS:
+            console.print(
+                f"payload {number} ({sample.name}, {mutation.__name__}): {seconds:.2f} s, {models:.1f} models"
+            )
+            outcome = "too slow or large"
+        bad += outcome in ("crashed", "too slow or large")
+        outcomes[mutation.__name__][outcome] += 1
+    columns = ("refused", "harmless", "unchanged", "crashed", "too slow or large")
+    table = Table("damage", *columns)
+    for kind, counts in outcomes.items():
+        table.add_row(kind, *(str(counts[column]) for column in columns))
+    total = sum(outcomes.values(), Counter[str]())
+    table.add_row("all", *(str(total[column]) for column in columns))
+    console.print(table)
+    why = Table("refused because", "payloads")
+    for reason, count in reasons.most_common():
+        why.add_row(reason, str(count))
+    console.print(why)
+    console.print(f"slowest {slowest * 1000:.1f} ms, most memory {largest:.2f} times the model")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""The dense part and the downlink: how far values may be off, and what is refused."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmrn_app.errors import ConfigError, PayloadError
+from fedmrn_app.methods import Noise, build_method
+from fedmrn_app.wire.dense import DENSE_BITS, max_dense_bytes, pack_dense, unpack_dense
+from fedmrn_app.wire.downlink import DOWNLINK_DTYPES, pack_downlink, unpack_downlink
+
+SIZES = (32, 64, 1, 0, 200)
+RANDOM = np.random.default_rng(0)
+KNOWN = RANDOM.standard_normal(sum(SIZES)).astype(np.float32)
+MOVED = KNOWN + np.float32(0.01) * RANDOM.standard_normal(sum(SIZES)).astype(np.float32)
+
+
+@pytest.mark.parametrize("bits", DENSE_BITS)
+def test_error_is_at_most_a_step(bits: int) -> None:
+    data = pack_dense(MOVED, KNOWN, SIZES, bits)
+    assert len(data) <= max_dense_bytes(SIZES, bits)
+    read = unpack_dense(data, KNOWN, SIZES, bits)
+    start = 0
+    for size in SIZES:
+        x = slice(start, start + size)
+        start += size
+        spread = np.abs(MOVED[x] - KNOWN[x]).max(initial=0)
+        largest = {32: 0, 16: np.abs(MOVED[x]).max(initial=0) * 2**-11}.get(bits, spread / (2 ** (bits - 1) - 1))
+        assert (np.abs(read[x] - MOVED[x]) <= 1.001 * largest).all()
+
+
+def test_fewer_bits_are_fewer_bytes() -> None:
+    sizes = [len(pack_dense(MOVED, KNOWN, SIZES, bits)) for bits in DENSE_BITS]
+    assert sizes == sorted(sizes)
+    assert 8 * (sizes[2] - 5 * len(SIZES)) / KNOWN.size < 6
+
+
+@pytest.mark.parametrize("bits", DENSE_BITS)
+def test_a_variance_that_falls_stays_positive_and_close(bits: int) -> None:
+    """As in a first round: running variances start at one, and those of the data are a thousandth of that."""
+    known, values = np.ones(200, np.float32), RANDOM.uniform(1e-4, 1e-3, 200).astype(np.float32)
+    read = unpack_dense(pack_dense(values, known, [200], bits), known, [200], bits)
+    assert (read >= 0).all()
+    assert np.abs(read - values).max() <= (1e-3 / (2 ** (bits - 1) - 1) if bits < 16 else 1e-6)
+
+
+@pytest.mark.parametrize("bits", DENSE_BITS)
+@pytest.mark.parametrize("value", [0.0, 1.0, -3e38, 1e-40])
+def test_extreme_values(bits: int, value: float) -> None:
+    for before in (0.0, 1.0, value):
+        x, known = np.full(7, value, np.float32), np.full(7, before, np.float32)
+        read = unpack_dense(pack_dense(x, known, [3, 4], bits), known, [3, 4], bits)
+        if bits != 16:  # float16 ends at 65504
+            np.testing.assert_allclose(read, x, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("bits", DENSE_BITS)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_refused(bits: int, value: float) -> None:
+    x = MOVED.copy()
+    x[40] = value
+    if bits == 16 and np.isinf(value):
+        return  # written as the largest float16
+    with pytest.raises(PayloadError, match="dense part holds values that are not finite"):
+        unpack_dense(pack_dense(x, KNOWN, SIZES, bits), KNOWN, SIZES, bits)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), bits=st.sampled_from(DENSE_BITS))
+def test_hostile_dense_parts_are_refused_or_finite(data: st.DataObject, bits: int) -> None:
+    real = bytearray(pack_dense(MOVED, KNOWN, SIZES, bits))
+    for _ in range(data.draw(st.integers(0, 4))):
+        real[data.draw(st.integers(0, len(real) - 1))] ^= data.draw(st.integers(1, 255))
+    changed = bytes(real[: data.draw(st.integers(0, len(real)))]) + data.draw(st.binary(max_size=9))
+    try:
+        read = unpack_dense(changed, KNOWN, SIZES, bits)
+    except PayloadError:
+        return
+    assert read.shape == KNOWN.shape
+    assert np.isfinite(read).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "error"), [("float32", 0), ("float16", 2**-11), ("bfloat16", 2**-8), ("int8", 0.5 / 127)]
+)
+def test_downlink_error(dtype: str, error: float) -> None:
+    packed = pack_downlink(KNOWN, SIZES, dtype)  # type: ignore[arg-type]
+    read = unpack_downlink(packed, SIZES, dtype)  # type: ignore[arg-type]
+    assert read.dtype == np.float32
+    scale = np.repeat([np.abs(x).max(initial=0) for x in np.split(KNOWN, np.cumsum(SIZES)[:-1])], SIZES)
+    assert (np.abs(read - KNOWN) <= error * (scale if dtype == "int8" else np.abs(KNOWN)) * 1.0001).all()
+    bytes_a_weight = {"float32": 4, "int8": 1}.get(dtype, 2)
+    assert packed.nbytes == bytes_a_weight * KNOWN.size + (4 * len(SIZES) if dtype == "int8" else 0)
+    with pytest.raises(ValueError, match="global vector came as"):
+        unpack_downlink(packed[:-1], SIZES, dtype)  # type: ignore[arg-type]
+
+
+def test_bfloat16_is_pytorchs() -> None:
+    import torch
+
+    expected = torch.from_numpy(KNOWN).bfloat16().view(torch.uint16).numpy()
+    assert np.array_equal(pack_downlink(KNOWN, SIZES, "bfloat16"), expected)
+
+
+@pytest.mark.parametrize("dtype", DOWNLINK_DTYPES)
+def test_downlink_of_zeros(dtype: str) -> None:
+    zero = np.zeros(sum(SIZES), np.float32)
+    assert not unpack_downlink(pack_downlink(zero, SIZES, dtype), SIZES, dtype).any()  # type: ignore[arg-type]
+
+
+def test_fedpm_sends_its_probabilities_exactly() -> None:
+    with pytest.raises(ConfigError, match=r"downlink\.dtype=float16: fedpm"):
+        build_method("fedpm", {}, Noise(), downlink="float16")
