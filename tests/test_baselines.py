@@ -16,7 +16,7 @@ from fedmrn_app.methods.fedsparsify import FedSparsify
 from fedmrn_app.methods.topk import keep_largest
 from fedmrn_app.noise import Float32Array
 from fedmrn_app.rotation import BLOCK, rotate, rotate_back
-from fedmrn_app.wire.body import CODED, PLAIN
+from fedmrn_app.wire.body import CODED, PLAIN, Body
 from fedmrn_app.wire.palette import pack_palette, unpack_palette
 from fedmrn_app.wire.sparse import pack_sparse, unpack_sparse
 from tests.test_fedmrn import common, new_model, task
@@ -64,6 +64,13 @@ def test_stochastic_methods_are_unbiased(name: str) -> None:
     mean = np.mean([estimate(name, x, seed) for seed in range(draws)], axis=0, dtype=np.float64)
     variance = 1 - x**2 if name == "signsgd" else np.abs(x) - x**2
     assert (np.abs(mean - x) <= 4 * np.sqrt(variance / draws) + 1e-6).all()
+
+
+def test_scales_that_overflow_are_refused() -> None:
+    body = compressor("drive").compress(GAUSSIAN[:1000], 1, toy(((1000, 1),)), np.random.default_rng(0))
+    huge = np.float32(3e38).tobytes() + bytes(body.data[4:])
+    with pytest.raises(PayloadError, match="update is not finite"):
+        compressor("drive").decode(Body(huge), 1, toy(((1000, 1),)))
 
 
 def test_terngrad_clips_at_two_and_a_half_sigma() -> None:

@@ -12,10 +12,11 @@ from fedmrn_app.errors import PayloadError
 from fedmrn_app.noise import Float32Array, generate_noise
 from fedmrn_app.shapes import Shapes, sizes_of
 from fedmrn_app.wire.bits import pack_bits
-from fedmrn_app.wire.body import CODED, PLAIN, Body
+from fedmrn_app.wire.body import CODED, CODERS, PLAIN, Body
 from fedmrn_app.wire.entropy import categorical, decode_runs, encode_runs, read_words, write_words
 from fedmrn_app.wire.masks import LEVELS, Evidence, _model, code_mask, decode_mask, pack_mask, softsign, unpack_mask
 from fedmrn_app.wire.trits import max_trit_bytes, pack_trits, unpack_trits
+from tests.reference import reference_run
 
 SHAPES = ((64, 32, 3, 3), (5, 3), (40, 500), (1, 1), (8, 4, 5))
 
@@ -143,6 +144,12 @@ def test_runs_with_their_counts() -> None:
     counts = [np.bincount(run, minlength=3).tolist() for run in runs]
     for mine, theirs in zip(decode_runs(encode_runs(runs, counts), counts), runs, strict=True):
         assert np.array_equal(mine, theirs)
+
+
+def test_coding_changes_no_weight() -> None:
+    """The same final weights with the coder on and off, and fewer bytes with it on."""
+    small = ("rounds=2", "clients=2", "clients_per_round=2", "local.epochs=1", "uplink.dense_bits=32")
+    assert len({reference_run((*small, f"uplink.coder={coder}")) for coder in CODERS}) == 1
 
 
 def test_softsign_is_bounded_and_scale_free() -> None:

@@ -88,7 +88,7 @@ def test_command_is_deterministic_and_equals_a_plain_loop(tmp_path: Path) -> Non
 
 
 def test_misbehaving_clients_are_left_out(tmp_path: Path) -> None:
-    overrides = (*SMALL, "clients_per_round=7")
+    overrides = (*SMALL, "clients_per_round=7", "downlink.dtype=int8")
     lines: list[str] = []
     # two nodes for seven clients: a node may stand for several
     run_simulation(load_config(overrides), overrides, tmp_path, app=HOSTILE_APP, nodes=2, on_line=lines.append)

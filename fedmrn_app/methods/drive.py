@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, get_args
 
 import numpy as np
 
-from fedmrn_app.errors import ConfigError
+from fedmrn_app.errors import ConfigError, PayloadError
 from fedmrn_app.methods import Common, PostTraining
 from fedmrn_app.noise import Float32Array
 from fedmrn_app.rotation import block_lengths, rotate, rotate_back
@@ -50,7 +50,11 @@ class RotatedSigns(PostTraining):
         scales, rest = unpack_scales(body.data, len(lengths))
         rotated = np.repeat(scales * np.float32(self.centroid), lengths)
         rotated *= 2 * unpack_bits(rest, common.count).view(np.int8) - 1
-        return rotate_back(rotated, seed)
+        with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is checked
+            update = rotate_back(rotated, seed)
+        if not np.isfinite(update).all():
+            raise PayloadError("body holds scales so large that the update is not finite")
+        return update
 
     def max_body_bytes(self, shapes: Shapes) -> int:
         """One bit a weight and 32 a block."""
