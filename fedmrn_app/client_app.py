@@ -107,6 +107,7 @@ class Party:
             images,
             batch_size=config.local.batch_size,
             epochs=config.local.epochs,
+            steps=config.local.steps,
             seed=derive_seed(config.seed, "batches", server_round, client),
             augmentation=config.dataset.augmentation,
             device=model.device,

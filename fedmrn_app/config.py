@@ -49,6 +49,7 @@ class LocalConfig:
     epochs: int
     batch_size: int
     lr: float
+    steps: int | None = None  # instead of epochs
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Config:
         """Return a new model on the run's device with the run's initial weights."""
         options = {key: value for key, value in self.model.items() if key != "name"}
         module = build_model(self.model["name"], self.dataset.shape, derive_seed(self.seed, "model"), **options)
-        return FlatModel(module, self.torch_device())
+        return FlatModel(module, self.torch_device(), whole=self.build_method().whole_model)
 
     def torch_device(self) -> torch.device:
         """Return the device of training and evaluation here; `auto` is a GPU where there is one.
@@ -291,6 +292,8 @@ def _check(config: Config) -> None:
     for key in ("round_timeout", "node_timeout"):
         _require(0 < getattr(config, key) < math.inf, key, getattr(config, key), "above 0 seconds")
     _require(config.local.epochs >= 1, "local.epochs", config.local.epochs, "at least 1")
+    steps = config.local.steps
+    _require(steps is None or steps >= 1, "local.steps", steps, "at least 1, or null for whole epochs")
     _require(config.local.batch_size >= 1, "local.batch_size", config.local.batch_size, "at least 1")
     _require(0 < config.local.lr < math.inf, "local.lr", config.local.lr, "above 0")
     bits = config.uplink.dense_bits

@@ -117,7 +117,7 @@ class PayloadStrategy(Strategy):
                             {
                                 "client": client,
                                 "round": server_round,
-                                "seed": derive_seed(self.seed, "noise", server_round, client),
+                                "seed": self.method.client_seed(self.seed, server_round, client),
                             }
                         ),
                     }
@@ -182,7 +182,7 @@ class PayloadStrategy(Strategy):
             self.method,
             common,
             DenseFormat(self._dense, self.dense_sizes, self.dense_bits),
-            seed=derive_seed(self.seed, "noise", server_round, client),
+            seed=self.method.client_seed(self.seed, server_round, client),
             samples=self.members[client].samples,
         )
 

@@ -37,7 +37,7 @@ def reference_state(
         for client in map(int, selected):
             if client in left_out:
                 continue
-            seed = derive_seed(config.seed, "noise", server_round, client)
+            seed = method.client_seed(config.seed, server_round, client)
             data, residuals[client] = party.train(client, server_round, seed, sent, dense, residuals.get(client))
             count = len(party.rows[client])
             upload = read_upload(data, method, common, dense_format, seed=seed, samples=count)

@@ -30,6 +30,15 @@ def test_error_is_at_most_a_step(bits: int) -> None:
         assert (np.abs(read[x] - MOVED[x]) <= 1.001 * largest).all()
 
 
+@pytest.mark.parametrize("bits", DENSE_BITS)
+def test_nothing_takes_no_bytes(bits: int) -> None:
+    nothing = np.zeros(0, np.float32)
+    assert pack_dense(nothing, nothing, [], bits) == b""
+    assert unpack_dense(b"", nothing, [], bits).shape == (0,)
+    with pytest.raises(PayloadError, match=r"dense part has|coded body"):
+        unpack_dense(b"\0\0\0\0", nothing, [], bits)
+
+
 def test_fewer_bits_are_fewer_bytes() -> None:
     sizes = [len(pack_dense(MOVED, KNOWN, SIZES, bits)) for bits in DENSE_BITS]
     assert sizes == sorted(sizes)

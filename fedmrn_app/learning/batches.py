@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal, get_args
 
 import numpy as np
@@ -45,6 +46,8 @@ class Images:
 class Batches:
     """The batches of `epochs` passes over one client's images, in an order and augmentation fixed by `seed`.
 
+    With `steps` there are so many batches instead, in as many passes as they take.
+
     Iterating yields (x, y): x float32 (b, channels, height, width), channels-last and normalised, y int64 (b,), on
     `device`. `len` is the number of local steps S. A last batch of one sample joins the batch before it, since
     batch-norm cannot train on one.
@@ -57,11 +60,11 @@ class Batches:
         batch_size: int,
         epochs: int,
         seed: int,
+        steps: int | None = None,
         augmentation: Augmentation = "none",
         device: torch.device | str = "cpu",
     ) -> None:
         self._images = images
-        self._epochs = epochs
         self._seed = seed
         self._augmentation = augmentation
         self._device = torch.device(device)
@@ -69,15 +72,19 @@ class Batches:
         if len(starts) > 1 and len(images) - starts[-1] == 1:
             starts.pop()
         self._bounds = list(zip(starts, [*starts[1:], len(images)], strict=True))
+        self._steps = epochs * len(self._bounds) if steps is None else steps
 
     def __len__(self) -> int:
-        return self._epochs * len(self._bounds)
+        return self._steps
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return islice(self._endless(), self._steps)
+
+    def _endless(self) -> Iterator[tuple[Tensor, Tensor]]:
         pixels = torch.from_numpy(self._images.pixels).to(self._device)
         labels = torch.from_numpy(self._images.labels).to(self._device)
         generator = torch.Generator().manual_seed(self._seed)
-        for _ in range(self._epochs):
+        while True:
             order = torch.randperm(len(labels), generator=generator).to(self._device)
             for start, end in self._bounds:
                 rows = order[start:end]

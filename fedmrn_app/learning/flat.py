@@ -31,10 +31,11 @@ class FlatModel:
         dense_grads: float32, the gradients of the parameters in `dense`, which are its first `dense_grads.numel()`.
         parameter_count: number of trained parameters, masked and dense, running statistics not among them.
 
-    Frozen parameters and integer buffers are part of neither: every party has them from building the module.
+    A `whole` model's weights are all its trained parameters. Frozen parameters and integer buffers are part of
+    neither: every party has them from building the module.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
+    def __init__(self, module: nn.Module, device: torch.device | str = "cpu", *, whole: bool = False) -> None:
         self.module = module.to(device)
         masked = {
             id(p)
@@ -43,6 +44,8 @@ class FlatModel:
             for p in m.parameters(recurse=False)
             if p.dim() >= 2
         }
+        if whole:
+            masked = {id(p) for p in module.parameters()}
         trained = [p for p in module.parameters() if p.requires_grad]  # tied parameters come once
         weights = [p for p in trained if id(p) in masked]
         rest = [p for p in trained if id(p) not in masked]

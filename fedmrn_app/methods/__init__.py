@@ -23,7 +23,7 @@ from fedmrn_app.errors import ConfigError
 from fedmrn_app.learning.batches import Batches
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.sgd import Precision, train_update
-from fedmrn_app.noise import Distribution, Float32Array, generate_noise
+from fedmrn_app.noise import Distribution, Float32Array, derive_seed, generate_noise
 from fedmrn_app.shapes import Shapes, sizes_of
 from fedmrn_app.wire.body import Body, Coder
 from fedmrn_app.wire.downlink import DownlinkDtype, pack_downlink, unpack_downlink
@@ -125,6 +125,7 @@ class Method(ABC):
 
     name: ClassVar[str]
     code: ClassVar[int]  # names the method on the wire; never given to another one
+    whole_model: ClassVar[bool] = False  # whether all trained parameters are masked weights, biases and batch norm too
 
     noise: Noise
     seed: int = 0  # of whatever is random but the same for all clients and rounds of a run
@@ -135,6 +136,10 @@ class Method(ABC):
     def feeds_errors_back(self) -> bool:
         """Whether clients keep a residual from round to round."""
         return False
+
+    def client_seed(self, run_seed: int, server_round: int, client: int) -> int:
+        """The 64-bit seed that the server gives a client for a round, one of its own."""
+        return derive_seed(run_seed, "noise", server_round, client)
 
     @abstractmethod
     def train(self, model: FlatModel, task: LocalTask) -> ClientUpdate:

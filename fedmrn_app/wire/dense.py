@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import constriction
 import numpy as np
@@ -43,10 +44,10 @@ def pack_dense(values: Float32Array, known: Float32Array, sizes: Sequence[int], 
     if bits == 16:
         return np.clip(values, -_LARGEST, _LARGEST).astype("<f2").tobytes()
     limit = _limit(bits)
-    ends = np.cumsum(sizes)[:-1]
     heads = np.zeros(len(sizes), _HEAD)
     runs = []
-    for head, x, reference in zip(heads, np.split(values, ends), np.split(known, ends), strict=True):
+    for head, where in zip(heads, _tensors(sizes), strict=True):
+        x, reference = values[where], known[where]
         spread, size = _largest(x - reference), _largest(x)
         head["step"] = spread / limit if not spread > size else -max(size / limit, _SMALLEST)
         steps = _steps(x, head["step"]) - _base(reference, head["step"])
@@ -83,10 +84,7 @@ def unpack_dense(data: bytes | memoryview, known: Float32Array, sizes: Sequence[
     _finite(heads["step"])
     coder = read_words(data[head_size:])
     values = np.empty(count, np.float32)
-    start = 0
-    for head, size in zip(heads, sizes, strict=True):
-        x = slice(start, start + size)
-        start += size
+    for head, size, x in zip(heads, sizes, _tensors(sizes), strict=True):
         steps = _base(known[x], head["step"])
         if head["fall"] and size:
             steps += coder.decode(_model(int(head["fall"]), limit), size) - limit
@@ -103,6 +101,10 @@ def max_dense_bytes(sizes: Sequence[int], bits: int) -> int:
         return bits // 8 * sum(sizes)
     # no value has a probability below 2^-24
     return _HEAD.itemsize * len(sizes) + 3 * sum(sizes) + 8
+
+
+def _tensors(sizes: Sequence[int]) -> list[slice]:
+    return [slice(*bounds) for bounds in pairwise([0, *accumulate(sizes)])]
 
 
 def _limit(bits: int) -> int:
