@@ -16,7 +16,7 @@ from fedmrn_app.data.partitions import load_partitions
 from fedmrn_app.data.sets import load_images, prepare_arrays
 from fedmrn_app.learning.batches import Batches
 from fedmrn_app.learning.flat import FlatModel
-from fedmrn_app.methods import Common, LocalTask
+from fedmrn_app.methods import LocalTask
 from fedmrn_app.noise import Float32Array, derive_seed
 from fedmrn_app.uplink import FIELD, RECORD, DenseFormat, write_upload
 
@@ -100,7 +100,8 @@ class Party:
         torch.set_num_threads(config.client_cpus)
         if self.method.feeds_errors_back and residual is None:
             residual = np.zeros(model.weights.numel(), np.float32)
-        common = Common(model.shapes, self.method.unpack(vector, model.shapes), first_vector)
+        held = self.method.held(model.shapes, client, server_round, seed)
+        common = self.method.receive(vector, model.shapes, first_vector, held)
         model.load(common.vector, dense)
         images = self.images.select(self.rows[client])
         batches = Batches(

@@ -82,6 +82,7 @@ class Config:
     round_timeout: float
     node_timeout: float
     resume: bool
+    evaluate_train: bool
     uplink: UplinkConfig
     downlink: DownlinkConfig
     local: LocalConfig

@@ -35,6 +35,8 @@ class Round:
         sampled_accuracy: of a model drawn from the global distribution, for methods that keep one (FedPM), else NaN.
         loss: mean cross-entropy of the global model on the test split.
         train_loss: mean loss of local training.
+        loss_gap: loss of the global model on the train split less that on the test split, if evaluate_train, else NaN.
+        accuracy_gap: likewise its accuracy.
         uplink_bytes: bytes of a client's whole reply.
         uplink_bits_per_parameter: the same in bits over the number of trained parameters.
         downlink_bytes: bytes of the content sent to a client.
@@ -51,9 +53,11 @@ class Round:
     sampled_accuracy: float
     loss: float
     train_loss: float
+    loss_gap: float
+    accuracy_gap: float
     uplink_bytes: float
     uplink_bits_per_parameter: float
-    downlink_bytes: int
+    downlink_bytes: float
     clients_ok: int
     clients_failed: int
     train_seconds: float

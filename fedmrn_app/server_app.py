@@ -85,7 +85,8 @@ def _train(grid: Grid, config: Config, overrides: tuple[str, ...], folder: RunFo
             folder, f"round {server_round}: client {client} left out: {reason}"
         ),
     )
-    progress = Progress(config, folder, model, test, strategy)
+    train = load_images(config.dataset, "train") if config.evaluate_train else None
+    progress = Progress(config, folder, model, test, strategy, train)
     strategy.start(
         grid,
         pack_model(vector, model.state()[1]),
@@ -117,12 +118,14 @@ class Progress:
         model: FlatModel,
         test: Images,
         strategy: PayloadStrategy,
+        train: Images | None = None,
     ) -> None:
         self.config = config
         self.folder = folder
         self.model = model
         self.test = test
         self.strategy = strategy
+        self.train = train
         self.first = self.started = time.perf_counter()
 
     def __call__(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
@@ -135,6 +138,9 @@ class Progress:
         sampled_accuracy = self._sampled_accuracy(vector, dense, server_round)
         self.model.load(self.strategy.method.weights(vector, self.model.shapes), dense)
         accuracy, loss = evaluate(self.model, self.test)
+        train_accuracy, train_loss = (
+            evaluate(self.model, self.train) if self.train is not None else (math.nan, math.nan)
+        )
         now = time.perf_counter()
         report = self.strategy.report
         uplink = float(np.mean(report.uplink_bytes))
@@ -144,9 +150,11 @@ class Progress:
             sampled_accuracy=sampled_accuracy,
             loss=loss,
             train_loss=float(np.mean(report.losses)),
+            loss_gap=train_loss - loss,
+            accuracy_gap=train_accuracy - accuracy,
             uplink_bytes=uplink,
             uplink_bits_per_parameter=8 * uplink / self.model.parameter_count,
-            downlink_bytes=report.downlink_bytes,
+            downlink_bytes=float(np.mean(report.downlink_bytes)),
             clients_ok=len(report.uplink_bytes),
             clients_failed=len(report.failures),
             train_seconds=float(np.mean(report.train_seconds)),

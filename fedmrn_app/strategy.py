@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -13,7 +12,6 @@ from flwr.app.metadata import Metadata
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.supercore.inflatable.inflatable_object import InflatableObject
-from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError, RunError, remote_reason
 from fedmrn_app.methods import Common, Method
@@ -38,14 +36,14 @@ class RoundReport:
     Attributes:
         selected: the round's clients, in ascending order.
         failures: the reason of each client that was left out.
-        downlink_bytes: length of the content sent to one client, Flower's framing included.
+        downlink_bytes: length of the content sent to each client, Flower's framing included.
         uplink_bytes: length of each usable reply's content, likewise.
         losses: mean training loss of each usable reply; the seconds likewise.
         decode_seconds: server time to check, decode and add all replies.
     """
 
     selected: list[int]
-    downlink_bytes: int = 0
+    downlink_bytes: list[int] = field(default_factory=list)
     failures: dict[int, str] = field(default_factory=dict)
     uplink_bytes: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
@@ -97,7 +95,7 @@ class PayloadStrategy(Strategy):
         self._sent: dict[int, Metadata] = {}
         self._vector: Float32Array = np.empty(0, np.float32)
         self._dense: Float32Array = np.empty(0, np.float32)
-        self._packed: NDArray[Any] = self._vector  # the vector as it was sent
+        self._common = Common(shapes, first_vector, first_vector)  # of the client that was last asked
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -105,32 +103,35 @@ class PayloadStrategy(Strategy):
         """Address the global model to this round's clients, each with a seed of its own."""
         server_round += self.finished_rounds
         self._vector, self._dense = arrays["vector"].numpy(), arrays["dense"].numpy()
-        self._packed = self.method.pack(self._vector, self.shapes)
-        sent = ArrayRecord({"vector": Array(self._packed), "dense": arrays["dense"]})
         selected = sample_clients(sorted(self.members), self.clients_per_round, self.seed, server_round)
-        messages = {
-            client: Message(
-                RecordDict(
-                    {
-                        "model": sent,
-                        "task": ConfigRecord(
-                            {
-                                "client": client,
-                                "round": server_round,
-                                "seed": self.method.client_seed(self.seed, server_round, client),
-                            }
-                        ),
-                    }
-                ),
+        messages = {}
+        sent: ArrayRecord | None = None
+        for client in selected:
+            if sent is None or self._common.held is not None:  # else all clients get the same
+                self._common, sent = self._broadcast(client, server_round)
+            messages[client] = Message(
+                RecordDict({"model": sent, "task": self._task(client, server_round)}),
                 dst_node_id=self.members[client].node_id,
                 message_type="train",
                 group_id=str(server_round),
             )
-            for client in selected
-        }
-        self.report = RoundReport(selected, content_bytes(messages[selected[0]].content))
+        self.report = RoundReport(selected, [content_bytes(message.content) for message in messages.values()])
         self._sent = {client: message.metadata for client, message in messages.items()}
         return messages.values()
+
+    def _broadcast(self, client: int, server_round: int) -> tuple[Common, ArrayRecord]:
+        """What a client holds of the global model, as both sides know it and as it is sent."""
+        held = self.method.held(self.shapes, client, server_round, self._seed(client, server_round))
+        packed = self.method.send(self._vector, self.shapes, held)
+        common = self.method.receive(packed, self.shapes, self.first_vector, held)
+        return common, ArrayRecord({"vector": Array(packed), "dense": Array(self._dense)})
+
+    def _task(self, client: int, server_round: int) -> ConfigRecord:
+        seed = self._seed(client, server_round)
+        return ConfigRecord({"client": client, "round": server_round, "seed": seed})
+
+    def _seed(self, client: int, server_round: int) -> int:
+        return self.method.client_seed(self.seed, server_round, client)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -143,14 +144,16 @@ class PayloadStrategy(Strategy):
         server_round += self.finished_rounds
         by_message = {message.metadata.reply_to_message_id: message for message in replies}
         start = time.perf_counter()
-        common = Common(self.shapes, self.method.unpack(self._packed, self.shapes), self.first_vector)
         vector_sum = np.zeros_like(self._vector)
         dense_sum = np.zeros_like(self._dense)
         samples = 0
+        holders = np.zeros_like(self._vector)  # samples of the clients that hold a weight
         for client in self.report.selected:
+            if self._common.held is not None:
+                self._common, _ = self._broadcast(client, server_round)
             try:
                 content = _content(by_message.get(self._sent[client].message_id))
-                upload = self._open(content, client, server_round, common)
+                upload = self._open(content, client, server_round)
             except PayloadError as error:
                 self.report.failures[client] = str(error)
                 self.on_failure(server_round, client, str(error))
@@ -159,19 +162,22 @@ class PayloadStrategy(Strategy):
                 vector_sum += np.float32(upload.payload.samples) * upload.vector
                 dense_sum += np.float32(upload.payload.samples) * upload.dense
             samples += upload.payload.samples
+            if self.method.averages_holders:
+                holders[self._common.held_weights()] += np.float32(upload.payload.samples)
             self.report.add(upload.payload, content_bytes(content))
         if samples == 0:
             reasons = "; ".join(f"client {client}: {reason}" for client, reason in self.report.failures.items())
             raise RunError(f"round {server_round}: no usable reply ({reasons})")
         replies_used = len(self.report.uplink_bytes)
-        vector = self.method.combine(self._vector, vector_sum / np.float32(samples), replies_used)
+        share = np.maximum(holders, 1) if self.method.averages_holders else np.float32(samples)
+        vector = self.method.combine(self._vector, vector_sum / share, replies_used)
         dense = dense_sum / np.float32(samples)
         self.report.decode_seconds = time.perf_counter() - start
         if not (np.isfinite(vector).all() and np.isfinite(dense).all()):
             raise RunError(f"round {server_round}: the global model is no longer finite; take a smaller local.lr")
         return pack_model(vector, dense), None
 
-    def _open(self, content: RecordDict, client: int, server_round: int, common: Common) -> Upload:
+    def _open(self, content: RecordDict, client: int, server_round: int) -> Upload:
         """Find, check and read the payload in a reply's content."""
         record = content.config_records.get(RECORD)
         data = record.get(FIELD) if record is not None else None
@@ -180,9 +186,9 @@ class PayloadStrategy(Strategy):
         return read_upload(
             data,
             self.method,
-            common,
+            self._common,
             DenseFormat(self._dense, self.dense_sizes, self.dense_bits),
-            seed=self.method.client_seed(self.seed, server_round, client),
+            seed=self._seed(client, server_round),
             samples=self.members[client].samples,
         )
 

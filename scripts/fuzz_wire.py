@@ -67,8 +67,10 @@ def make_samples(names: list[str]) -> list[Sample]:
                 vector, dense = first, model.state()[1]
                 for server_round in (1, 2):
                     known = DenseFormat(dense, model.dense_sizes, bits)
-                    common = Common(shapes, vector, first)
-                    data, _ = party.train(0, server_round, 7, method.pack(vector, shapes), dense)
+                    held = method.held(shapes, 0, server_round, 7)
+                    sent = method.send(vector, shapes, held)
+                    common = method.receive(sent, shapes, first, held)
+                    data, _ = party.train(0, server_round, 7, sent, dense)
                     sample = Sample(f"{name} {coder} {bits}", data, method, common, known, 7, len(party.rows[0]))
                     upload = read(sample, data)
                     vector, dense = method.combine(vector, upload[0], 1), upload[1]

@@ -21,7 +21,7 @@ VALUES: dict[str, Any] = {"rounds": 3, "seed": 0, "local": {"lr": 0.1}}
 
 
 def row(number: int, accuracy: float) -> Round:
-    return Round(number, accuracy, 0.25, 0.5, 0.6, 100.0, 1.25, 400, 9, 1, 2.0, 0.02, 0.001, 3.0)
+    return Round(number, accuracy, 0.25, 0.5, 0.6, 0.1, -0.01, 100.0, 1.25, 400.0, 9, 1, 2.0, 0.02, 0.001, 3.0)
 
 
 def model(seed: int = 0) -> FlatModel:

@@ -193,7 +193,7 @@ def test_uplink_counts_framing(strategy: PayloadStrategy) -> None:
 
     assert content_bytes(reply.content) == sum(len(item.deflate()) for item in objects(reply.content))
     assert len(payload) < content_bytes(reply.content) < len(payload) + 190
-    assert strategy.report.downlink_bytes > 4 * (D + M)
+    assert min(strategy.report.downlink_bytes) > 4 * (D + M)
 
 
 def test_sampling_depends_on_seed_and_round_alone() -> None:

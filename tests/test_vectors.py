@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from fedmrn_app.learning.flat import state_sha256
 from fedmrn_app.methods import ClientUpdate, Common, Method, Noise, PostTraining, build_method, find_methods
@@ -21,6 +22,7 @@ from fedmrn_app.uplink import DenseFormat, read_upload, write_upload
 from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.masks import Evidence, pack_mask
 from fedmrn_app.wire.sparse import pack_sparse
+from fedmrn_app.wire.values import pack_floats
 
 FOLDER = Path(__file__).parent / "vectors"
 ANSWERS = FOLDER / "answers.json"
@@ -37,7 +39,12 @@ def common(method: Method) -> Common:
     if method.name == "fedpm":
         tenths = np.round(np.abs(values(1, D, 0.3)).clip(0, 1) * 10)
         return Common(SHAPES, (tenths / 10).astype(np.float32), values(2, D))
-    return Common(SHAPES, values(1, D), values(2, D))
+    held = method.held(SHAPES, 0, 1, SEED)
+    return Common(SHAPES, values(1, D) * held_or_one(held), values(2, D), held)
+
+
+def held_or_one(held: NDArray[np.bool_] | None) -> Float32Array:
+    return np.ones(D, np.float32) if held is None else held.astype(np.float32)
 
 
 def build(name: str) -> Method:
@@ -62,6 +69,8 @@ def make(name: str) -> bytes:
         body = pack_mask(kept, method.evidence(n, known), "auto")
     elif name == "fedpm":
         body = pack_mask(uniform < known.vector, Evidence(SHAPES, known.vector), "auto")
+    elif name == "submodel":
+        body = Body(pack_floats(u[known.held_weights()]))
     else:
         body = sparse_model(known)
     update = ClientUpdate(body, loss=0.5, train_seconds=2.0, compress_seconds=1.0)

@@ -10,7 +10,7 @@ import importlib
 import pkgutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from typing import Any, ClassVar
@@ -53,18 +53,24 @@ class Common:
 
     Attributes:
         shapes: the shapes of the masked tensors, d elements in all.
-        vector: the global vector as clients received it, float32 (d,).
+        vector: the global vector as clients received it, float32 (d,); zero what a client does not hold.
         first: the global vector before the first round, float32 (d,).
+        held: which weights this client holds, bool (d,), where clients hold different ones; else None.
     """
 
     shapes: Shapes
     vector: Float32Array
     first: Float32Array
+    held: NDArray[np.bool_] | None = None
 
     @property
     def count(self) -> int:
         """d, the number of masked weights."""
         return self.vector.size
+
+    def held_weights(self) -> NDArray[np.bool_]:
+        """Which weights the client holds, bool (d,)."""
+        return np.ones(self.count, np.bool_) if self.held is None else self.held
 
     @cached_property
     def trend(self) -> Float32Array:
@@ -165,6 +171,15 @@ class Method(ABC):
     def max_body_bytes(self, shapes: Shapes) -> int:
         """The most bytes that a body takes, which the tests hold the method to."""
 
+    def held(self, shapes: Shapes, client: int, server_round: int, seed: int) -> NDArray[np.bool_] | None:
+        """Which weights a client gets, trains and returns in a round, bool (d,); None if all clients hold all."""
+        return None
+
+    @property
+    def averages_holders(self) -> bool:
+        """Whether a weight's mean is over the clients that hold it; else what is not held counts as unchanged."""
+        return False
+
     def first_vector(self, model: FlatModel) -> Float32Array:
         """The global vector before training; `model` holds its initial weights."""
         return model.state()[0]
@@ -173,13 +188,28 @@ class Method(ABC):
         """The next global vector from the last one and the weighted mean of what `replies` clients contributed."""
         return vector + mean
 
-    def pack(self, vector: Float32Array, shapes: Shapes) -> NDArray[Any]:
-        """The global vector as it is sent to clients."""
-        return pack_downlink(vector, sizes_of(shapes), self.downlink)
+    def pack(self, vector: Float32Array, sizes: Sequence[int]) -> NDArray[Any]:
+        """The global vector, or what a client holds of it, as it is sent; `sizes` are the elements of each tensor."""
+        return pack_downlink(vector, sizes, self.downlink)
 
-    def unpack(self, packed: NDArray[Any], shapes: Shapes) -> Float32Array:
-        """The global vector as clients use it, from what was sent."""
-        return unpack_downlink(packed, sizes_of(shapes), self.downlink)
+    def unpack(self, packed: NDArray[Any], sizes: Sequence[int]) -> Float32Array:
+        """What was packed, as clients use it."""
+        return unpack_downlink(packed, sizes, self.downlink)
+
+    def send(self, vector: Float32Array, shapes: Shapes, held: NDArray[np.bool_] | None) -> NDArray[Any]:
+        """Pack the global vector (d,), or only what is held of it."""
+        return self.pack(vector if held is None else vector[held], held_sizes(shapes, held))
+
+    def receive(
+        self, packed: NDArray[Any], shapes: Shapes, first: Float32Array, held: NDArray[np.bool_] | None
+    ) -> Common:
+        """What both sides know once `packed` was sent, which `send` made."""
+        values = self.unpack(packed, held_sizes(shapes, held))
+        if held is None:
+            return Common(shapes, values, first)
+        vector = np.zeros(held.size, np.float32)
+        vector[held] = values
+        return Common(shapes, vector, first, held)
 
     def weights(self, vector: Float32Array, shapes: Shapes) -> Float32Array:
         """The weights that a global vector stands for in evaluation."""
@@ -188,6 +218,14 @@ class Method(ABC):
     def sampled_weights(self, vector: Float32Array, shapes: Shapes, seed: int) -> Float32Array | None:
         """Weights drawn from the distribution that a global vector stands for; None where it stands for itself."""
         return None
+
+
+def held_sizes(shapes: Shapes, held: NDArray[np.bool_] | None) -> list[int]:
+    """How many elements of each tensor are held."""
+    sizes = sizes_of(shapes)
+    if held is None:
+        return sizes
+    return [int(np.count_nonzero(part)) for part in np.split(held, np.cumsum(sizes)[:-1])]
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -109,13 +110,13 @@ class FedPM(Method):
         """Mode of the Beta posterior of as many draws as there are replies, from the reset prior."""
         return (mean * np.float32(replies) + np.float32(self.prior - 1)) / np.float32(replies + 2 * (self.prior - 1))
 
-    def pack(self, vector: Float32Array, shapes: Shapes) -> NDArray[Any]:
+    def pack(self, vector: Float32Array, sizes: Sequence[int]) -> NDArray[Any]:
         """The few different values that means of masks take, and for each weight which of them."""
         return np.frombuffer(pack_palette(vector), np.uint8)
 
-    def unpack(self, packed: NDArray[Any], shapes: Shapes) -> Float32Array:
+    def unpack(self, packed: NDArray[Any], sizes: Sequence[int]) -> Float32Array:
         """The inverse of `pack`, exactly."""
-        return unpack_palette(packed.tobytes(), sum(sizes_of(shapes)))
+        return unpack_palette(packed.tobytes(), sum(sizes))
 
     def weights(self, vector: Float32Array, shapes: Shapes) -> Float32Array:
         """The expected network, or the one of the weights that are kept more often than not."""

@@ -1,0 +1,131 @@
+"""Sub-model training: a client gets, trains and returns only a part of the weights (Deng, Qiao and Mahdavi).
+
+"On the Convergence and Stability of Distributed Sub-model Training", Algorithms 1 and 2. A client of capacity beta
+holds the share beta of the weights, another part in each round:
+
+- `random`: every weight with probability beta;
+- `rolling`: one of R = ceil(1 / beta) windows of consecutive weights, in an order that is shuffled anew after R rounds;
+  each tensor has windows of its own, lest whole layers be missing and nothing get through;
+- `static`: always the first window (HeteroFL, Diao et al. 2020);
+- `full`: all weights, whatever the capacity, which is FedAvg.
+
+The other weights are zero while it trains. Both ways only the held values travel; which these are follows from the seed
+or the round. Weights that a client does not hold count as unchanged in the mean (`fill`, the paper's), or the mean of a
+weight is over those who hold it (`coverage`, FedRolex, Alam et al. 2022).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmrn_app.errors import ConfigError
+from fedmrn_app.learning.flat import FlatModel, to_tensor
+from fedmrn_app.learning.sgd import local_sgd
+from fedmrn_app.methods import ClientUpdate, Common, LocalTask, Method
+from fedmrn_app.noise import Float32Array, generate_noise
+from fedmrn_app.shapes import Shapes, sizes_of
+from fedmrn_app.wire.body import Body
+from fedmrn_app.wire.values import pack_floats, unpack_floats
+
+Masking = Literal["random", "rolling", "static", "full"]
+Aggregate = Literal["fill", "coverage"]
+
+
+@dataclass(frozen=True)
+class SubModel(Method):
+    """Body: the update of the held weights as float32, in the weights' order."""
+
+    name = "submodel"
+    code = 12
+
+    masking: Masking = "rolling"
+    aggregate: Aggregate = "fill"
+    capacities: Sequence[float] = (
+        1.0,
+        0.5,
+        0.25,
+        0.125,
+        0.0625,
+    )  # each client has one of them, drawn by the run's seed
+    radius: float | None = None  # of the ball that the weights are projected onto after each round (the paper's P_W)
+
+    def __post_init__(self) -> None:
+        for key, allowed in (("masking", get_args(Masking)), ("aggregate", get_args(Aggregate))):
+            if getattr(self, key) not in allowed:
+                raise ConfigError(f"strategy.{key}={getattr(self, key)}: must be one of {', '.join(allowed)}")
+        if not self.capacities or not all(0 < capacity <= 1 for capacity in self.capacities):
+            raise ConfigError(f"strategy.capacities={list(self.capacities)}: must be numbers above 0 and at most 1")
+        if self.radius is not None and not self.radius > 0:
+            raise ConfigError(f"strategy.radius={self.radius}: must be above 0, or null for no projection")
+
+    @property
+    def averages_holders(self) -> bool:
+        """Whether a weight's mean is over the clients that hold it."""
+        return self.aggregate == "coverage"
+
+    def capacity(self, client: int) -> float:
+        """The share of the weights that a client holds."""
+        word = int(np.random.Philox(key=self.seed, counter=client + 1).random_raw())
+        return self.capacities[word % len(self.capacities)]
+
+    def held(self, shapes: Shapes, client: int, server_round: int, seed: int) -> NDArray[np.bool_]:
+        """Which weights a client holds in a round, bool (d,)."""
+        count, capacity = sum(sizes_of(shapes)), self.capacity(client)
+        if self.masking == "full" or capacity == 1:
+            return np.ones(count, np.bool_)
+        if self.masking == "random":
+            return generate_noise(seed, count, "uniform", 1.0) < np.float32(2 * capacity - 1)
+        window = 0 if self.masking == "static" else self.window(math.ceil(1 / capacity), server_round)
+        held = np.zeros(count, np.bool_)
+        start = 0
+        for size in sizes_of(shapes):
+            share = math.ceil(capacity * size)
+            held[start + np.arange(window * share, (window + 1) * share) % size] = True
+            start += size
+        return held
+
+    def window(self, windows: int, server_round: int) -> int:
+        """Which of the windows is held in a round: each one once in every `windows` rounds."""
+        epoch, position = divmod(server_round - 1, windows)
+        words = np.random.Philox(key=self.seed, counter=(1 << 64) * (epoch + 1)).random_raw(windows)
+        return int(np.argsort(words, kind="stable")[position])
+
+    def train(self, model: FlatModel, task: LocalTask) -> ClientUpdate:
+        """Plain local SGD on the held weights; the others are zero and stay so."""
+        start = time.perf_counter()
+        held = task.common.held_weights()
+        mask = to_tensor(held.astype(np.float32)).to(model.device)
+        first = model.weights.clone()
+
+        def mask_grads() -> None:
+            model.weight_grads.mul_(mask)
+
+        loss = local_sgd(model, task.batches, task.lr, precision=task.precision, after_backward=mask_grads)
+        trained = time.perf_counter()
+        body = Body(pack_floats((model.weights - first).cpu().numpy()[held]))
+        return ClientUpdate(body, loss, trained - start, time.perf_counter() - trained)
+
+    def decode(self, body: Body, seed: int, common: Common) -> Float32Array:
+        """Return the update, zero where nothing is held."""
+        body.must_be_plain()
+        held = common.held_weights()
+        update = np.zeros(common.count, np.float32)
+        update[held] = unpack_floats(body.data, int(np.count_nonzero(held)))
+        return update
+
+    def max_body_bytes(self, shapes: Shapes) -> int:
+        """32 bits a weight that is held; a client may hold all."""
+        return 4 * sum(sizes_of(shapes))
+
+    def combine(self, vector: Float32Array, mean: Float32Array, replies: int) -> Float32Array:
+        """Add the mean update and project onto the ball, if there is one."""
+        moved = vector + mean
+        norm = np.linalg.norm(moved.astype(np.float64)) if self.radius is not None else 0.0
+        return moved * np.float32(self.radius / norm) if self.radius is not None and norm > self.radius else moved
