@@ -153,7 +153,7 @@ def test_sparse_vectors_take_the_smaller_form(density: float) -> None:
     x = (GAUSSIAN[:50_000] * (random.random(50_000) < density)).astype(np.float32)
     evidence = toy(((100, 500),)).motion
     body = pack_sparse(x, evidence, "auto")
-    assert np.array_equal(unpack_sparse(body, evidence), x)
+    assert np.array_equal(unpack_sparse(body, x.size, evidence), x)
     assert body.coder == (PLAIN if density == 0.5 else CODED)
     assert len(body) <= 4 + 50_000 // 8 + 4 * np.count_nonzero(x)
 

@@ -5,6 +5,7 @@
 
 import hashlib
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,9 @@ def make(name: str) -> bytes:
     elif isinstance(method, FedMRN):
         n = method.noise(SEED, D)
         kept = uniform < ((u + n) / (2 * n) if method.signed else u / n)
-        body = pack_mask(kept, method.evidence(n, known), "auto")
+        body = pack_mask(kept, partial(method.evidence, n, known), "auto")
     elif name == "fedpm":
-        body = pack_mask(uniform < known.vector, Evidence(SHAPES, known.vector), "auto")
+        body = pack_mask(uniform < known.vector, partial(Evidence, SHAPES, known.vector), "auto")
     elif name == "submodel":
         body = Body(pack_floats(u[known.held_weights()]))
     else:
@@ -81,7 +82,7 @@ def make(name: str) -> bytes:
 def sparse_model(known: Common) -> Body:
     from fedmrn_app.methods.fedsparsify import _evidence
 
-    return pack_sparse(known.vector * (np.abs(known.vector) > 2), _evidence(known), "auto")
+    return pack_sparse(known.vector * (np.abs(known.vector) > 2), partial(_evidence, known), "auto")
 
 
 def answer(name: str, data: bytes) -> dict[str, Any]:

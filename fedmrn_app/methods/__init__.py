@@ -77,7 +77,6 @@ class Common:
         """Where each weight has moved so far, float32 (d,) in [-1, 1]."""
         return softsign(self.vector - self.first, self.shapes)
 
-    @cached_property
     def motion(self) -> Evidence:
         """How much each weight has moved so far, as evidence of how much it will move."""
         return Evidence(self.shapes, np.abs(self.trend))

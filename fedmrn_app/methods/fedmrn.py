@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal, get_args
 
 import numpy as np
@@ -67,13 +68,13 @@ class FedMRN(Method):
             u, loss = self._learn(model, n, task, generator)
         trained = time.perf_counter()
         mask = self.draw_mask(u, n, generator).cpu().numpy()
-        body = pack_mask(mask, self.evidence(noise, task.common), self.coder)
+        body = pack_mask(mask, partial(self.evidence, noise, task.common), self.coder)
         return ClientUpdate(body, loss, trained - start, time.perf_counter() - trained)
 
     def decode(self, body: Body, seed: int, common: Common) -> Float32Array:
         """Return `G(seed) * m`."""
         update = self.noise(seed, common.count)
-        bits = unpack_mask(body, self.evidence(update, common)).view(np.int8)
+        bits = unpack_mask(body, common.count, partial(self.evidence, update, common)).view(np.int8)
         update *= 2 * bits - 1 if self.signed else bits
         return update
 

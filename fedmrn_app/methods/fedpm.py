@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -91,12 +92,12 @@ class FedPM(Method):
             after_backward=to_score_grads,
         )
         trained = time.perf_counter()
-        body = pack_mask(draw().cpu().numpy(), _evidence(task.common), self.coder)
+        body = pack_mask(draw().cpu().numpy(), partial(_evidence, task.common), self.coder)
         return ClientUpdate(body, loss, trained - start, time.perf_counter() - trained)
 
     def decode(self, body: Body, seed: int, common: Common) -> Float32Array:
         """Return the client's mask as zeros and ones."""
-        return unpack_mask(body, _evidence(common)).astype(np.float32)
+        return unpack_mask(body, common.count, partial(_evidence, common)).astype(np.float32)
 
     def max_body_bytes(self, shapes: Shapes) -> int:
         """One bit a weight."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -57,7 +58,7 @@ class FedSparsify(Method):
         _prune(model, mask, self.ratio)
         model.weights.mul_(mask)
         trained = time.perf_counter()
-        body = pack_sparse(model.weights.cpu().numpy(), _evidence(task.common), self.coder)
+        body = pack_sparse(model.weights.cpu().numpy(), partial(_evidence, task.common), self.coder)
         return ClientUpdate(body, loss, trained - start, time.perf_counter() - trained)
 
     def sparsity(self, progress: float) -> float:
@@ -66,7 +67,7 @@ class FedSparsify(Method):
 
     def decode(self, body: Body, seed: int, common: Common) -> Float32Array:
         """Return the client's sparse weights."""
-        return unpack_sparse(body, _evidence(common))
+        return unpack_sparse(body, common.count, partial(_evidence, common))
 
     def combine(self, vector: Float32Array, mean: Float32Array, replies: int) -> Float32Array:
         """The mean of the clients' models is the new global model."""

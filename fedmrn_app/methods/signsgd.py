@@ -8,6 +8,7 @@ the expectation x. With error feedback the sign is that of x and the scale the m
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -46,7 +47,8 @@ class SignSGD(PostTraining):
             bound = np.repeat(scales, sizes)
             # u in [0, 1): 2Bu - B < x with probability (x + B) / 2B
             bits = (2 * random.random(x.size, np.float32) - 1) * bound < x
-        signs = pack_mask(bits, _evidence(common), self.coder)
+        # stochastic signs are as good as random
+        signs = pack_mask(bits, partial(_evidence, common), self.coder if self.error_feedback else "packed")
         return Body(pack_floats(scales) + bytes(signs.data), signs.coder)
 
     def decode(self, body: Body, seed: int, common: Common) -> Float32Array:
@@ -54,7 +56,7 @@ class SignSGD(PostTraining):
         sizes = sizes_of(common.shapes)
         scales, rest = unpack_scales(body.data, len(sizes))
         update = np.repeat(scales, sizes)
-        update *= 2 * unpack_mask(Body(rest, body.coder), _evidence(common)).view(np.int8) - 1
+        update *= 2 * unpack_mask(Body(rest, body.coder), common.count, partial(_evidence, common)).view(np.int8) - 1
         return update
 
     def max_body_bytes(self, shapes: Shapes) -> int:

@@ -51,7 +51,7 @@ class TernGrad(PostTraining):
         sizes = sizes_of(common.shapes)
         scales, rest = unpack_scales(body.data, len(sizes))
         update = np.repeat(scales, sizes)
-        update *= unpack_trits(Body(rest, body.coder), common.motion)
+        update *= unpack_trits(Body(rest, body.coder), common.count, common.motion)
         return update
 
     def max_body_bytes(self, shapes: Shapes) -> int:

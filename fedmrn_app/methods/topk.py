@@ -39,7 +39,7 @@ class TopK(PostTraining):
 
     def decode(self, body: Body, seed: int, common: Common) -> Float32Array:
         """Return the sparse update."""
-        return unpack_sparse(body, common.motion)
+        return unpack_sparse(body, common.count, common.motion)
 
     def max_body_bytes(self, shapes: Shapes) -> int:
         """32 bits for each value and one for whether there is one."""

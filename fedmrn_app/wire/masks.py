@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise
@@ -69,22 +69,22 @@ class Evidence:
         return push
 
 
-def pack_mask(bits: NDArray[np.bool_], evidence: Evidence, coder: Coder) -> Body:
+def pack_mask(bits: NDArray[np.bool_], evidence: Callable[[], Evidence], coder: Coder) -> Body:
     """Write bits of shape (d,) in the smaller form, coded or plainly packed; `packed` is always the latter."""
     plain = Body(pack_bits(bits))
-    return plain if coder == "packed" else min(Body(code_mask(bits, evidence), CODED), plain, key=len)
+    return plain if coder == "packed" else min(Body(code_mask(bits, evidence()), CODED), plain, key=len)
 
 
-def unpack_mask(body: Body, evidence: Evidence) -> NDArray[np.bool_]:
-    """Return the bits of shape (d,) that `body` stands for.
+def unpack_mask(body: Body, count: int, evidence: Callable[[], Evidence]) -> NDArray[np.bool_]:
+    """Return the `count` bits that `body` stands for; `evidence` is asked for only where they are coded.
 
     Raises:
         PayloadError: anything in it is wrong.
     """
     if body.coder == CODED:
-        return decode_mask(body.data, evidence)
+        return decode_mask(body.data, evidence())
     body.must_be_plain()
-    return unpack_bits(body.data, evidence.size.size).view(np.bool_)
+    return unpack_bits(body.data, count).view(np.bool_)
 
 
 def code_mask(bits: NDArray[np.bool_], evidence: Evidence) -> bytes:
@@ -224,7 +224,7 @@ def _predictors(part: _Part, evidence: Evidence, bits: NDArray[np.bool_]) -> tup
             q *= part.of(evidence.sign)
         predictors.append(q)
         density = rows / np.float32(part.first * part.runs_a_row)
-        density -= rows.sum() / np.float32(part.first * part.runs)
+        density -= np.float32(rows.sum(dtype=np.float64)) / np.float32(part.first * part.runs)
         predictors.append(np.repeat(density, part.runs_a_row * (part.last - part.first)))
     return a, predictors
 

@@ -7,6 +7,7 @@ mask, plain or coded as the body says.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from fedmrn_app.wire.values import pack_floats, unpack_floats
 _HEAD = struct.Struct("<I")
 
 
-def pack_sparse(vector: Float32Array, evidence: Evidence, coder: Coder) -> Body:
+def pack_sparse(vector: Float32Array, evidence: Callable[[], Evidence], coder: Coder) -> Body:
     """Encode the nonzero elements of a vector of shape (d,)."""
     present = vector != 0
     values = vector[present]
@@ -28,13 +29,12 @@ def pack_sparse(vector: Float32Array, evidence: Evidence, coder: Coder) -> Body:
     return Body(_HEAD.pack(values.size) + bytes(positions.data) + pack_floats(values), positions.coder)
 
 
-def unpack_sparse(body: Body, evidence: Evidence) -> Float32Array:
-    """Return the vector of shape (d,) that `body` stands for.
+def unpack_sparse(body: Body, count: int, evidence: Callable[[], Evidence]) -> Float32Array:
+    """Return the vector of shape (count,) that `body` stands for.
 
     Raises:
         PayloadError: anything in it is wrong.
     """
-    count = evidence.size.size
     view = memoryview(body.data)
     if len(view) < _HEAD.size:
         raise PayloadError(f"body has {len(view)} bytes, less than its head of {_HEAD.size}")
@@ -43,7 +43,7 @@ def unpack_sparse(body: Body, evidence: Evidence) -> Float32Array:
     if k > count or end < _HEAD.size:
         raise PayloadError(f"body has {len(view)} bytes and announces {k} of {count} values")
     values = unpack_floats(view[end:], k)
-    present = unpack_mask(Body(view[_HEAD.size : end], body.coder), evidence)
+    present = unpack_mask(Body(view[_HEAD.size : end], body.coder), count, evidence)
     if np.count_nonzero(present) != k:
         raise PayloadError(f"body announces {k} values and has {np.count_nonzero(present)} positions")
     vector = np.zeros(count, np.float32)

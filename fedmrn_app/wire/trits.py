@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,7 +15,7 @@ from fedmrn_app.wire.masks import Evidence, code_mask, decode_mask
 _POWERS = np.array([1, 3, 9, 27, 81], np.uint8)
 
 
-def pack_trits(trits: NDArray[np.int8], evidence: Evidence, coder: Coder) -> Body:
+def pack_trits(trits: NDArray[np.int8], evidence: Callable[[], Evidence], coder: Coder) -> Body:
     """Write trits of shape (d,) in the smaller form; `packed` is always the base-3 one.
 
     Coded layout: number of trits that are not zero (uint32 in four bytes), their signs as bits, then the coded mask.
@@ -26,16 +28,15 @@ def pack_trits(trits: NDArray[np.int8], evidence: Evidence, coder: Coder) -> Bod
     present = trits != 0
     signs = pack_bits(trits[present] > 0)
     count = int(np.count_nonzero(present)).to_bytes(4, "little")
-    return min(Body(count + signs + code_mask(present, evidence), CODED), plain, key=len)
+    return min(Body(count + signs + code_mask(present, evidence()), CODED), plain, key=len)
 
 
-def unpack_trits(body: Body, evidence: Evidence) -> NDArray[np.int8]:
-    """Return the trits of shape (d,) that `body` stands for.
+def unpack_trits(body: Body, count: int, evidence: Callable[[], Evidence]) -> NDArray[np.int8]:
+    """Return the trits of shape (count,) that `body` stands for.
 
     Raises:
         PayloadError: anything in it is wrong.
     """
-    count = evidence.size.size
     view = memoryview(body.data)
     if body.coder != CODED:
         body.must_be_plain()
@@ -46,7 +47,7 @@ def unpack_trits(body: Body, evidence: Evidence) -> NDArray[np.int8]:
     end = 4 + packed_size(nonzero)
     if nonzero > count or end > len(view):
         raise PayloadError(f"body has {len(view)} bytes and announces {nonzero} of {count} signs")
-    present = decode_mask(view[end:], evidence)
+    present = decode_mask(view[end:], evidence())
     if np.count_nonzero(present) != nonzero:
         raise PayloadError(f"body announces {nonzero} signs and has {np.count_nonzero(present)} places for them")
     trits = np.zeros(count, np.int8)
