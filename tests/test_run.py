@@ -95,7 +95,13 @@ def test_misbehaving_clients_are_left_out(tmp_path: Path) -> None:
     result = summary(tmp_path)
     assert (result["rounds"], result["clients_failed"]) == (2, 10)
     for client, reason in enumerate(
-        ("failed with: sabotage", "payload has", "sample count is 10000", "values that are not finite", "seed is")
+        (
+            "failed with: sabotage",
+            "checksum does not match",
+            "sample count is 10000",
+            "values that are not finite",
+            "seed is",
+        )
     ):
         told = [line for line in lines if f"client {client} left out" in line and reason in line]
         assert [line.split(":")[0] for line in told] == ["round 1", "round 2"], lines
