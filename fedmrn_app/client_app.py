@@ -113,8 +113,9 @@ class Party:
             augmentation=config.dataset.augmentation,
             device=model.device,
         )
+        weight_decay = config.local.weight_decay
         private_seed = derive_seed(config.seed, "method", server_round, client)
-        task = LocalTask(batches, config.local.lr, config.precision, seed, common, private_seed, residual)
+        task = LocalTask(batches, config.local.lr, config.precision, seed, common, private_seed, residual, weight_decay)
         with torch.random.fork_rng():  # for layers that draw from the global state, such as dropout
             torch.manual_seed(private_seed)
             update = self.method.train(model, task)

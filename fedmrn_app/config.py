@@ -50,6 +50,7 @@ class LocalConfig:
     batch_size: int
     lr: float
     steps: int | None = None  # instead of epochs
+    weight_decay: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -299,6 +300,8 @@ def _check(config: Config) -> None:
     _require(0 < config.local.lr < math.inf, "local.lr", config.local.lr, "above 0")
     bits = config.uplink.dense_bits
     _require(bits in DENSE_BITS, "uplink.dense_bits", bits, f"one of {', '.join(map(str, DENSE_BITS))}")
+    decay = config.local.weight_decay
+    _require(0 <= decay < math.inf, "local.weight_decay", decay, "0 or more")
     alpha = config.noise.alpha
     _require(MIN_ALPHA <= alpha <= MAX_ALPHA, "noise.alpha", alpha, f"above 0, from {MIN_ALPHA} to {MAX_ALPHA}")
     _check_partition(config)

@@ -82,13 +82,13 @@ def test_embedding_and_frozen_weights_are_not_masked() -> None:
     assert model.dense.numel() == 20 + 2
 
 
-@pytest.mark.parametrize("name", ["cnn4", "cnn8", "resnet18"])
-def test_training_equals_plain_pytorch(name: str) -> None:
+@pytest.mark.parametrize(("name", "weight_decay"), [("cnn4", 0.0), ("cnn8", 0.1), ("resnet18", 0.0)])
+def test_training_equals_plain_pytorch(name: str, weight_decay: float) -> None:
     plain = build_model(name, SHAPE, 1).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model = FlatModel(copy.deepcopy(plain))
     batches = Batches(images(12), batch_size=4, epochs=1, seed=3)
-    loss = local_sgd(model, batches, 0.05)
-    optimiser = torch.optim.SGD(plain.parameters(), 0.05)
+    loss = local_sgd(model, batches, 0.05, weight_decay=weight_decay)
+    optimiser = torch.optim.SGD(plain.parameters(), 0.05, weight_decay=weight_decay)
     plain.train()
     losses = []
     for x, y in batches:

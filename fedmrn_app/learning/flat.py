@@ -93,6 +93,11 @@ class FlatModel:
         self.weight_grads.zero_()
         self.dense_grads.zero_()
 
+    def add_weight_decay(self, l2: float) -> None:
+        """Add the gradient of l2 / 2 times the squared norm of all trained parameters, as they are now."""
+        self.weight_grads.add_(self.weights, alpha=l2)
+        self.dense_grads.add_(self.dense[: self.dense_grads.numel()], alpha=l2)
+
     def sgd_step(self, variable: Tensor, lr: float) -> None:
         """Add -lr * gradient to `variable` (d,), which stands for the masked weights, and to the dense part."""
         variable.add_(self.weight_grads, alpha=-lr)

@@ -22,6 +22,7 @@ def local_sgd(
     lr: float,
     *,
     precision: Precision = "float32",
+    weight_decay: float = 0.0,
     variable: Tensor | None = None,
     before_step: Callable[[int], None] | None = None,
     after_backward: Callable[[], None] | None = None,
@@ -33,6 +34,7 @@ def local_sgd(
         batches: the client's batches; S = len(batches) local steps.
         lr: step size of SGD.
         precision: `bfloat16` runs the forward pass under autocast.
+        weight_decay: l2, half of which times the squared norm of all trained parameters is added to the loss.
         variable: float32 (d,), what the gradient of the masked weights is applied to; the weights themselves if None.
         before_step: called with the step number t = 1..S before each forward pass, to set `model.weights`.
         after_backward: called before each update, to turn `model.weight_grads` into the gradient of `variable`.
@@ -50,6 +52,8 @@ def local_sgd(
         with autocast(model.device, precision):
             loss = functional.cross_entropy(model.module(x), y)
         torch.autograd.backward(loss)
+        if weight_decay:
+            model.add_weight_decay(weight_decay)
         if after_backward is not None:
             after_backward()
         model.sgd_step(variable, lr)
@@ -58,11 +62,11 @@ def local_sgd(
 
 
 def train_update(
-    model: FlatModel, batches: Batches, lr: float, precision: Precision = "float32"
+    model: FlatModel, batches: Batches, lr: float, precision: Precision = "float32", weight_decay: float = 0.0
 ) -> tuple[Tensor, float]:
     """Train as FedAvg does and return (update, loss): float32 (d,), trained less first weights, and the mean loss."""
     first = model.weights.clone()
-    loss = local_sgd(model, batches, lr, precision=precision)
+    loss = local_sgd(model, batches, lr, precision=precision, weight_decay=weight_decay)
     return model.weights - first, loss
 
 

@@ -90,6 +90,7 @@ class LocalTask:
         batches: the client's batches, S = len(batches) local steps.
         lr: step size of SGD.
         precision: arithmetic of the forward pass.
+        weight_decay: see `local_sgd`.
         seed: the 64-bit seed the server gave this client for this round.
         common: what the server knows too.
         private_seed: 64-bit seed of the method's own randomness; the server does not use it.
@@ -103,6 +104,7 @@ class LocalTask:
     common: Common
     private_seed: int
     residual: Float32Array | None = None
+    weight_decay: float = 0.0
 
     def generator(self, device: torch.device) -> torch.Generator:
         """Return a new PyTorch generator of the private seed."""
@@ -234,7 +236,7 @@ class PostTraining(Method):
     def train(self, model: FlatModel, task: LocalTask) -> ClientUpdate:
         """Plain local SGD, then `compress`; with error feedback, what is left out is added to the next update."""
         start = time.perf_counter()
-        update, loss = train_update(model, task.batches, task.lr, task.precision)
+        update, loss = train_update(model, task.batches, task.lr, task.precision, task.weight_decay)
         x = update.cpu().numpy()
         trained = time.perf_counter()
         if task.residual is not None:

@@ -63,7 +63,7 @@ class FedMRN(Method):
         n = to_tensor(noise).to(model.device)
         generator = task.generator(model.device)
         if self.masking == "post_sm":
-            u, loss = train_update(model, task.batches, task.lr, task.precision)
+            u, loss = train_update(model, task.batches, task.lr, task.precision, task.weight_decay)
         else:
             u, loss = self._learn(model, n, task, generator)
         trained = time.perf_counter()
@@ -99,7 +99,15 @@ class FedMRN(Method):
         def mask_weights(step: int) -> None:
             torch.add(w, self.mask_update(u, n, step / steps, generator), out=model.weights)
 
-        loss = local_sgd(model, task.batches, task.lr, precision=task.precision, variable=u, before_step=mask_weights)
+        loss = local_sgd(
+            model,
+            task.batches,
+            task.lr,
+            precision=task.precision,
+            weight_decay=task.weight_decay,
+            variable=u,
+            before_step=mask_weights,
+        )
         return u, loss
 
     def mask_update(self, u: Tensor, n: Tensor, progress: float, generator: torch.Generator) -> Tensor:

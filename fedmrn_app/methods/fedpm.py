@@ -87,6 +87,7 @@ class FedPM(Method):
             task.batches,
             task.lr,
             precision=task.precision,
+            weight_decay=task.weight_decay,
             variable=scores,
             before_step=mask_weights,
             after_backward=to_score_grads,

@@ -53,7 +53,14 @@ class FedSparsify(Method):
                 _prune(model, mask, 1 - self.sparsity(step / steps))
             model.weights.mul_(mask)
 
-        loss = local_sgd(model, task.batches, task.lr, precision=task.precision, before_step=prune_weights)
+        loss = local_sgd(
+            model,
+            task.batches,
+            task.lr,
+            precision=task.precision,
+            weight_decay=task.weight_decay,
+            before_step=prune_weights,
+        )
         model.weights.mul_(mask)
         _prune(model, mask, self.ratio)
         model.weights.mul_(mask)

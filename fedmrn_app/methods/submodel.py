@@ -107,7 +107,14 @@ class SubModel(Method):
         def mask_grads() -> None:
             model.weight_grads.mul_(mask)
 
-        loss = local_sgd(model, task.batches, task.lr, precision=task.precision, after_backward=mask_grads)
+        loss = local_sgd(
+            model,
+            task.batches,
+            task.lr,
+            precision=task.precision,
+            weight_decay=task.weight_decay,
+            after_backward=mask_grads,
+        )
         trained = time.perf_counter()
         body = Body(pack_floats((model.weights - first).cpu().numpy()[held]))
         return ClientUpdate(body, loss, trained - start, time.perf_counter() - trained)
