@@ -20,7 +20,10 @@ HEAD = (
 def main() -> int:
     parser = argparse.ArgumentParser(description="Print finished runs as one Markdown table.")
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a run's folder, or one above several")
-    summaries = sorted(path for folder in parser.parse_args().folders for path in folder.rglob("summary.json"))
+    summaries = sorted(
+        (path for folder in parser.parse_args().folders for path in folder.rglob("summary.json")),
+        key=lambda path: (len(path.parts), [part.zfill(9) if part.isdigit() else part for part in path.parts]),
+    )
     if not summaries:
         print("report: no summary.json in or below these folders; has the run ended?", file=sys.stderr)
         return 1
