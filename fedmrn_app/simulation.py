@@ -116,15 +116,25 @@ def _exit(number: int, frame: FrameType | None) -> None:
 def end_processes(home: Path) -> None:
     """End all processes whose FLWR_HOME is `home`: the SuperLink, the simulation, Ray and its actors."""
     for _ in range(50):
-        found = [process for process in psutil.process_iter() if _environ(process).get("FLWR_HOME") == str(home)]
+        found = {process for process in psutil.process_iter() if _environ(process).get("FLWR_HOME") == str(home)}
         if not found:
             return
+        for process in list(found):
+            found.update(_descendants(process))  # Ray's agents write their names over their environment
         for process in found:
             try:
                 process.kill()
             except psutil.Error:
                 continue
         psutil.wait_procs(found, timeout=5)
+
+
+def _descendants(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        children: list[psutil.Process] = process.children(recursive=True)
+    except psutil.Error:
+        return []
+    return children
 
 
 def _environ(process: psutil.Process) -> Mapping[str, str]:

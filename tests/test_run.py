@@ -22,6 +22,7 @@ pytestmark = pytest.mark.flower
 
 FEDMRN = str(Path(sys.executable).with_name("fedmrn"))
 HOSTILE_APP = Path(__file__).parent / "hostile_app"
+STARTED = time.time()
 SMALL = ("rounds=2", "clients=7", "clients_per_round=6", "local.epochs=1")
 
 
@@ -61,9 +62,18 @@ def flower_processes() -> list[psutil.Process]:
             environ = process.environ()
         except psutil.Error:
             continue
-        if "fedmrn-" in environ.get("FLWR_HOME", "") and environ.get("FEDMRN_CACHE") == os.environ["FEDMRN_CACHE"]:
+        ours = "fedmrn-" in environ.get("FLWR_HOME", "") and environ.get("FEDMRN_CACHE") == os.environ["FEDMRN_CACHE"]
+        if ours or _is_ray_orphan(process):
             found.append(process)
     return found
+
+
+def _is_ray_orphan(process: psutil.Process) -> bool:
+    """Ray's agents write their names over their environment."""
+    try:
+        return process.name().startswith("ray::") and process.ppid() == 1 and process.create_time() > STARTED
+    except psutil.Error:
+        return False
 
 
 def test_command_is_deterministic_and_equals_a_plain_loop(tmp_path: Path) -> None:
