@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -67,11 +67,14 @@ class Party:
             derive_seed(config.seed, "partition"),
         )
 
-    @cached_property
-    def model(self) -> tuple[FlatModel, Float32Array]:
-        """The model to train, whose weights are whatever the last training left, and the run's first global vector."""
-        model = self.config.build_flat_model()
-        return model, self.method.first_vector(model)
+        self._models: dict[float, tuple[FlatModel, Float32Array]] = {}
+
+    def model(self, width: float = 1.0) -> tuple[FlatModel, Float32Array]:
+        """The model to train, whose weights are whatever the last training left, and its first vector in the run."""
+        if width not in self._models:
+            model = self.config.build_flat_model(width)
+            self._models[width] = model, self.method.first_vector(model)
+        return self._models[width]
 
     def train(
         self,
@@ -96,11 +99,13 @@ class Party:
             The payload, and the residual to keep for the client's next round.
         """
         config = self.config
-        model, first_vector = self.model
+        width = self.method.width(client)
+        model, first_vector = self.model(width)
         torch.set_num_threads(config.client_cpus)
         if self.method.feeds_errors_back and residual is None:
             residual = np.zeros(model.weights.numel(), np.float32)
-        held = self.method.held(model.shapes, client, server_round, seed)
+        # a narrower model consists of what the client holds
+        held = self.method.held(model.shapes, client, server_round, seed) if width == 1 else None
         common = self.method.receive(vector, model.shapes, first_vector, held)
         model.load(common.vector, dense)
         images = self.images.select(self.rows[client])

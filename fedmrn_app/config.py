@@ -99,10 +99,11 @@ class Config:
         seed = derive_seed(self.seed, "frozen")
         return build_method(self.strategy["name"], options, self.noise, seed, self.uplink.coder, self.downlink.dtype)
 
-    def build_flat_model(self) -> FlatModel:
-        """Return a new model on the run's device with the run's initial weights."""
+    def build_flat_model(self, width: float = 1.0) -> FlatModel:
+        """Return a new model on the run's device with the run's initial weights, or a narrower one."""
         options = {key: value for key, value in self.model.items() if key != "name"}
-        module = build_model(self.model["name"], self.dataset.shape, derive_seed(self.seed, "model"), **options)
+        seed = derive_seed(self.seed, "model")
+        module = build_model(self.model["name"], self.dataset.shape, seed, width, **options)
         return FlatModel(module, self.torch_device(), whole=self.build_method().whole_model)
 
     def torch_device(self) -> torch.device:
@@ -306,8 +307,13 @@ def _check(config: Config) -> None:
     _require(MIN_ALPHA <= alpha <= MAX_ALPHA, "noise.alpha", alpha, f"above 0, from {MIN_ALPHA} to {MAX_ALPHA}")
     _check_partition(config)
     _require(config.model["name"] in MODELS, "model.name", config.model["name"], f"one of {', '.join(MODELS)}")
-    config.build_method()
+    widths = config.build_method().widths
     config.build_flat_model()
+    if min(widths) < 1 and config.build_flat_model(min(widths)).dense.numel():
+        raise ConfigError(
+            f"model.name={config.model['name']}: running statistics of narrower models cannot be averaged; "
+            f"take model=preact_resnet18, or model=cnn4 or another with model.norm=static"
+        )
 
 
 def _check_partition(config: Config) -> None:

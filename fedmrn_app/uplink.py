@@ -56,7 +56,7 @@ def write_upload(
         dense_format: how it is written.
         seed: the seed that the server gave.
         samples: the number of samples.
-        weights: d, the number of masked weights.
+        weights: the number of masked weights of the model that was trained.
     """
     payload = Payload(
         method=method.code,
@@ -86,7 +86,7 @@ def read_upload(
         method=method.code,
         seed=seed,
         samples=samples,
-        weights=common.count,
+        weights=method.trained_count(common),
         dense_count=dense_format.known.size,
         dense_bits=dense_format.bits,
     )

@@ -29,7 +29,7 @@ def client_updates(overrides: tuple[str, ...]) -> np.ndarray:
     """Train every client for one round as FedAvg does; return the updates of all trained parameters, (clients, d)."""
     party = Party(overrides)
     config = party.config
-    model, first = party.model
+    model, first = party.model()
     dense = model.state()[1]
     updates = []
     for client in range(config.clients):

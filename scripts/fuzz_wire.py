@@ -62,7 +62,7 @@ def make_samples(names: list[str]) -> list[Sample]:
             for bits in (6, 16, 32):
                 overrides = (f"strategy={name}", f"uplink.coder={coder}", f"uplink.dense_bits={bits}", "local.epochs=1")
                 party = Party(overrides)
-                model, first = party.model
+                model, first = party.model()
                 method, shapes = party.method, model.shapes
                 vector, dense = first, model.state()[1]
                 for server_round in (1, 2):

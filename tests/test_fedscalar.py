@@ -38,7 +38,7 @@ def test_mean_and_variance(direction: str, sign: int) -> None:
 
 def test_body_is_four_bytes_and_the_reply_has_nothing_else() -> None:
     party = Party(("experiment=fedscalar_digits",))
-    model, first = party.model
+    model, first = party.model()
     assert model.dense.numel() == 0
     assert model.weights.numel() == 64 * 3 + 3 + 2 * (3 * 3 + 3) + 3 * 10 + 10
     data, _ = party.train(0, 1, 5, first, model.state()[1])

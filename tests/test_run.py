@@ -71,7 +71,8 @@ def flower_processes() -> list[psutil.Process]:
 def _is_ray_orphan(process: psutil.Process) -> bool:
     """Ray's agents write their names over their environment."""
     try:
-        return process.name().startswith("ray::") and process.ppid() == 1 and process.create_time() > STARTED
+        orphan = process.ppid() == 1 and process.create_time() > STARTED
+        return orphan and str(process.name()).startswith("ray::")
     except psutil.Error:
         return False
 

@@ -132,12 +132,25 @@ class Method(ABC):
 
     name: ClassVar[str]
     code: ClassVar[int]  # names the method on the wire; never given to another one
-    whole_model: ClassVar[bool] = False  # whether all trained parameters are masked weights, biases and batch norm too
 
     noise: Noise
     seed: int = 0  # of whatever is random but the same for all clients and rounds of a run
     coder: Coder = "auto"  # whether bodies are coded where that is smaller
     downlink: DownlinkDtype = "float32"  # how the global vector is sent
+
+    @property
+    def whole_model(self) -> bool:
+        """Whether all trained parameters are masked weights, biases and batch norm too."""
+        return False
+
+    @property
+    def widths(self) -> Sequence[float]:
+        """The widths of the models that clients train, shares of the global model's channels."""
+        return (1.0,)
+
+    def width(self, client: int) -> float:
+        """The width of the model that a client trains; a narrower one consists of the weights the client holds."""
+        return 1.0
 
     @property
     def feeds_errors_back(self) -> bool:
@@ -175,6 +188,10 @@ class Method(ABC):
     def held(self, shapes: Shapes, client: int, server_round: int, seed: int) -> NDArray[np.bool_] | None:
         """Which weights a client gets, trains and returns in a round, bool (d,); None if all clients hold all."""
         return None
+
+    def trained_count(self, common: Common) -> int:
+        """The number of masked weights of the model that the client trains."""
+        return common.count
 
     @property
     def averages_holders(self) -> bool:

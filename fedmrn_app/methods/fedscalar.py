@@ -30,7 +30,6 @@ class FedScalar(PostTraining):
 
     name = "fedscalar"
     code = 11
-    whole_model = True
 
     direction: Direction = "rademacher"  # the smaller variance (Proposition 3.1); the paper's other choice is normal
 
@@ -38,6 +37,11 @@ class FedScalar(PostTraining):
         if self.direction not in _DISTRIBUTIONS:
             allowed = ", ".join(get_args(Direction))
             raise ConfigError(f"strategy.direction={self.direction}: must be one of {allowed}")
+
+    @property
+    def whole_model(self) -> bool:
+        """One random vector for everything that is trained."""
+        return True
 
     def client_seed(self, run_seed: int, server_round: int, client: int) -> int:
         """One seed for all clients of a round: their numbers add up along one vector."""

@@ -1,43 +1,59 @@
 """The paper's convolutional networks (Li et al. 2024, section 5.1.1) and a small one for the 8x8 digits.
 
 Convolutions without biases, each with batch norm and ReLU, a 2x2 max-pool after every one (CNN4) or second one (CNN8),
-then one linear layer without bias. Weights start at N(0, 0.01^2).
+then one linear layer without bias. Weights start at N(0, 0.01^2). With `norm=static` they can be narrowed.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
+
+from fedmrn_app.learning.models.narrow import BatchNorm, Scaler, batch_norm, narrowed
 
 INITIAL_STD = 0.01
 
 
-def cnn4(channels: int, size: tuple[int, int], classes: int) -> nn.Module:
+def cnn4(channels: int, size: tuple[int, int], classes: int, **options: Any) -> nn.Module:
     """Four 3x3 convolutions of 32-64-128-256 channels."""
-    return _cnn(channels, size, classes, ((32,), (64,), (128,), (256,)))
+    return _cnn(channels, size, classes, ((32,), (64,), (128,), (256,)), **options)
 
 
-def cnn8(channels: int, size: tuple[int, int], classes: int) -> nn.Module:
+def cnn8(channels: int, size: tuple[int, int], classes: int, **options: Any) -> nn.Module:
     """Eight 3x3 convolutions of 32-32-64-64-128-128-256-256 channels."""
-    return _cnn(channels, size, classes, ((32, 32), (64, 64), (128, 128), (256, 256)))
+    return _cnn(channels, size, classes, ((32, 32), (64, 64), (128, 128), (256, 256)), **options)
 
 
-def digits(channels: int, size: tuple[int, int], classes: int) -> nn.Module:
+def digits(channels: int, size: tuple[int, int], classes: int, **options: Any) -> nn.Module:
     """Two 3x3 convolutions of 32-64 channels."""
-    return _cnn(channels, size, classes, ((32,), (64,)))
+    return _cnn(channels, size, classes, ((32,), (64,)), **options)
 
 
-def _cnn(channels: int, size: tuple[int, int], classes: int, blocks: tuple[tuple[int, ...], ...]) -> nn.Module:
+def _cnn(
+    channels: int,
+    size: tuple[int, int],
+    classes: int,
+    blocks: tuple[tuple[int, ...], ...],
+    *,
+    norm: BatchNorm = "tracked",
+    width: float = 1.0,
+) -> nn.Module:
     """Build the network; `blocks` holds the channels of the convolutions before each pool."""
     layers: list[nn.Module] = []
     for block in blocks:
-        for width in block:
-            layers += [nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
-            channels = width
+        for full in block:
+            kernels = narrowed(full, width)
+            layers.append(nn.Conv2d(channels, kernels, 3, padding=1, bias=False))
+            if norm == "static":
+                layers.append(Scaler(width))
+            layers += [batch_norm(kernels, norm), nn.ReLU()]
+            channels = kernels
         layers.append(nn.MaxPool2d(2))
-    height, width = (side >> len(blocks) for side in size)
-    if height * width == 0:
+    rows, columns = (side >> len(blocks) for side in size)
+    if rows * columns == 0:
         raise ValueError(f"{len(blocks)} pools leave nothing of {size[0]}x{size[1]} pixels")
-    module = nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * height * width, classes, bias=False))
+    module = nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * rows * columns, classes, bias=False))
     for parameter in module.parameters():
         if parameter.dim() >= 2:
             nn.init.normal_(parameter, std=INITIAL_STD)

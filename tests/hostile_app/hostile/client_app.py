@@ -34,7 +34,7 @@ def train(message: Message, context: Context) -> Message:
         data = data[:-1]
     elif misdeed not in ("none", "late"):
         party = honest.open_party(context)
-        model, _ = party.model
+        model, _ = party.model()
         known = Expected(
             party.method.code,
             seed,
