@@ -23,6 +23,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from torch import nn
 
 from fedmrn_app.data.partitions import PartitionConfig
 from fedmrn_app.data.sets import DatasetConfig
@@ -101,10 +102,12 @@ class Config:
 
     def build_flat_model(self, width: float = 1.0) -> FlatModel:
         """Return a new model on the run's device with the run's initial weights, or a narrower one."""
+        return FlatModel(self.build_module(width), self.torch_device(), whole=self.build_method().whole_model)
+
+    def build_module(self, width: float = 1.0) -> nn.Module:
+        """Return the module of `build_flat_model`."""
         options = {key: value for key, value in self.model.items() if key != "name"}
-        seed = derive_seed(self.seed, "model")
-        module = build_model(self.model["name"], self.dataset.shape, seed, width, **options)
-        return FlatModel(module, self.torch_device(), whole=self.build_method().whole_model)
+        return build_model(self.model["name"], self.dataset.shape, derive_seed(self.seed, "model"), width, **options)
 
     def torch_device(self) -> torch.device:
         """Return the device of training and evaluation here; `auto` is a GPU where there is one.
@@ -307,9 +310,12 @@ def _check(config: Config) -> None:
     _require(MIN_ALPHA <= alpha <= MAX_ALPHA, "noise.alpha", alpha, f"above 0, from {MIN_ALPHA} to {MAX_ALPHA}")
     _check_partition(config)
     _require(config.model["name"] in MODELS, "model.name", config.model["name"], f"one of {', '.join(MODELS)}")
-    widths = config.build_method().widths
-    config.build_flat_model()
-    if min(widths) < 1 and config.build_flat_model(min(widths)).dense.numel():
+    width = min(config.build_method().widths)
+    with torch.device("meta"):  # takes no memory: a client may have too little for the full model
+        config.build_module()
+        statistics = list(config.build_module(width).buffers())
+    config.torch_device()
+    if width < 1 and statistics:
         raise ConfigError(
             f"model.name={config.model['name']}: running statistics of narrower models cannot be averaged; "
             f"take model=preact_resnet18, or model=cnn4 or another with model.norm=static"
