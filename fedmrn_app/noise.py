@@ -149,12 +149,12 @@ def derive_seed(run_seed: int, purpose: Purpose, server_round: int = 0, client: 
         raise ValueError(f"seed {run_seed} is not in [0, 2^56)")
     if not (0 <= server_round < 1 << 32 and 0 <= client < 1 << 32):
         raise ValueError(f"round {server_round} or client {client} is not in [0, 2^32)")
-    stream = _mix(run_seed << 8 | PURPOSES.index(purpose))
-    return _mix(stream ^ (server_round << 32 | client))
+    stream = mix(run_seed << 8 | PURPOSES.index(purpose))
+    return mix(stream ^ (server_round << 32 | client))
 
 
-def _mix(x: int) -> int:
-    """The finaliser of SplitMix64 (Steele et al. 2014), a bijection of 64-bit integers."""
+def mix(x: int) -> int:
+    """Hash a 64-bit integer: the finaliser of SplitMix64 (Steele et al. 2014), a bijection of 64-bit integers."""
     x = (x + 0x9E3779B97F4A7C15) & _U64
     x = ((x ^ x >> 30) * 0xBF58476D1CE4E5B9) & _U64
     x = ((x ^ x >> 27) * 0x94D049BB133111EB) & _U64

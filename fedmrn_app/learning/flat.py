@@ -17,18 +17,18 @@ _MASKED_MODULES = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.RNNBase, 
 
 
 class FlatModel:
-    """Views of a module's state in flat buffers; the module's own parameters and gradients are those views.
+    """Views of a module's state in flat buffers; the module's own parameters are those views.
 
     Attributes:
         module: the module, on its device.
         shapes: the shapes of the masked tensors, in their order in `weights`.
         weights: float32 (d,), the masked weights: matrices and kernels of convolutions and linear layers. A 4-D
             kernel lies in channels-last order.
-        weight_grads: float32 (d,), their gradients.
         dense: float32 (m,), the rest of the trained state: first all other trained parameters, then the floating-point
             buffers, such as batch-norm's running statistics.
         dense_sizes: the elements of each tensor in `dense`.
-        dense_grads: float32, the gradients of the parameters in `dense`, which are its first `dense_grads.numel()`.
+        dense_grads: float32, the gradients of the parameters in `dense`, which are its first `dense_grads.numel()`;
+            autograd adds to them. Those of the masked weights it makes anew in each step, see `grad_parts`.
         parameter_count: number of trained parameters, masked and dense, running statistics not among them.
 
     A `whole` model's weights are all its trained parameters. Frozen parameters and integer buffers are part of
@@ -55,15 +55,14 @@ class FlatModel:
                 raise ValueError(f"a trained tensor of shape {tuple(tensor.shape)} is {tensor.dtype}, not float32")
         self.shapes: Shapes = tuple(tuple(p.shape) for p in weights)
         self.dense_sizes = [t.numel() for t in rest + statistics]
+        self._masked = weights
         self._integers = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
         with torch.no_grad():
             self.weights = _gather(weights, device)
             self.dense = _gather(rest + statistics, device)
-            self.weight_grads = torch.zeros_like(self.weights)
             self.dense_grads = torch.zeros(sum(p.numel() for p in rest), device=device)
-            for parameters, grads in ((weights, self.weight_grads), (rest, self.dense_grads)):
-                for parameter, view in zip(parameters, _views(grads, parameters), strict=True):
-                    parameter.grad = view
+            for parameter, view in zip(rest, _views(self.dense_grads, rest), strict=True):
+                parameter.grad = view
         self.parameter_count = self.weights.numel() + self.dense_grads.numel()
 
     @property
@@ -89,18 +88,37 @@ class FlatModel:
         return self.weights.cpu().numpy().copy(), self.dense.cpu().numpy().copy()
 
     def zero_grads(self) -> None:
-        """Set all gradients to zero, in place: autograd then adds into the flat buffers."""
-        self.weight_grads.zero_()
+        """Forget the gradients of the masked weights, and set those of the dense part to zero."""
+        for parameter in self._masked:
+            parameter.grad = None  # autograd then hands over the tensor it computed, and adds nothing
         self.dense_grads.zero_()
+
+    def grad_parts(self) -> Iterator[tuple[int, Tensor]]:
+        """For each masked tensor (where it starts in `weights`, its gradient), flat and in the order of `weights`."""
+        start = 0
+        for parameter in self._masked:
+            grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            yield start, _flat(grad)
+            start += parameter.numel()
+
+    @property
+    def weight_grads(self) -> Tensor:
+        """A copy of the gradients of the masked weights, float32 (d,)."""
+        return torch.cat([grad for _, grad in self.grad_parts()])
 
     def add_weight_decay(self, l2: float) -> None:
         """Add the gradient of l2 / 2 times the squared norm of all trained parameters, as they are now."""
-        self.weight_grads.add_(self.weights, alpha=l2)
+        for start, grad in self.grad_parts():
+            grad.add_(self.weights[start : start + grad.numel()], alpha=l2)
         self.dense_grads.add_(self.dense[: self.dense_grads.numel()], alpha=l2)
 
-    def sgd_step(self, variable: Tensor, lr: float) -> None:
-        """Add -lr * gradient to `variable` (d,), which stands for the masked weights, and to the dense part."""
-        variable.add_(self.weight_grads, alpha=-lr)
+    def weights_step(self, lr: float) -> None:
+        """Add -lr * gradient to the masked weights."""
+        for start, grad in self.grad_parts():
+            self.weights[start : start + grad.numel()].add_(grad, alpha=-lr)
+
+    def dense_step(self, lr: float) -> None:
+        """Add -lr * gradient to the trained parameters of the dense part."""
         self.dense[: self.dense_grads.numel()].add_(self.dense_grads, alpha=-lr)
 
 
@@ -124,6 +142,11 @@ def _gather(tensors: Sequence[Tensor], device: torch.device | str) -> Tensor:
         view.copy_(tensor)
         tensor.data = view
     return flat
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """The elements of a tensor in the order in which `_views` lays them out; no copy where they lie so."""
+    return (tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor).reshape(-1)
 
 
 def _views(flat: Tensor, tensors: Sequence[Tensor]) -> Iterator[Tensor]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal, get_args
 
 import torch
@@ -23,9 +24,8 @@ def local_sgd(
     *,
     precision: Precision = "float32",
     weight_decay: float = 0.0,
-    variable: Tensor | None = None,
     before_step: Callable[[int], None] | None = None,
-    after_backward: Callable[[], None] | None = None,
+    update: Callable[[int], None] | None = None,
 ) -> float:
     """Train on all batches, in place.
 
@@ -35,29 +35,31 @@ def local_sgd(
         lr: step size of SGD.
         precision: `bfloat16` runs the forward pass under autocast.
         weight_decay: l2, half of which times the squared norm of all trained parameters is added to the loss.
-        variable: float32 (d,), what the gradient of the masked weights is applied to; the weights themselves if None.
         before_step: called with the step number t = 1..S before each forward pass, to set `model.weights`.
-        after_backward: called before each update, to turn `model.weight_grads` into the gradient of `variable`.
+        update: called with the step number after each backward pass, to use the gradients of the masked weights; by
+            default they are subtracted from the weights, times `lr`.
 
     Returns:
         The mean training loss over all steps.
     """
-    variable = model.weights if variable is None else variable
     model.module.train()
     total = torch.zeros((), device=model.device)
-    for step, (x, y) in enumerate(batches, 1):
-        if before_step is not None:
-            before_step(step)
-        model.zero_grads()
-        with autocast(model.device, precision):
-            loss = functional.cross_entropy(model.module(x), y)
-        torch.autograd.backward(loss)
-        if weight_decay:
-            model.add_weight_decay(weight_decay)
-        if after_backward is not None:
-            after_backward()
-        model.sgd_step(variable, lr)
-        total += loss.detach()
+    with flushed_denormals():
+        for step, (x, y) in enumerate(batches, 1):
+            if before_step is not None:
+                before_step(step)
+            model.zero_grads()
+            with autocast(model.device, precision):
+                loss = functional.cross_entropy(model.module(x), y)
+            torch.autograd.backward(loss)
+            if weight_decay:
+                model.add_weight_decay(weight_decay)
+            if update is None:
+                model.weights_step(lr)
+            else:
+                update(step)
+            model.dense_step(lr)
+            total += loss.detach()
     return float(total) / len(batches)
 
 
@@ -68,6 +70,19 @@ def train_update(
     first = model.weights.clone()
     loss = local_sgd(model, batches, lr, precision=precision, weight_decay=weight_decay)
     return model.weights - first, loss
+
+
+@contextmanager
+def flushed_denormals() -> Iterator[None]:
+    """Numbers too small for a normal float32 become zero, which CPUs compute with much faster.
+
+    Outside they stay: what server and clients both compute must not depend on it.
+    """
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:

@@ -13,6 +13,7 @@ Binary masks (FedMRN) keep or drop the noise, signed ones (FedMRNS) keep or turn
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal, get_args
@@ -22,6 +23,9 @@ import torch
 from torch import Tensor
 
 from fedmrn_app.errors import ConfigError
+from fedmrn_app.kernels.masked_step import Masking as Kind
+from fedmrn_app.kernels.masked_step import mask_probability, masked_step
+from fedmrn_app.kernels.words import random_words, step_key, unit_floats
 from fedmrn_app.learning.flat import FlatModel, to_tensor
 from fedmrn_app.learning.sgd import local_sgd, train_update
 from fedmrn_app.methods import ClientUpdate, Common, LocalTask, Method
@@ -61,13 +65,12 @@ class FedMRN(Method):
         start = time.perf_counter()
         noise = self.noise(task.seed, model.weights.numel())
         n = to_tensor(noise).to(model.device)
-        generator = task.generator(model.device)
         if self.masking == "post_sm":
             u, loss = train_update(model, task.batches, task.lr, task.precision, task.weight_decay)
         else:
-            u, loss = self._learn(model, n, task, generator)
+            u, loss = self._learn(model, n, task)
         trained = time.perf_counter()
-        mask = self.draw_mask(u, n, generator).cpu().numpy()
+        mask = self.draw_mask(u, n, step_key(task.private_seed, 0)).cpu().numpy()
         body = pack_mask(mask, partial(self.evidence, noise, task.common), self.coder)
         return ClientUpdate(body, loss, trained - start, time.perf_counter() - trained)
 
@@ -90,40 +93,43 @@ class FedMRN(Method):
         """One bit a weight."""
         return packed_size(sum(sizes_of(shapes)))
 
-    def _learn(self, model: FlatModel, n: Tensor, task: LocalTask, generator: torch.Generator) -> tuple[Tensor, float]:
+    @property
+    def kind(self) -> Kind:
+        """How an update becomes masked noise."""
+        return Kind(self.signed, deterministic=self.masking in ("pm", "dm"))
+
+    def progress(self, step: int, steps: int) -> float:
+        """The share of the elements that are masked at a local step."""
+        return step / steps if self.masking in ("psm", "pm") else 1.0
+
+    def _learn(self, model: FlatModel, n: Tensor, task: LocalTask) -> tuple[Tensor, float]:
         """Train `u` of shape (d,) from zero; return it with the mean loss."""
         steps = len(task.batches)
         w = model.weights.clone()
         u = torch.zeros_like(w)
+        fused_step = masked_step(self.kind, model.device)
 
-        def mask_weights(step: int) -> None:
-            torch.add(w, self.mask_update(u, n, step / steps, generator), out=model.weights)
+        def mask_weights(step: int, grads: Iterable[tuple[int, Tensor]]) -> None:
+            """Subtract the gradients from `u` and mask it for the forward pass of `step`."""
+            progress, key = self.progress(step, steps), step_key(task.private_seed, step)
+            for start, grad in grads:
+                part = slice(start, start + grad.numel())
+                fused_step(u[part], n[part], w[part], grad, model.weights[part], task.lr, progress, key, start)
 
+        mask_weights(1, [(0, torch.zeros_like(u))])
         loss = local_sgd(
             model,
             task.batches,
             task.lr,
             precision=task.precision,
             weight_decay=task.weight_decay,
-            variable=u,
-            before_step=mask_weights,
+            update=lambda step: mask_weights(step + 1, model.grad_parts()),
         )
         return u, loss
 
-    def mask_update(self, u: Tensor, n: Tensor, progress: float, generator: torch.Generator) -> Tensor:
-        """What stands for `u` in the forward pass at `progress` = t / S (Eq. 10), of shape (d,)."""
-        masked = mask_noise(n, self.draw_mask(u, n, generator), self.signed)
-        if self.masking not in ("psm", "pm"):
-            return masked
-        chosen = torch.rand(n.shape, generator=generator, device=n.device) < progress
-        return torch.where(chosen, masked, clip_update(u, n, self.signed))
-
-    def draw_mask(self, u: Tensor, n: Tensor, generator: torch.Generator) -> Tensor:
+    def draw_mask(self, u: Tensor, n: Tensor, key: int) -> Tensor:
         """Draw masks, bool (d,), stochastically or not: True where the noise is kept."""
-        if self.masking in ("pm", "dm"):
-            return torch.sign(u) == torch.sign(n)
-        random = torch.rand(n.shape, generator=generator, device=n.device)
-        return random < mask_probability(u, n, self.signed)
+        return unit_floats(random_words(key, u.numel(), device=u.device)) < mask_probability(u, n, self.kind)
 
 
 @dataclass(frozen=True)
@@ -133,22 +139,3 @@ class FedMRNS(FedMRN):
     name = "fedmrns"
     code = 3
     signed: ClassVar[bool] = True
-
-
-def mask_probability(u: Tensor, n: Tensor, signed: bool) -> Tensor:
-    """Probability that an element's noise is kept: clip(u / n, 0, 1) or clip((u + n) / 2n, 0, 1) (Eqs. 6 and 7)."""
-    ratio = u / n
-    return (0.5 * ratio + 0.5 if signed else ratio).clamp_(0, 1)
-
-
-def mask_noise(n: Tensor, kept: Tensor, signed: bool) -> Tensor:
-    """Masked noise `n * m`, with m in {0, 1} or, signed, {-1, 1}; `kept` is bool (d,)."""
-    return torch.where(kept, n, -n) if signed else n * kept
-
-
-def clip_update(u: Tensor, n: Tensor, signed: bool) -> Tensor:
-    """`u` clipped between 0 and n or, signed, between -|n| and |n|: what masked noise can express (below Eq. 10)."""
-    if signed:
-        limit = n.abs()
-        return u.clamp(-limit, limit)
-    return u.clamp(n.clamp(max=0), n.clamp(min=0))

@@ -78,9 +78,9 @@ class FedPM(Method):
         def mask_weights(step: int) -> None:
             torch.mul(frozen, draw(), out=model.weights)
 
-        def to_score_grads() -> None:
+        def update_scores(step: int) -> None:
             p = torch.sigmoid(scores)
-            model.weight_grads.mul_(frozen).mul_(p * (1 - p)).mul_(self.score_lr / task.lr)
+            scores.add_(model.weight_grads.mul_(frozen).mul_(p * (1 - p)), alpha=-self.score_lr)
 
         loss = local_sgd(
             model,
@@ -88,9 +88,8 @@ class FedPM(Method):
             task.lr,
             precision=task.precision,
             weight_decay=task.weight_decay,
-            variable=scores,
             before_step=mask_weights,
-            after_backward=to_score_grads,
+            update=update_scores,
         )
         trained = time.perf_counter()
         body = pack_mask(draw().cpu().numpy(), partial(_evidence, task.common), self.coder)

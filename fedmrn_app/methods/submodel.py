@@ -144,9 +144,9 @@ class SubModel(Method):
         mask = None if held is None else to_tensor(held.astype(np.float32)).to(model.device)
         first = model.weights.clone()
 
-        def mask_grads() -> None:
-            if mask is not None:
-                model.weight_grads.mul_(mask)
+        def update_held(step: int) -> None:
+            assert mask is not None
+            model.weights.add_(model.weight_grads.mul_(mask), alpha=-task.lr)
 
         loss = local_sgd(
             model,
@@ -154,7 +154,7 @@ class SubModel(Method):
             task.lr,
             precision=task.precision,
             weight_decay=task.weight_decay,
-            after_backward=mask_grads,
+            update=None if mask is None else update_held,
         )
         trained = time.perf_counter()
         update = (model.weights - first).cpu().numpy()

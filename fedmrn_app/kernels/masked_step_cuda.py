@@ -1,0 +1,81 @@
+"""The masked step for CUDA: one Triton kernel, the same operations with the same random words in its registers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fedmrn_app.kernels.masked_step import MaskedStep, Masking
+from fedmrn_app.kernels.words import MULTIPLIERS, split_key
+
+BLOCK = 1024
+_FIRST, _SECOND = (tl.constexpr(multiplier) for multiplier in MULTIPLIERS)
+
+
+@triton.jit(do_not_specialize=["count", "low", "high"])  # type: ignore[untyped-decorator]
+def _kernel(
+    u_start: Any,
+    n_start: Any,
+    w_start: Any,
+    grad_start: Any,
+    out_start: Any,
+    count: Any,
+    lr: Any,
+    progress: Any,
+    low: Any,
+    high: Any,
+    signed: tl.constexpr,
+    deterministic: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    i = tl.program_id(0) * block + tl.arange(0, block)
+    inside = i < count
+    x = i.to(tl.uint32) + low.to(tl.uint32, bitcast=True)
+    x = ((x ^ (x >> 16)) * _FIRST) ^ high.to(tl.uint32, bitcast=True)
+    x = (x ^ (x >> 15)) * _SECOND
+    v = ((x ^ (x >> 16)) >> 8).to(tl.int32).to(tl.float32) * (2.0**-24)
+    n = tl.load(n_start + i, mask=inside, other=1.0)
+    u = tl.load(u_start + i, mask=inside, other=0.0) - lr * tl.load(grad_start + i, mask=inside, other=0.0)
+    tl.store(u_start + i, u, mask=inside)
+    if deterministic:
+        p = (((u > 0) & (n > 0)) | ((u < 0) & (n < 0))).to(tl.float32)
+    else:
+        p = tl.div_rn(u, n)
+        if signed:
+            p = 0.5 * p + 0.5
+        p = tl.minimum(tl.maximum(p, 0.0), 1.0)
+    if signed:
+        limit = tl.abs(n)
+        clipped = tl.minimum(tl.maximum(u, -limit), limit)
+        dropped = -n
+    else:
+        clipped = tl.minimum(tl.maximum(u, tl.minimum(n, 0.0)), tl.maximum(n, 0.0))
+        dropped = tl.zeros_like(n)
+    masked = tl.where(v < p * progress, n, dropped)
+    weights = tl.load(w_start + i, mask=inside, other=0.0) + tl.where(v < progress, masked, clipped)
+    tl.store(out_start + i, weights, mask=inside)
+
+
+def cuda_step(masking: Masking) -> MaskedStep:
+    """Return the step for a kind of masking."""
+
+    def step(
+        u: Tensor, n: Tensor, w: Tensor, grad: Tensor, out: Tensor, lr: float, progress: float, key: int, first: int
+    ) -> None:
+        low, high = split_key(key)
+        count = u.numel()
+        _kernel[(triton.cdiv(count, BLOCK),)](
+            u, n, w, grad, out, count, lr, progress, _int32(first + low), _int32(high),
+            signed=masking.signed, deterministic=masking.deterministic, block=BLOCK,
+            enable_fp_fusion=False,  # else products and sums are rounded once, and differ from the plain form
+        )  # fmt: skip
+
+    return step
+
+
+def _int32(word: int) -> int:
+    """The signed number with the same 32 bits, so that Triton gives the argument one type whatever its value."""
+    return (word + (1 << 31)) % (1 << 32) - (1 << 31)

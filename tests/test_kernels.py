@@ -1,0 +1,159 @@
+"""The fused kernels give the bits of their plain forms, and those follow the paper's probabilities."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedmrn_app.kernels.masked_step import MaskedStep, Masking, clip_update, mask_probability, masked_step, plain_step
+from fedmrn_app.kernels.masked_step_cpu import PART
+from fedmrn_app.kernels.words import random_words, step_key, unit_floats
+from fedmrn_app.learning.flat import FlatModel
+from fedmrn_app.learning.models import ImageShape, build_model
+
+KINDS = [Masking(signed, deterministic) for signed in (False, True) for deterministic in (False, True)]
+KEY = 0xDEADBEEF12345678
+CPU = torch.device("cpu")
+
+
+def vectors(count: int) -> tuple[Tensor, ...]:
+    """u, n, w, gradient; u goes beyond the noise in both directions and is zero at times."""
+    generator = torch.Generator().manual_seed(0)
+    u, n, w, grad = torch.randn(4, count, generator=generator) * 0.01
+    u[::7] = 0
+    grad[::14] = 0
+    return u, n, w, grad
+
+
+def run(step: MaskedStep, count: int, progress: float, first: int = 0) -> tuple[Tensor, Tensor]:
+    u, n, w, grad = (vector[first:] for vector in vectors(count))
+    out = torch.empty_like(u)
+    step(u, n, w, grad, out, 0.3, progress, KEY, first)
+    return u, out
+
+
+def check_equals_plain(make: Callable[[Masking], MaskedStep], count: int) -> None:
+    """For every kind of masking, `make` gives the bits of the plain form."""
+    for kind in KINDS:
+        for progress in (0.0, 0.3, 1.0):
+            for got, expected in zip(
+                run(make(kind), count, progress), run(plain_step(kind), count, progress), strict=True
+            ):
+                assert torch.equal(got, expected), (kind, progress)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("count", [1, 1003, 2 * PART + 5])
+def test_cpu_kernel_gives_the_bits_of_the_plain_form(count: int, threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        check_equals_plain(lambda kind: masked_step(kind, CPU), count)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_cuda_kernel_gives_the_bits_of_the_plain_form() -> None:
+    """In Triton's interpreter, which runs the kernel's own code on the CPU."""
+    pytest.importorskip("triton")
+    code = "from tests.test_kernels import *; from fedmrn_app.kernels.masked_step_cuda import cuda_step; "
+    code += "check_equals_plain(cuda_step, 5003)"
+    process = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
+    )
+    assert process.returncode == 0, process.stderr
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_cuda_kernel_on_a_gpu() -> None:
+    def to_gpu(kind: Masking) -> MaskedStep:
+        step = masked_step(kind, torch.device("cuda"))
+
+        def moved(u: Tensor, n: Tensor, w: Tensor, grad: Tensor, out: Tensor, *rest: float) -> None:
+            on_gpu = [vector.cuda() for vector in (u, n, w, grad, out)]
+            step(*on_gpu, *rest)  # type: ignore[arg-type]
+            u.copy_(on_gpu[0])
+            out.copy_(on_gpu[4])
+
+        return moved  # type: ignore[return-value]
+
+    check_equals_plain(to_gpu, 1_000_003)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_vector_in_parts_is_the_whole_vector(kind: Masking) -> None:
+    whole = run(masked_step(kind, CPU), 5000, 0.4)
+    part = run(masked_step(kind, CPU), 5000, 0.4, first=1234)
+    assert all(torch.equal(a[1234:], b) for a, b in zip(whole, part, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("progress", [0.0, 0.25, 0.5, 1.0])
+def test_share_of_masked_elements_is_the_progress(kind: Masking, progress: float) -> None:
+    count = 200_000
+    n = vectors(count)[1]
+    u = 0.3 * n  # inside both intervals, so what is not masked shows as u itself
+    zeros, out = torch.zeros(count), torch.empty(count)
+    masked_step(kind, CPU)(u, n, zeros, zeros, out, 1.0, progress, KEY, 0)
+    masked = out != u
+    bound = 4 * 0.5 / count**0.5
+    assert float(masked.float().mean()) == pytest.approx(progress, abs=bound)
+    dropped = -n if kind.signed else zeros
+    assert ((out == n) | (out == dropped))[masked].all()
+    if progress == 1:
+        share = float((out == n).float().mean())
+        assert share == pytest.approx(1 if kind.deterministic else (0.65 if kind.signed else 0.3), abs=bound)
+
+
+def test_plain_form_is_the_formula() -> None:
+    u, n, w, grad = vectors(1000)
+    v = unit_floats(random_words(KEY, 1000)).numpy()
+    _, out = run(plain_step(Masking(signed=False)), 1000, 0.5)
+    moved = (u - 0.3 * grad).numpy()
+    ratio = np.clip(moved / n.numpy(), 0, 1)
+    expected = w.numpy() + np.where(v < 0.5, np.where(v < 0.5 * ratio, n.numpy(), 0), ratio * n.numpy())
+    np.testing.assert_allclose(out.numpy(), expected, atol=1e-8)
+    assert torch.equal(clip_update(u, n, True), torch.minimum(torch.maximum(u, -n.abs()), n.abs()))
+    assert torch.equal(mask_probability(u, n, Masking(True)), ((u / n) * 0.5 + 0.5).clamp(0, 1))
+
+
+def test_random_words_are_uniform_and_differ_between_keys() -> None:
+    count = 1 << 20
+    words = [random_words(step_key(7, step), count) for step in (1, 2)]
+    for word in words:
+        assert int(word.min()) >= 0
+        assert int(word.max()) < 1 << 32
+        octets = torch.bincount(word >> 24, minlength=256).double()
+        assert float(((octets - count / 256) ** 2 / (count / 256)).sum()) < 255 + 5 * (2 * 255) ** 0.5
+        bits = (word[:, None] >> torch.arange(32)) & 1
+        assert (bits.double().mean(0) - 0.5).abs().max() < 5 * 0.5 / count**0.5
+        a, b = (unit_floats(part).double() - 0.5 for part in (word[:-1], word[1:]))
+        assert abs(float((a * b).mean()) * 12) < 5 / count**0.5
+    a, b = (unit_floats(word).double() - 0.5 for word in words)
+    assert abs(float((a * b).mean()) * 12) < 5 / count**0.5
+    assert random_words(KEY, 3, first=5).tolist() == random_words(KEY, 8).tolist()[5:]
+    assert random_words(KEY, 3).tolist() == [WORDS[0], WORDS[1], WORDS[2]]
+
+
+WORDS = (0x2A6ECAB, 0x2528BE40, 0xCAD78D5D)
+
+
+def test_gradients_lie_as_the_weights_do() -> None:
+    """The kernel takes each gradient where autograd left it: flat, without a copy."""
+    model = FlatModel(build_model("cnn4", ImageShape(1, 28, 28, 10), 0))
+    model.zero_grads()
+    x = torch.rand(4, 1, 28, 28).contiguous(memory_format=torch.channels_last)
+    torch.nn.functional.cross_entropy(model.module(x), torch.arange(4)).backward()  # type: ignore[no-untyped-call]
+    parameters = [p for p in model.module.parameters() if p.dim() >= 2]
+    for (start, grad), parameter in zip(model.grad_parts(), parameters, strict=True):
+        assert parameter.grad is not None
+        assert grad.data_ptr() == parameter.grad.data_ptr()
+        view = model.weights[start : start + grad.numel()]
+        assert view.data_ptr() == parameter.data_ptr()
+        parameter.grad.copy_(parameter.detach())
+        assert torch.equal(grad, view)
