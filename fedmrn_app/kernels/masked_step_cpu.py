@@ -1,65 +1,55 @@
-"""The masked step for CPUs: one loop that Numba compiles and LLVM vectorises."""
+"""The masked step for CPUs: one loop that Numba compiles and LLVM vectorises, on PyTorch's own threads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
 import numba
 import numpy as np
 import torch
+from numba import types
 from torch import Tensor
 
 from fedmrn_app.kernels.masked_step import MaskedStep, Masking
+from fedmrn_app.kernels.openmp import openmp
 from fedmrn_app.kernels.words import MULTIPLIERS, split_key
 
-PART = 1 << 18  # elements that are worth a thread
+PART = 1 << 16  # elements that are worth a thread
 
-_VECTOR = numba.types.Array(numba.float32, 1, "C")
-_SIGNATURE = numba.void(  # compiled when made, so that no step of a run is the slow one
-    *[_VECTOR] * 5, numba.float32, numba.float32, numba.uint32, numba.uint32
+_SIGNATURE = types.void(
+    *[types.Array(types.float32, 1, "C")] * 5, types.float32, types.float32, types.uint32, types.uint32
 )
-
-
-def in_parts(count: int, work: Callable[[int, int], None]) -> None:
-    """Call `work(start, end)` for all elements of a vector, on as many threads as PyTorch uses if it is long."""
-    threads = min(torch.get_num_threads(), count // PART)
-    if threads < 2:
-        work(0, count)
-        return
-    bounds = [count * part // threads for part in range(threads + 1)]
-    list(_pool(threads).map(work, bounds[:-1], bounds[1:]))
-
-
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, initializer=torch.set_flush_denormal, initargs=(True,))  # as in training
+_ENTRY_SIGNATURE = types.void(types.CPointer(types.CPointer(types.float32)))
 
 
 @cache
 def cpu_step(masking: Masking) -> MaskedStep:
     """Compile the step for a kind of masking."""
-    loop = _compile(masking)
+    loop = _compile_loop(masking)
+    team = openmp()
+    entry = None if team is None else _compile_entry(loop, *team.thread_functions)
 
     def step(
         u: Tensor, n: Tensor, w: Tensor, grad: Tensor, out: Tensor, lr: float, progress: float, key: int, first: int
     ) -> None:
         low, high = split_key(key)
+        start = (first + low) & 0xFFFFFFFF
         vectors = [tensor.numpy() for tensor in (u, n, w, grad, out)]
-
-        def work(start: int, end: int) -> None:
-            parts = (vector[start:end] for vector in vectors)
-            word = np.uint32((first + start + low) & 0xFFFFFFFF)
-            loop(*parts, np.float32(lr), np.float32(progress), word, np.uint32(high))
-
-        in_parts(u.numel(), work)
+        threads = min(torch.get_num_threads(), u.numel() // PART)
+        if team is None or entry is None or threads < 2:
+            loop(*vectors, np.float32(lr), np.float32(progress), np.uint32(start), np.uint32(high))
+            return
+        numbers = np.array([lr, progress, 0, 0, 0, 0], np.float32)
+        numbers.view(np.uint32)[2:] = start, high, u.numel() & 0xFFFFFFFF, u.numel() >> 32
+        addresses = np.array([vector.ctypes.data for vector in (*vectors, numbers)], np.uint64)
+        team.run(entry.address, addresses.ctypes.data, threads)
 
     return step
 
 
-def _compile(masking: Masking) -> Callable[..., None]:
+def _compile_loop(masking: Masking) -> Callable[..., None]:
     signed, deterministic = masking.signed, masking.deterministic
     multiply_first, multiply_second = (np.uint32(m) for m in MULTIPLIERS)
     u32, f32 = np.uint32, np.float32
@@ -95,3 +85,28 @@ def _compile(masking: Masking) -> Callable[..., None]:
 
     compiled: Callable[..., None] = loop
     return compiled
+
+
+def _compile_entry(loop: Callable[..., None], thread_number: Any, thread_count: Any) -> Any:
+    """Compile what each thread of a team runs: its part of the loop over the vectors at the given addresses."""
+
+    @numba.cfunc(_ENTRY_SIGNATURE, nopython=True)
+    def entry(addresses: Any) -> None:
+        numbers = numba.carray(addresses[5], 6)
+        words = numbers.view(np.uint32)
+        count = np.int64(words[4]) + (np.int64(words[5]) << np.int64(32))
+        start = count * thread_number() // thread_count()
+        end = count * (thread_number() + 1) // thread_count()
+        loop(
+            numba.carray(addresses[0], count)[start:end],
+            numba.carray(addresses[1], count)[start:end],
+            numba.carray(addresses[2], count)[start:end],
+            numba.carray(addresses[3], count)[start:end],
+            numba.carray(addresses[4], count)[start:end],
+            numbers[0],
+            numbers[1],
+            np.uint32(words[2] + np.uint32(start)),
+            words[3],
+        )
+
+    return entry
