@@ -16,6 +16,7 @@ from fedmrn_app.data.partitions import load_partitions
 from fedmrn_app.data.sets import load_images, prepare_arrays
 from fedmrn_app.learning.batches import Batches
 from fedmrn_app.learning.flat import FlatModel
+from fedmrn_app.learning.memory import keep_freed_memory
 from fedmrn_app.methods import LocalTask
 from fedmrn_app.noise import Float32Array, derive_seed
 from fedmrn_app.uplink import FIELD, RECORD, DenseFormat, write_upload
@@ -56,6 +57,7 @@ class Party:
     """What a process keeps from message to message: the configuration, the mapped data, their partition, the model."""
 
     def __init__(self, overrides: tuple[str, ...]) -> None:
+        keep_freed_memory()
         self.config = config = load_config(overrides)
         self.method = config.build_method()
         self.images = load_images(config.dataset, "train")

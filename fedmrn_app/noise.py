@@ -8,7 +8,7 @@ the sign of `update * noise` (Li et al. 2024, section 3.2).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal, get_args
 
 import numpy as np
@@ -40,6 +40,14 @@ def generate_noise(seed: int, count: int, distribution: Distribution, alpha: flo
     Raises:
         ValueError: seed, count, distribution or alpha is out of range.
     """
+    noise = np.empty(max(count, 0), np.float32)
+    for start, block in noise_blocks(seed, count, distribution, alpha):
+        noise[start : start + block.size] = block
+    return noise
+
+
+def noise_blocks(seed: int, count: int, distribution: Distribution, alpha: float) -> Iterator[tuple[int, Float32Array]]:
+    """Yield `generate_noise` piece by piece: (where it starts, the noise), one buffer for all pieces."""
     if not 0 <= seed <= _U64:
         raise ValueError(f"seed {seed} is not an unsigned 64-bit integer")
     if count < 0:
@@ -51,12 +59,12 @@ def generate_noise(seed: int, count: int, distribution: Distribution, alpha: flo
     per_word, fill = _FILL[distribution]
     scale = np.float32(alpha)
     philox = np.random.Philox(key=seed)
-    noise = np.empty(count, np.float32)
+    buffer = np.empty(min(count, _BLOCK), np.float32)
     for start in range(0, count, _BLOCK):
-        block = noise[start : start + _BLOCK]
+        block = buffer[: min(_BLOCK, count - start)]
         words = philox.random_raw(-(-block.size // per_word)).astype("<u8", copy=False)
         fill(words, scale, block)
-    return noise
+        yield start, block
 
 
 def _fill_uniform(words: NDArray[np.uint64], scale: np.float32, out: Float32Array) -> None:

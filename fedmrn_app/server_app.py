@@ -19,6 +19,7 @@ from fedmrn_app.errors import FedMRNError, RunError, remote_reason
 from fedmrn_app.learning.batches import Images
 from fedmrn_app.learning.evaluate import evaluate
 from fedmrn_app.learning.flat import FlatModel, state_sha256
+from fedmrn_app.learning.memory import keep_freed_memory
 from fedmrn_app.methods.fedavg import FedAvg
 from fedmrn_app.noise import Float32Array, derive_seed
 from fedmrn_app.results import Round, RunFolder
@@ -36,6 +37,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run the whole training; whatever ends it early is left in the run's folder too."""
     overrides = parse_overrides(str(context.run_config["overrides"]))
     folder = RunFolder(_run_path(str(context.run_config["run-dir"])))
+    keep_freed_memory()
     try:
         _train(grid, load_config(overrides), overrides, folder)
     except Exception as error:

@@ -17,7 +17,7 @@ from fedmrn_app.errors import PayloadError, RunError, remote_reason
 from fedmrn_app.methods import Common, Method
 from fedmrn_app.noise import Float32Array, derive_seed
 from fedmrn_app.shapes import Shapes
-from fedmrn_app.uplink import FIELD, RECORD, DenseFormat, Upload, read_upload
+from fedmrn_app.uplink import FIELD, RECORD, DenseFormat, add_upload
 from fedmrn_app.wire.payload import Payload
 
 
@@ -147,49 +147,51 @@ class PayloadStrategy(Strategy):
         vector_sum = np.zeros_like(self._vector)
         dense_sum = np.zeros_like(self._dense)
         samples = 0
-        holders = np.zeros_like(self._vector)  # samples of the clients that hold a weight
+        # samples of the clients that hold a weight
+        holders = np.zeros_like(self._vector) if self.method.averages_holders else None
         for client in self.report.selected:
             if self._common.held is not None:
                 self._common, _ = self._broadcast(client, server_round)
             try:
                 content = _content(by_message.get(self._sent[client].message_id))
-                upload = self._open(content, client, server_round)
+                payload = self._add(content, client, server_round, vector_sum, dense_sum)
             except PayloadError as error:
                 self.report.failures[client] = str(error)
                 self.on_failure(server_round, client, str(error))
                 continue
-            with np.errstate(over="ignore"):  # the mean is checked below
-                vector_sum += np.float32(upload.payload.samples) * upload.vector
-                dense_sum += np.float32(upload.payload.samples) * upload.dense
-            samples += upload.payload.samples
-            if self.method.averages_holders:
-                holders[self._common.held_weights()] += np.float32(upload.payload.samples)
-            self.report.add(upload.payload, content_bytes(content))
+            samples += payload.samples
+            if holders is not None:
+                holders[self._common.held_weights()] += np.float32(payload.samples)
+            self.report.add(payload, content_bytes(content))
         if samples == 0:
             reasons = "; ".join(f"client {client}: {reason}" for client, reason in self.report.failures.items())
             raise RunError(f"round {server_round}: no usable reply ({reasons})")
         replies_used = len(self.report.uplink_bytes)
-        share = np.maximum(holders, 1) if self.method.averages_holders else np.float32(samples)
-        vector = self.method.combine(self._vector, vector_sum / share, replies_used)
+        vector_sum /= np.float32(samples) if holders is None else np.maximum(holders, 1)
+        vector = self.method.combine(self._vector, vector_sum, replies_used)
         dense = dense_sum / np.float32(samples)
         self.report.decode_seconds = time.perf_counter() - start
         if not (np.isfinite(vector).all() and np.isfinite(dense).all()):
             raise RunError(f"round {server_round}: the global model is no longer finite; take a smaller local.lr")
         return pack_model(vector, dense), None
 
-    def _open(self, content: RecordDict, client: int, server_round: int) -> Upload:
-        """Find, check and read the payload in a reply's content."""
+    def _add(
+        self, content: RecordDict, client: int, server_round: int, vector_sum: Float32Array, dense_sum: Float32Array
+    ) -> Payload:
+        """Find, check and read the payload in a reply's content, and add it to the sums."""
         record = content.config_records.get(RECORD)
         data = record.get(FIELD) if record is not None else None
         if len(content) != 1 or record is None or len(record) != 1 or not isinstance(data, bytes):
             raise PayloadError("reply does not hold exactly one payload")
-        return read_upload(
+        return add_upload(
             data,
             self.method,
             self._common,
             DenseFormat(self._dense, self.dense_sizes, self.dense_bits),
             seed=self._seed(client, server_round),
             samples=self.members[client].samples,
+            vector_sum=vector_sum,
+            dense_sum=dense_sum,
         )
 
     def configure_evaluate(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from fedmrn_app.methods import ClientUpdate, Common, Method
 from fedmrn_app.noise import Float32Array
 from fedmrn_app.wire.dense import pack_dense, unpack_dense
@@ -82,6 +84,37 @@ def read_upload(
     Raises:
         PayloadError: they are not what this client was asked for.
     """
+    payload, dense = _open(data, method, common, dense_format, seed, samples)
+    return Upload(payload, method.decode(payload.body, seed, common), dense)
+
+
+def add_upload(
+    data: bytes,
+    method: Method,
+    common: Common,
+    dense_format: DenseFormat,
+    *,
+    seed: int,
+    samples: int,
+    vector_sum: Float32Array,
+    dense_sum: Float32Array,
+) -> Payload:
+    """Check and read the bytes of `write_upload`, and add what they hold, times `samples`, to two sums in place.
+
+    Raises:
+        PayloadError: they are not what this client was asked for; the sums are as they were then.
+    """
+    payload, dense = _open(data, method, common, dense_format, seed, samples)
+    with np.errstate(over="ignore"):  # whoever uses the sums checks them
+        method.add(payload.body, seed, common, np.float32(samples), vector_sum)
+        dense_sum += np.float32(samples) * dense
+    return payload
+
+
+def _open(
+    data: bytes, method: Method, common: Common, dense_format: DenseFormat, seed: int, samples: int
+) -> tuple[Payload, Float32Array]:
+    """Return the checked payload and its dense part."""
     expected = Expected(
         method=method.code,
         seed=seed,
@@ -91,5 +124,4 @@ def read_upload(
         dense_bits=dense_format.bits,
     )
     payload = decode_payload(data, expected)
-    dense = unpack_dense(payload.dense, dense_format.known, dense_format.sizes, dense_format.bits)
-    return Upload(payload, method.decode(payload.body, seed, common), dense)
+    return payload, unpack_dense(payload.dense, dense_format.known, dense_format.sizes, dense_format.bits)

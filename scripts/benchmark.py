@@ -14,13 +14,10 @@ Tables show the median and, in brackets, the least and the most of the repetitio
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +31,7 @@ from fedmrn_app.learning.batches import Batches, Images
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.models import ImageShape, build_model
 from fedmrn_app.learning.sgd import Precision, autocast
-from fedmrn_app.methods import Common, LocalTask, Method, Noise, build_method, find_methods
+from fedmrn_app.methods import LocalTask, Method, Noise, build_method, find_methods
 from scripts.layerwise import set_progress, with_masked_layers
 
 SEED = 5

@@ -56,7 +56,7 @@ def _compile_loop(masking: Masking) -> Callable[..., None]:
     half, unit = np.float32(0.5), np.float32(2.0**-24)
 
     # fastmath would let the compiler fuse and reorder; without it the results are those of the plain operations
-    @numba.njit([_SIGNATURE], nogil=True, error_model="numpy")
+    @numba.njit([_SIGNATURE], nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
     def loop(u: Any, n: Any, w: Any, grad: Any, out: Any, lr: Any, progress: Any, start: Any, high: Any) -> None:
         for i in range(u.size):
             x = u32(u32(i) + start)
@@ -90,7 +90,7 @@ def _compile_loop(masking: Masking) -> Callable[..., None]:
 def _compile_entry(loop: Callable[..., None], thread_number: Any, thread_count: Any) -> Any:
     """Compile what each thread of a team runs: its part of the loop over the vectors at the given addresses."""
 
-    @numba.cfunc(_ENTRY_SIGNATURE, nopython=True)
+    @numba.cfunc(_ENTRY_SIGNATURE)  # type: ignore[untyped-decorator]
     def entry(addresses: Any) -> None:
         numbers = numba.carray(addresses[5], 6)
         words = numbers.view(np.uint32)

@@ -33,7 +33,7 @@ class OpenMP:
 @cache
 def openmp() -> OpenMP | None:
     """The runtime that PyTorch has loaded, or None where it uses another one."""
-    if not sys.platform.startswith("linux") or not torch.backends.openmp.is_available():
+    if not sys.platform.startswith("linux") or "ATen parallel backend: OpenMP" not in torch.__config__.parallel_info():
         return None
     try:
         library = ctypes.CDLL("libgomp.so.1")  # found by its name, since PyTorch has it loaded

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from fedmrn_app.learning.batches import Images, normalise
 from fedmrn_app.learning.flat import FlatModel
 
+_BATCH = 50  # activations of more images leave the caches, and their memory goes back to the system in between
+_WHOLE_BATCH = 500
+
 
 @torch.inference_mode()
-def evaluate(model: FlatModel, images: Images, batch_size: int = 500) -> tuple[float, float]:
-    """Return (accuracy in [0, 1], mean cross-entropy) of the model, in evaluation mode and float32."""
+def evaluate(model: FlatModel, images: Images) -> tuple[float, float]:
+    """Return (accuracy in [0, 1], mean cross-entropy) of the model, in evaluation mode and float32.
+
+    A model that normalises by the statistics of the batch at hand gets larger batches.
+    """
     model.module.eval()
+    by_batch = any(isinstance(m, nn.BatchNorm2d) and not m.track_running_stats for m in model.module.modules())
+    batch_size = _WHOLE_BATCH if by_batch or model.device.type != "cpu" else _BATCH
     correct = torch.zeros((), dtype=torch.int64, device=model.device)
     loss = torch.zeros((), dtype=torch.float64, device=model.device)
     for start in range(0, len(images), batch_size):

@@ -10,7 +10,7 @@ import importlib
 import pkgutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from typing import Any, ClassVar
@@ -23,11 +23,13 @@ from fedmrn_app.errors import ConfigError
 from fedmrn_app.learning.batches import Batches
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.sgd import Precision, train_update
-from fedmrn_app.noise import Distribution, Float32Array, derive_seed, generate_noise
+from fedmrn_app.noise import Distribution, Float32Array, derive_seed, generate_noise, noise_blocks
 from fedmrn_app.shapes import Shapes, sizes_of
 from fedmrn_app.wire.body import Body, Coder
 from fedmrn_app.wire.downlink import DownlinkDtype, pack_downlink, unpack_downlink
 from fedmrn_app.wire.masks import Evidence, softsign
+
+_BLOCK = 1 << 15  # elements that are added at a time, so that temporaries stay in cache
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,10 @@ class Noise:
     def __call__(self, seed: int, count: int) -> Float32Array:
         """Return float32 noise of shape (count,), never zero."""
         return generate_noise(seed, count, self.distribution, self.alpha)
+
+    def blocks(self, seed: int, count: int) -> Iterator[tuple[int, Float32Array]]:
+        """Yield the same noise piece by piece, each in the same memory as the one before: (where it starts, noise)."""
+        return noise_blocks(seed, count, self.distribution, self.alpha)
 
 
 @dataclass(frozen=True)
@@ -180,6 +186,17 @@ class Method(ABC):
         Raises:
             PayloadError: the body is not one that this method writes for such a model.
         """
+
+    def add(self, body: Body, seed: int, common: Common, share: np.float32, total: Float32Array) -> None:
+        """Add `share` times what a body stands for to `total`, float32 (d,), in place.
+
+        Raises:
+            PayloadError: as `decode`; `total` is as it was then.
+        """
+        contribution = self.decode(body, seed, common)
+        for start in range(0, total.size, _BLOCK):
+            part = slice(start, start + _BLOCK)
+            total[part] += share * contribution[part]
 
     @abstractmethod
     def max_body_bytes(self, shapes: Shapes) -> int:

@@ -13,7 +13,7 @@ Binary masks (FedMRN) keep or drop the noise, signed ones (FedMRNS) keep or turn
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal, get_args
@@ -76,10 +76,25 @@ class FedMRN(Method):
 
     def decode(self, body: Body, seed: int, common: Common) -> Float32Array:
         """Return `G(seed) * m`."""
-        update = self.noise(seed, common.count)
-        bits = unpack_mask(body, common.count, partial(self.evidence, update, common)).view(np.int8)
-        update *= 2 * bits - 1 if self.signed else bits
+        update = np.empty(common.count, np.float32)
+        for part, masked in self._masked_noise(body, seed, common):
+            update[part] = masked
         return update
+
+    def add(self, body: Body, seed: int, common: Common, share: np.float32, total: Float32Array) -> None:
+        """Add `share * G(seed) * m`."""
+        for part, masked in self._masked_noise(body, seed, common):
+            masked *= share
+            total[part] += masked
+
+    def _masked_noise(self, body: Body, seed: int, common: Common) -> Iterator[tuple[slice, Float32Array]]:
+        """Yield `G(seed) * m` piece by piece; nothing before the whole body is checked."""
+        bits = unpack_mask(body, common.count, lambda: self.evidence(self.noise(seed, common.count), common))
+        for start, noise in self.noise.blocks(seed, common.count):
+            part = slice(start, start + noise.size)
+            kept = bits[part].view(np.int8)
+            noise *= 2 * kept - 1 if self.signed else kept
+            yield part, noise
 
     def evidence(self, n: Float32Array, common: Common) -> Evidence:
         """Small noise is kept more often than large one, and rather if it points where the weight has gone so far."""
