@@ -11,6 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
+from fedmrn_app.arrays import from_array
 from fedmrn_app.config import Config, load_config, parse_overrides, quote_override
 from fedmrn_app.data.partitions import load_partitions
 from fedmrn_app.data.sets import load_images, prepare_arrays
@@ -46,7 +47,7 @@ def train(message: Message, context: Context) -> Message:
     kept = f"residual-{client}"
     residual = cast(ArrayRecord, context.state[kept])["x"].numpy() if kept in context.state else None
     payload, residual = party.train(
-        client, server_round, seed, arrays["vector"].numpy(), arrays["dense"].numpy(), residual
+        client, server_round, seed, from_array(arrays["vector"]), from_array(arrays["dense"]), residual
     )
     if residual is not None:
         context.state[kept] = ArrayRecord({"x": Array(residual)})

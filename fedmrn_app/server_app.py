@@ -13,6 +13,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
+from fedmrn_app.arrays import from_array
 from fedmrn_app.config import Config, compose_values, load_config, parse_overrides
 from fedmrn_app.data.sets import load_images
 from fedmrn_app.errors import FedMRNError, RunError, remote_reason
@@ -136,7 +137,7 @@ class Progress:
             self.first = self.started = time.perf_counter()
             return None
         server_round += self.strategy.finished_rounds
-        vector, dense = arrays["vector"].numpy(), arrays["dense"].numpy()
+        vector, dense = from_array(arrays["vector"]), from_array(arrays["dense"])
         sampled_accuracy = self._sampled_accuracy(vector, dense, server_round)
         self.model.load(self.strategy.method.weights(vector, self.model.shapes), dense)
         accuracy, loss = evaluate(self.model, self.test)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app.metadata import Metadata
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.supercore.inflatable.inflatable_object import InflatableObject
+from numpy.typing import NDArray
 
+from fedmrn_app.arrays import from_array, to_array
 from fedmrn_app.errors import PayloadError, RunError, remote_reason
 from fedmrn_app.methods import Common, Method
 from fedmrn_app.noise import Float32Array, derive_seed
@@ -102,29 +105,36 @@ class PayloadStrategy(Strategy):
     ) -> Iterable[Message]:
         """Address the global model to this round's clients, each with a seed of its own."""
         server_round += self.finished_rounds
-        self._vector, self._dense = arrays["vector"].numpy(), arrays["dense"].numpy()
+        self._vector, self._dense = from_array(arrays["vector"]), from_array(arrays["dense"])
         selected = sample_clients(sorted(self.members), self.clients_per_round, self.seed, server_round)
         messages = {}
         sent: ArrayRecord | None = None
+        downlink_bytes = []
         for client in selected:
             if sent is None or self._common.held is not None:  # else all clients get the same
-                self._common, sent = self._broadcast(client, server_round)
+                self._common, packed = self._pack_for(client, server_round)
+                if packed is self._vector:
+                    sent = arrays
+                else:
+                    sent = ArrayRecord({"vector": to_array(packed), "dense": arrays["dense"]})
+                sent_bytes = content_bytes(sent)
             messages[client] = Message(
                 RecordDict({"model": sent, "task": self._task(client, server_round)}),
                 dst_node_id=self.members[client].node_id,
                 message_type="train",
                 group_id=str(server_round),
             )
-        self.report = RoundReport(selected, [content_bytes(message.content) for message in messages.values()])
+            content = messages[client].content
+            downlink_bytes.append(len(content.deflate()) + sent_bytes + content_bytes(content["task"]))
+        self.report = RoundReport(selected, downlink_bytes)
         self._sent = {client: message.metadata for client, message in messages.items()}
         return messages.values()
 
-    def _broadcast(self, client: int, server_round: int) -> tuple[Common, ArrayRecord]:
-        """What a client holds of the global model, as both sides know it and as it is sent."""
+    def _pack_for(self, client: int, server_round: int) -> tuple[Common, NDArray[Any]]:
+        """What a client holds of the global vector, as both sides know it and as it is sent."""
         held = self.method.held(self.shapes, client, server_round, self._seed(client, server_round))
         packed = self.method.send(self._vector, self.shapes, held)
-        common = self.method.receive(packed, self.shapes, self.first_vector, held)
-        return common, ArrayRecord({"vector": Array(packed), "dense": Array(self._dense)})
+        return self.method.receive(packed, self.shapes, self.first_vector, held), packed
 
     def _task(self, client: int, server_round: int) -> ConfigRecord:
         seed = self._seed(client, server_round)
@@ -151,7 +161,7 @@ class PayloadStrategy(Strategy):
         holders = np.zeros_like(self._vector) if self.method.averages_holders else None
         for client in self.report.selected:
             if self._common.held is not None:
-                self._common, _ = self._broadcast(client, server_round)
+                self._common, _ = self._pack_for(client, server_round)
             try:
                 content = _content(by_message.get(self._sent[client].message_id))
                 payload = self._add(content, client, server_round, vector_sum, dense_sum)
@@ -173,6 +183,8 @@ class PayloadStrategy(Strategy):
         self.report.decode_seconds = time.perf_counter() - start
         if not (np.isfinite(vector).all() and np.isfinite(dense).all()):
             raise RunError(f"round {server_round}: the global model is no longer finite; take a smaller local.lr")
+        self._common = Common(self.shapes, self.first_vector, self.first_vector)
+        self._vector = np.empty(0, np.float32)  # its memory is needed now
         return pack_model(vector, dense), None
 
     def _add(
@@ -216,16 +228,12 @@ def sample_clients(clients: list[int], count: int, seed: int, server_round: int)
 
 def pack_model(vector: Float32Array, dense: Float32Array) -> ArrayRecord:
     """The global state as Flower's strategies pass it on: the method's `vector` (d,) and `dense` (m,)."""
-    return ArrayRecord({"vector": Array(vector), "dense": Array(dense)})
+    return ArrayRecord({"vector": to_array(vector), "dense": to_array(dense)})
 
 
-def content_bytes(content: RecordDict) -> int:
-    """Bytes of a message's content as Flower puts it on the wire: every record and array with its framing."""
-    return _object_bytes(content)
-
-
-def _object_bytes(item: InflatableObject) -> int:
-    return len(item.deflate()) + sum(_object_bytes(child) for child in (item.children or {}).values())
+def content_bytes(content: InflatableObject) -> int:
+    """Bytes of a message's content, or of a part of it, as Flower puts it on the wire: everything with its framing."""
+    return len(content.deflate()) + sum(content_bytes(child) for child in (content.children or {}).values())
 
 
 def _content(reply: Message | None) -> RecordDict:

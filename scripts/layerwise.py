@@ -6,6 +6,8 @@ elementwise operations, which autograd follows; the optimiser steps over a list 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -38,6 +40,18 @@ class MaskedLayer(nn.Module):
         if isinstance(layer, nn.Conv2d):
             return functional.conv2d(x, weight, self.bias, layer.stride, layer.padding)
         return functional.linear(x, weight, self.bias)
+
+
+def paper_cnn(channels: int, size: tuple[int, int], classes: int, blocks: Sequence[Sequence[int]]) -> nn.Module:
+    """CNN4 or CNN8 in the paper's order of layers; `blocks` holds the channels of the convolutions before each pool."""
+    layers: list[nn.Module] = []
+    for block in blocks:
+        for width in block:
+            layers += [nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+            channels = width
+        layers.append(nn.MaxPool2d(2))
+    pixels = (size[0] >> len(blocks)) * (size[1] >> len(blocks))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * pixels, classes, bias=False))
 
 
 def with_masked_layers(module: nn.Module, alpha: float, seed: int) -> nn.Module:

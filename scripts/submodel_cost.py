@@ -15,14 +15,13 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
-from threading import Event, Thread
 
-import psutil
 from rich.console import Console
 from rich.table import Table
 
 from fedmrn_app.client_app import Party
 from fedmrn_app.wire.payload import Expected, decode_payload
+from scripts.memory import PeakMemory
 
 SEED = 5
 CAPACITIES = (1.0, 1 / 4, 1 / 16)
@@ -48,27 +47,6 @@ def peak_memory(capacity: float, steps: int, overrides: list[str]) -> float:
     """MB that a process takes to build the model and train it, beyond what it took before."""
     command = [sys.executable, str(Path(__file__)), "--steps", str(steps), "--memory-of", str(capacity), *overrides]
     return float(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
-
-
-class PeakMemory(Thread):
-    """The most memory in MB that this process has had while it was watched, beyond what it had before."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.process = psutil.Process()
-        self.before = self.peak = self.process.memory_info().rss
-        self.done = Event()
-
-    def run(self) -> None:
-        """Look every millisecond."""
-        while not self.done.wait(0.001):
-            self.peak = max(self.peak, self.process.memory_info().rss)
-
-    def stop(self) -> float:
-        """End watching and return the peak."""
-        self.done.set()
-        self.join()
-        return float(self.peak - self.before) / 2**20
 
 
 def main() -> None:

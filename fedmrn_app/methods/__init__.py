@@ -220,8 +220,12 @@ class Method(ABC):
         return model.state()[0]
 
     def combine(self, vector: Float32Array, mean: Float32Array, replies: int) -> Float32Array:
-        """The next global vector from the last one and the weighted mean of what `replies` clients contributed."""
-        return vector + mean
+        """The next global vector from the last one and the weighted mean of what `replies` clients contributed.
+
+        It may take the memory of `mean`.
+        """
+        mean += vector
+        return mean
 
     def pack(self, vector: Float32Array, sizes: Sequence[int]) -> NDArray[Any]:
         """The global vector, or what a client holds of it, as it is sent; `sizes` are the elements of each tensor."""
