@@ -1,6 +1,6 @@
 """Measure what the speed of this project rests on. Every figure is a ratio of two things run in turns.
 
-Usage: python -m scripts.benchmark PART [options] [--json FILE]
+Usage: python scripts/benchmark.py PART [options] [--json FILE]
 
     step     a local step of every method against plain SGD's, and of FedMRN against the layer-wise way
     threads  a local step with one thread, two, ...
@@ -304,7 +304,13 @@ def bench_server(arguments: argparse.Namespace) -> Any:
             for replies in (10, 100, 1000):
                 if coder == "auto" and weights * replies > 100_000_000:
                     continue  # in proportion, and long
-                command = [sys.executable, "-m", "scripts.benchmark_server", str(weights), str(replies), coder]
+                command = [
+                    sys.executable,
+                    str(Path(__file__).with_name("benchmark_server.py")),
+                    str(weights),
+                    str(replies),
+                    coder,
+                ]
                 row = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
                 found.append(row)
                 copies = (row["memory"] - row["payloads"]) / (4 * weights / 2**20)

@@ -1,6 +1,6 @@
 """Time and memory of one aggregation, in a process of its own; prints one JSON object.
 
-Usage: python -m scripts.benchmark_server WEIGHTS REPLIES packed|auto
+Usage: python scripts/benchmark_server.py WEIGHTS REPLIES packed|auto
 
 Memory is what the process takes at most, from before the global model and the replies exist until the next global model
 is there. The time of copying the global vector, taken before and after, gives the scale.

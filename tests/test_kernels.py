@@ -10,11 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedmrn_app import noise
+from fedmrn_app.kernels import gaussian
 from fedmrn_app.kernels.masked_step import MaskedStep, Masking, clip_update, mask_probability, masked_step, plain_step
 from fedmrn_app.kernels.masked_step_cpu import PART
 from fedmrn_app.kernels.words import random_words, step_key, unit_floats
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.models import ImageShape, build_model
+from fedmrn_app.noise import generate_noise
 
 KINDS = [Masking(signed, deterministic) for signed in (False, True) for deterministic in (False, True)]
 KEY = 0xDEADBEEF12345678
@@ -157,3 +160,15 @@ def test_gradients_lie_as_the_weights_do() -> None:
         assert view.data_ptr() == parameter.data_ptr()
         parameter.grad.copy_(parameter.detach())
         assert torch.equal(grad, view)
+
+
+def test_compiled_gaussian_noise_has_the_bits_of_the_plain_one() -> None:
+    count = noise.COMPILED_FROM
+    plain = generate_noise(9, count - 1, "gaussian", 0.01)
+    compiled = generate_noise(9, count, "gaussian", 0.01)
+    assert np.array_equal(plain.view(np.uint32), compiled[:-1].view(np.uint32))
+    extremes = np.array([0, 1, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1], "<u4").view("<u8")
+    vectors = np.empty((2, 6), np.float32)
+    noise.fill_gaussian(extremes, np.float32(1), vectors[0])
+    gaussian.fill_gaussian(extremes, np.float32(1), vectors[1])
+    assert np.array_equal(vectors[0], vectors[1])
