@@ -363,7 +363,7 @@ def main() -> None:
     parser.add_argument("--precision", default="float32", choices=PRECISIONS)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=10, help="local steps that are timed at a time")
+    parser.add_argument("--steps", type=int, default=20, help="local steps that are timed at a time")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--data")

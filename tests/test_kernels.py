@@ -3,7 +3,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,7 +13,15 @@ from torch import Tensor
 
 from fedmrn_app import noise
 from fedmrn_app.kernels import gaussian
-from fedmrn_app.kernels.masked_step import MaskedStep, Masking, clip_update, mask_probability, masked_step, plain_step
+from fedmrn_app.kernels.masked_step import (
+    MaskedStep,
+    Masking,
+    Vectors,
+    clip_update,
+    mask_probability,
+    masked_step,
+    plain_step,
+)
 from fedmrn_app.kernels.masked_step_cpu import PART
 from fedmrn_app.kernels.words import random_words, step_key, unit_floats
 from fedmrn_app.learning.flat import FlatModel
@@ -21,32 +30,35 @@ from fedmrn_app.noise import generate_noise
 
 KINDS = [Masking(signed, deterministic) for signed in (False, True) for deterministic in (False, True)]
 KEY = 0xDEADBEEF12345678
-CPU = torch.device("cpu")
 
 
-def vectors(count: int) -> tuple[Tensor, ...]:
-    """u, n, w, gradient; u goes beyond the noise in both directions and is zero at times."""
+def tensors(count: int) -> tuple[Vectors, Tensor]:
+    """Vectors and a gradient; u goes beyond the noise in both directions and is zero at times."""
     generator = torch.Generator().manual_seed(0)
     u, n, w, grad = torch.randn(4, count, generator=generator) * 0.01
     u[::7] = 0
     grad[::14] = 0
-    return u, n, w, grad
+    return Vectors(u.clone(), n.clone(), w.clone(), torch.zeros(count)), grad.clone()
 
 
-def run(step: MaskedStep, count: int, progress: float, first: int = 0) -> tuple[Tensor, Tensor]:
-    u, n, w, grad = (vector[first:] for vector in vectors(count))
-    out = torch.empty_like(u)
-    step(u, n, w, grad, out, 0.3, progress, KEY, first)
-    return u, out
+Make = Callable[[Masking, Vectors], MaskedStep]
 
 
-def check_equals_plain(make: Callable[[Masking], MaskedStep], count: int) -> None:
+def run(make: Make, kind: Masking, count: int, progress: float, cuts: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+    """Take a step, in parts if there are cuts; return u and the weights."""
+    vectors, grad = tensors(count)
+    step = make(kind, vectors)
+    for start, end in pairwise([0, *cuts, count]):
+        step(start, grad[start:end], 0.3, progress, KEY)
+    return vectors.u, vectors.out
+
+
+def check_equals_plain(make: Make, count: int) -> None:
     """For every kind of masking, `make` gives the bits of the plain form."""
     for kind in KINDS:
         for progress in (0.0, 0.3, 1.0):
-            for got, expected in zip(
-                run(make(kind), count, progress), run(plain_step(kind), count, progress), strict=True
-            ):
+            pairs = zip(run(make, kind, count, progress), run(plain_step, kind, count, progress), strict=True)
+            for got, expected in pairs:
                 assert torch.equal(got, expected), (kind, progress)
 
 
@@ -56,7 +68,7 @@ def test_cpu_kernel_gives_the_bits_of_the_plain_form(count: int, threads: int) -
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        check_equals_plain(lambda kind: masked_step(kind, CPU), count)
+        check_equals_plain(masked_step, count)
     finally:
         torch.set_num_threads(before)
 
@@ -74,35 +86,35 @@ def test_cuda_kernel_gives_the_bits_of_the_plain_form() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_cuda_kernel_on_a_gpu() -> None:
-    def to_gpu(kind: Masking) -> MaskedStep:
-        step = masked_step(kind, torch.device("cuda"))
+    def to_gpu(kind: Masking, vectors: Vectors) -> MaskedStep:
+        on_gpu = Vectors(vectors.u.cuda(), vectors.n.cuda(), vectors.w.cuda(), vectors.out.cuda())
+        step = masked_step(kind, on_gpu)
 
-        def moved(u: Tensor, n: Tensor, w: Tensor, grad: Tensor, out: Tensor, *rest: float) -> None:
-            on_gpu = [vector.cuda() for vector in (u, n, w, grad, out)]
-            step(*on_gpu, *rest)  # type: ignore[arg-type]
-            u.copy_(on_gpu[0])
-            out.copy_(on_gpu[4])
+        def moved(start: int, grad: Tensor, lr: float, progress: float, key: int) -> None:
+            step(start, grad.cuda(), lr, progress, key)
+            vectors.u.copy_(on_gpu.u)
+            vectors.out.copy_(on_gpu.out)
 
-        return moved  # type: ignore[return-value]
+        return moved
 
     check_equals_plain(to_gpu, 1_000_003)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_vector_in_parts_is_the_whole_vector(kind: Masking) -> None:
-    whole = run(masked_step(kind, CPU), 5000, 0.4)
-    part = run(masked_step(kind, CPU), 5000, 0.4, first=1234)
-    assert all(torch.equal(a[1234:], b) for a, b in zip(whole, part, strict=True))
+    whole = run(masked_step, kind, 5000, 0.4)
+    parts = run(masked_step, kind, 5000, 0.4, cuts=[7, 1234, 4999])
+    assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("progress", [0.0, 0.25, 0.5, 1.0])
 def test_share_of_masked_elements_is_the_progress(kind: Masking, progress: float) -> None:
     count = 200_000
-    n = vectors(count)[1]
+    n = tensors(count)[0].n
     u = 0.3 * n  # inside both intervals, so what is not masked shows as u itself
     zeros, out = torch.zeros(count), torch.empty(count)
-    masked_step(kind, CPU)(u, n, zeros, zeros, out, 1.0, progress, KEY, 0)
+    masked_step(kind, Vectors(u, n, zeros, out))(0, zeros, 1.0, progress, KEY)
     masked = out != u
     bound = 4 * 0.5 / count**0.5
     assert float(masked.float().mean()) == pytest.approx(progress, abs=bound)
@@ -114,9 +126,10 @@ def test_share_of_masked_elements_is_the_progress(kind: Masking, progress: float
 
 
 def test_plain_form_is_the_formula() -> None:
-    u, n, w, grad = vectors(1000)
+    vectors, grad = tensors(1000)
+    u, n, w = vectors.u, vectors.n, vectors.w
     v = unit_floats(random_words(KEY, 1000)).numpy()
-    _, out = run(plain_step(Masking(signed=False)), 1000, 0.5)
+    _, out = run(plain_step, Masking(signed=False), 1000, 0.5)
     moved = (u - 0.3 * grad).numpy()
     ratio = np.clip(moved / n.numpy(), 0, 1)
     expected = w.numpy() + np.where(v < 0.5, np.where(v < 0.5 * ratio, n.numpy(), 0), ratio * n.numpy())

@@ -30,38 +30,50 @@ class Masking:
     deterministic: bool = False
 
 
-# u, n, w, gradient and out, all float32 (k,); lr, progress, key, index of the first element
-MaskedStep = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, float, float, int, int], None]
+@dataclass(frozen=True)
+class Vectors:
+    """What a step works on, all float32 (d,) on one device: `u` and `out` change, `n` and `w` do not."""
+
+    u: Tensor
+    n: Tensor
+    w: Tensor
+    out: Tensor
 
 
-def masked_step(masking: Masking, device: torch.device) -> MaskedStep:
-    """Return the fastest form of the step for a device: a fused kernel on CPUs and CUDA, else `plain_step`."""
-    if device.type == "cpu":
+# start, gradient (k,), lr, progress, key: the step on elements start to start + k, whose gradient is given
+MaskedStep = Callable[[int, Tensor, float, float, int], None]
+
+
+def masked_step(masking: Masking, vectors: Vectors) -> MaskedStep:
+    """Return the fastest form of the step where the vectors are: a kernel on CPUs and CUDA, else `plain_step`."""
+    device = vectors.u.device.type
+    if device == "cpu":
         from fedmrn_app.kernels.masked_step_cpu import cpu_step
 
-        return cpu_step(masking)
-    if device.type == "cuda":
+        return cpu_step(masking, vectors)
+    if device == "cuda":
         try:
             from fedmrn_app.kernels.masked_step_cuda import cuda_step
 
-            return cuda_step(masking)
+            return cuda_step(masking, vectors)
         except ImportError:  # PyTorch brings Triton along on Linux only
-            return plain_step(masking)
-    return plain_step(masking)
+            return plain_step(masking, vectors)
+    return plain_step(masking, vectors)
 
 
-def plain_step(masking: Masking) -> MaskedStep:
+def plain_step(masking: Masking, vectors: Vectors) -> MaskedStep:
     """The step by PyTorch's elementwise operations, which defines what the kernels compute."""
 
-    def step(
-        u: Tensor, n: Tensor, w: Tensor, grad: Tensor, out: Tensor, lr: float, progress: float, key: int, first: int
-    ) -> None:
+    def step(start: int, grad: Tensor, lr: float, progress: float, key: int) -> None:
+        part = slice(start, start + grad.numel())
+        u, n = vectors.u[part], vectors.n[part]
         u.sub_(grad * torch.tensor(lr, dtype=torch.float32))
-        v = unit_floats(random_words(key, u.numel(), first, u.device))
+        v = unit_floats(random_words(key, u.numel(), start, u.device))
         q = torch.tensor(progress, dtype=torch.float32, device=u.device)
         p = mask_probability(u, n, masking)
         masked = torch.where(v < p * q, n, -n if masking.signed else torch.zeros_like(n))
-        torch.add(w, torch.where(v < q, masked, clip_update(u, n, masking.signed)), out=out)
+        chosen = torch.where(v < q, masked, clip_update(u, n, masking.signed))
+        torch.add(vectors.w[part], chosen, out=vectors.out[part])
 
     return step
 

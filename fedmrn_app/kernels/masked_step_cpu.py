@@ -12,7 +12,7 @@ import torch
 from numba import types
 from torch import Tensor
 
-from fedmrn_app.kernels.masked_step import MaskedStep, Masking
+from fedmrn_app.kernels.masked_step import MaskedStep, Masking, Vectors
 from fedmrn_app.kernels.openmp import openmp
 from fedmrn_app.kernels.words import MULTIPLIERS, split_key
 
@@ -24,29 +24,41 @@ _SIGNATURE = types.void(
 _ENTRY_SIGNATURE = types.void(types.CPointer(types.CPointer(types.float32)))
 
 
-@cache
-def cpu_step(masking: Masking) -> MaskedStep:
-    """Compile the step for a kind of masking."""
-    loop = _compile_loop(masking)
+def cpu_step(masking: Masking, vectors: Vectors) -> MaskedStep:
+    """Return the step for a kind of masking on given vectors."""
+    loop, entry = _compile(masking)
     team = openmp()
-    entry = None if team is None else _compile_entry(loop, *team.thread_functions)
+    u, n, w, out = (vector.numpy() for vector in (vectors.u, vectors.n, vectors.w, vectors.out))
+    bases = [vector.ctypes.data for vector in (u, n, w, out)]
+    numbers = np.zeros(6, np.float32)  # what the threads of a team are told, besides addresses
+    words = numbers.view(np.uint32)
+    addresses = np.zeros(6, np.uint64)
+    addresses[5] = numbers.ctypes.data
 
-    def step(
-        u: Tensor, n: Tensor, w: Tensor, grad: Tensor, out: Tensor, lr: float, progress: float, key: int, first: int
-    ) -> None:
+    def step(start: int, grad: Tensor, lr: float, progress: float, key: int) -> None:
+        count = grad.numel()
         low, high = split_key(key)
-        start = (first + low) & 0xFFFFFFFF
-        vectors = [tensor.numpy() for tensor in (u, n, w, grad, out)]
-        threads = min(torch.get_num_threads(), u.numel() // PART)
-        if team is None or entry is None or threads < 2:
-            loop(*vectors, np.float32(lr), np.float32(progress), np.uint32(start), np.uint32(high))
+        first = (start + low) & 0xFFFFFFFF
+        threads = min(torch.get_num_threads(), count // PART)
+        if team is None or threads < 2:
+            part = slice(start, start + count)
+            loop(u[part], n[part], w[part], out[part], grad.numpy(), lr, progress, np.uint32(first), np.uint32(high))
             return
-        numbers = np.array([lr, progress, 0, 0, 0, 0], np.float32)
-        numbers.view(np.uint32)[2:] = start, high, u.numel() & 0xFFFFFFFF, u.numel() >> 32
-        addresses = np.array([vector.ctypes.data for vector in (*vectors, numbers)], np.uint64)
+        numbers[:2] = lr, progress
+        words[2:] = first, high, count & 0xFFFFFFFF, count >> 32
+        addresses[:4] = [base + 4 * start for base in bases]
+        addresses[4] = grad.data_ptr()
         team.run(entry.address, addresses.ctypes.data, threads)
 
     return step
+
+
+@cache
+def _compile(masking: Masking) -> tuple[Callable[..., None], Any]:
+    """Compile the loop, and what each thread of a team runs of it."""
+    loop = _compile_loop(masking)
+    team = openmp()
+    return loop, None if team is None else _compile_entry(loop, *team.thread_functions)
 
 
 def _compile_loop(masking: Masking) -> Callable[..., None]:
@@ -57,7 +69,7 @@ def _compile_loop(masking: Masking) -> Callable[..., None]:
 
     # fastmath would let the compiler fuse and reorder; without it the results are those of the plain operations
     @numba.njit([_SIGNATURE], nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-    def loop(u: Any, n: Any, w: Any, grad: Any, out: Any, lr: Any, progress: Any, start: Any, high: Any) -> None:
+    def loop(u: Any, n: Any, w: Any, out: Any, grad: Any, lr: Any, progress: Any, start: Any, high: Any) -> None:
         for i in range(u.size):
             x = u32(u32(i) + start)
             x = u32((x ^ (x >> u32(16))) * multiply_first) ^ high

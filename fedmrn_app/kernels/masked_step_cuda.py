@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedmrn_app.kernels.masked_step import MaskedStep, Masking
+from fedmrn_app.kernels.masked_step import MaskedStep, Masking, Vectors
 from fedmrn_app.kernels.words import MULTIPLIERS, split_key
 
 BLOCK = 1024
@@ -20,8 +20,8 @@ def _kernel(
     u_start: Any,
     n_start: Any,
     w_start: Any,
-    grad_start: Any,
     out_start: Any,
+    grad_start: Any,
     count: Any,
     lr: Any,
     progress: Any,
@@ -59,16 +59,15 @@ def _kernel(
     tl.store(out_start + i, weights, mask=inside)
 
 
-def cuda_step(masking: Masking) -> MaskedStep:
-    """Return the step for a kind of masking."""
+def cuda_step(masking: Masking, vectors: Vectors) -> MaskedStep:
+    """Return the step for a kind of masking on given vectors."""
 
-    def step(
-        u: Tensor, n: Tensor, w: Tensor, grad: Tensor, out: Tensor, lr: float, progress: float, key: int, first: int
-    ) -> None:
+    def step(start: int, grad: Tensor, lr: float, progress: float, key: int) -> None:
         low, high = split_key(key)
-        count = u.numel()
+        count = grad.numel()
+        u, n, w, out = (vector[start : start + count] for vector in (vectors.u, vectors.n, vectors.w, vectors.out))
         _kernel[(triton.cdiv(count, BLOCK),)](
-            u, n, w, grad, out, count, lr, progress, _int32(first + low), _int32(high),
+            u, n, w, out, grad, count, lr, progress, _int32(start + low), _int32(high),
             signed=masking.signed, deterministic=masking.deterministic, block=BLOCK,
             enable_fp_fusion=False,  # else products and sums are rounded once, and differ from the plain form
         )  # fmt: skip

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.kernels.masked_step import Masking as Kind
-from fedmrn_app.kernels.masked_step import mask_probability, masked_step
+from fedmrn_app.kernels.masked_step import Vectors, mask_probability, masked_step
 from fedmrn_app.kernels.words import random_words, step_key, unit_floats
 from fedmrn_app.learning.flat import FlatModel, to_tensor
 from fedmrn_app.learning.sgd import local_sgd, train_update
@@ -122,14 +122,13 @@ class FedMRN(Method):
         steps = len(task.batches)
         w = model.weights.clone()
         u = torch.zeros_like(w)
-        fused_step = masked_step(self.kind, model.device)
+        step_on = masked_step(self.kind, Vectors(u, n, w, model.weights))
 
         def mask_weights(step: int, grads: Iterable[tuple[int, Tensor]]) -> None:
             """Subtract the gradients from `u` and mask it for the forward pass of `step`."""
             progress, key = self.progress(step, steps), step_key(task.private_seed, step)
             for start, grad in grads:
-                part = slice(start, start + grad.numel())
-                fused_step(u[part], n[part], w[part], grad, model.weights[part], task.lr, progress, key, start)
+                step_on(start, grad, task.lr, progress, key)
 
         mask_weights(1, [(0, torch.zeros_like(u))])
         loss = local_sgd(
