@@ -26,7 +26,7 @@ _ENTRY_SIGNATURE = types.void(types.CPointer(types.CPointer(types.float32)))
 
 def cpu_step(masking: Masking, vectors: Vectors) -> MaskedStep:
     """Return the step for a kind of masking on given vectors."""
-    loop, entry = _compile(masking)
+    loop = _compile_loop(masking)
     team = openmp()
     u, n, w, out = (vector.numpy() for vector in (vectors.u, vectors.n, vectors.w, vectors.out))
     bases = [vector.ctypes.data for vector in (u, n, w, out)]
@@ -48,19 +48,12 @@ def cpu_step(masking: Masking, vectors: Vectors) -> MaskedStep:
         words[2:] = first, high, count & 0xFFFFFFFF, count >> 32
         addresses[:4] = [base + 4 * start for base in bases]
         addresses[4] = grad.data_ptr()
-        team.run(entry.address, addresses.ctypes.data, threads)
+        team.run(_compile_entry(masking).address, addresses.ctypes.data, threads)
 
     return step
 
 
 @cache
-def _compile(masking: Masking) -> tuple[Callable[..., None], Any]:
-    """Compile the loop, and what each thread of a team runs of it."""
-    loop = _compile_loop(masking)
-    team = openmp()
-    return loop, None if team is None else _compile_entry(loop, *team.thread_functions)
-
-
 def _compile_loop(masking: Masking) -> Callable[..., None]:
     signed, deterministic = masking.signed, masking.deterministic
     multiply_first, multiply_second = (np.uint32(m) for m in MULTIPLIERS)
@@ -99,8 +92,13 @@ def _compile_loop(masking: Masking) -> Callable[..., None]:
     return compiled
 
 
-def _compile_entry(loop: Callable[..., None], thread_number: Any, thread_count: Any) -> Any:
+@cache
+def _compile_entry(masking: Masking) -> Any:
     """Compile what each thread of a team runs: its part of the loop over the vectors at the given addresses."""
+    loop = _compile_loop(masking)
+    team = openmp()
+    assert team is not None
+    thread_number, thread_count = team.thread_functions
 
     @numba.cfunc(_ENTRY_SIGNATURE)  # type: ignore[untyped-decorator]
     def entry(addresses: Any) -> None:

@@ -9,7 +9,7 @@ from torch.nn import functional
 from fedmrn_app.learning.batches import Images, normalise
 from fedmrn_app.learning.flat import FlatModel
 
-_BATCH = 50  # activations of more images leave the caches, and their memory goes back to the system in between
+_BATCH = 200  # the memory of larger activations goes back to the system after each batch
 _WHOLE_BATCH = 500
 
 
