@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedmrn_app.learning.batches import Batches, Images
+from fedmrn_app.learning.evaluate import evaluate
 from fedmrn_app.learning.flat import FlatModel, state_sha256
 from fedmrn_app.learning.models import MODELS, ImageShape, build_model
 from fedmrn_app.learning.sgd import local_sgd
@@ -129,3 +130,12 @@ def test_cnn_weights_start_at_one_hundredth() -> None:
     weights = FlatModel(build_model("cnn4", ImageShape(1, 28, 28, 10), 0)).weights
     assert weights.numel() == 389_920
     assert float(weights.std()) == pytest.approx(0.01, rel=0.01)
+
+
+def test_evaluation_of_static_batch_norm_takes_any_number_of_images() -> None:
+    model = FlatModel(build_model("preact_resnet18", ImageShape(1, 8, 8, 10), 0, width=1 / 16))
+    few, many = images(2, ImageShape(1, 8, 8, 10)), images(501, ImageShape(1, 8, 8, 10))
+    for some in (few, many):
+        accuracy, loss = evaluate(model, some)
+        assert 0 <= accuracy <= 1
+        assert 0 < loss < 10

@@ -24,8 +24,9 @@ def evaluate(model: FlatModel, images: Images) -> tuple[float, float]:
     batch_size = _WHOLE_BATCH if by_batch or model.device.type != "cpu" else _BATCH
     correct = torch.zeros((), dtype=torch.int64, device=model.device)
     loss = torch.zeros((), dtype=torch.float64, device=model.device)
-    for start in range(0, len(images), batch_size):
-        rows = slice(start, start + batch_size)
+    batches = -(-len(images) // batch_size)
+    for batch in range(batches):  # of nearly equal size: there are no statistics of a single image
+        rows = slice(batch * len(images) // batches, (batch + 1) * len(images) // batches)
         # copied: the arrays are mapped read-only files
         pixels = torch.from_numpy(images.pixels[rows].copy()).to(model.device)
         y = torch.from_numpy(images.labels[rows].copy()).to(model.device)

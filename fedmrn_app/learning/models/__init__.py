@@ -58,7 +58,7 @@ def build_model(name: str, shape: ImageShape, seed: int, width: float = 1.0, **o
         try:
             module = MODELS[name](shape.channels, (shape.height, shape.width), shape.classes, **options)
             with torch.no_grad():
-                module.eval()(torch.zeros(1, shape.channels, shape.height, shape.width))
+                module.eval()(torch.zeros(2, shape.channels, shape.height, shape.width))
         except (TypeError, ValueError, RuntimeError) as error:
             size = f"{shape.channels}x{shape.height}x{shape.width}"
             reason = str(error).splitlines()[0]
