@@ -71,12 +71,11 @@ def noise_blocks(seed: int, count: int, distribution: Distribution, alpha: float
 
 
 def _fill_uniform(words: NDArray[np.uint64], scale: np.float32, out: Float32Array) -> None:
-    """alpha * ((2k + 1 - 2^24) * 2^-24) with k the top 24 bits of each 32-bit word; one rounding, by alpha."""
+    """alpha * ((2k + 1 - 2^24) * 2^-24) with k the top 24 bits of each 32-bit word; one rounding, of the product."""
     k = words.view("<u4")[: out.size] >> np.uint32(8)
     odd = (k << np.uint32(1)).view(np.int32) + np.int32(1 - (1 << 24))
     out[:] = odd
-    out *= np.float32(2.0**-24)
-    out *= scale
+    out *= scale * np.float32(2.0**-24)  # exact: alpha is far above the smallest normal number
 
 
 def _fill_bernoulli(words: NDArray[np.uint64], scale: np.float32, out: Float32Array) -> None:
