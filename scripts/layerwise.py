@@ -22,7 +22,7 @@ class MaskedLayer(nn.Module):
         self.weight: Tensor
         self.noise: Tensor
         self.register_buffer("weight", layer.weight.detach().clone())
-        noise = (torch.rand(layer.weight.shape, generator=generator) * 2 - 1) * alpha
+        noise = (torch.rand(layer.weight.shape, generator=generator) * 2 - 1 + 2.0**-24) * alpha  # never zero
         self.register_buffer("noise", noise)
         self.update = nn.Parameter(torch.zeros_like(self.weight))
         self.bias = layer.bias
