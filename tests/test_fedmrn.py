@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from fedmrn_app.errors import ConfigError
-from fedmrn_app.kernels.masked_step import Masking, clip_update, mask_probability
+from fedmrn_app.kernels.masked_step import MaskKind, clip_update, mask_probability
 from fedmrn_app.learning.batches import Batches
 from fedmrn_app.learning.flat import FlatModel, to_tensor
 from fedmrn_app.learning.models import ImageShape, build_model
@@ -60,7 +60,7 @@ def test_stochastic_masks_match_their_probabilities(method: FedMRN) -> None:
 def test_masking_is_unbiased_within_reach(signed: bool) -> None:
     n = to_tensor(Noise("gaussian")(5, 10_000))
     u = n * torch.linspace(-1 if signed else 0, 1, 10_000)
-    p = mask_probability(u, n, Masking(signed))
+    p = mask_probability(u, n, MaskKind(signed))
     expectation = p * mask_noise(n, torch.ones_like(n, dtype=torch.bool), signed)
     expectation += (1 - p) * mask_noise(n, torch.zeros_like(n, dtype=torch.bool), signed)
     torch.testing.assert_close(expectation, u, rtol=1e-4, atol=1e-9)

@@ -15,7 +15,7 @@ from fedmrn_app import noise
 from fedmrn_app.kernels import gaussian
 from fedmrn_app.kernels.masked_step import (
     MaskedStep,
-    Masking,
+    MaskKind,
     Vectors,
     clip_update,
     mask_probability,
@@ -28,7 +28,7 @@ from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.models import ImageShape, build_model
 from fedmrn_app.noise import generate_noise
 
-KINDS = [Masking(signed, deterministic) for signed in (False, True) for deterministic in (False, True)]
+KINDS = [MaskKind(signed, deterministic) for signed in (False, True) for deterministic in (False, True)]
 KEY = 0xDEADBEEF12345678
 
 
@@ -41,10 +41,10 @@ def tensors(count: int) -> tuple[Vectors, Tensor]:
     return Vectors(u.clone(), n.clone(), w.clone(), torch.zeros(count)), grad.clone()
 
 
-Make = Callable[[Masking, Vectors], MaskedStep]
+Make = Callable[[MaskKind, Vectors], MaskedStep]
 
 
-def run(make: Make, kind: Masking, count: int, progress: float, cuts: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+def run(make: Make, kind: MaskKind, count: int, progress: float, cuts: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
     """Take a step, in parts if there are cuts; return u and the weights."""
     vectors, grad = tensors(count)
     step = make(kind, vectors)
@@ -86,7 +86,7 @@ def test_cuda_kernel_gives_the_bits_of_the_plain_form() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_cuda_kernel_on_a_gpu() -> None:
-    def to_gpu(kind: Masking, vectors: Vectors) -> MaskedStep:
+    def to_gpu(kind: MaskKind, vectors: Vectors) -> MaskedStep:
         on_gpu = Vectors(vectors.u.cuda(), vectors.n.cuda(), vectors.w.cuda(), vectors.out.cuda())
         step = masked_step(kind, on_gpu)
 
@@ -101,7 +101,7 @@ def test_cuda_kernel_on_a_gpu() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_vector_in_parts_is_the_whole_vector(kind: Masking) -> None:
+def test_a_vector_in_parts_is_the_whole_vector(kind: MaskKind) -> None:
     whole = run(masked_step, kind, 5000, 0.4)
     parts = run(masked_step, kind, 5000, 0.4, cuts=[7, 1234, 4999])
     assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
@@ -109,7 +109,7 @@ def test_a_vector_in_parts_is_the_whole_vector(kind: Masking) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("progress", [0.0, 0.25, 0.5, 1.0])
-def test_share_of_masked_elements_is_the_progress(kind: Masking, progress: float) -> None:
+def test_share_of_masked_elements_is_the_progress(kind: MaskKind, progress: float) -> None:
     count = 200_000
     n = tensors(count)[0].n
     u = 0.3 * n  # inside both intervals, so what is not masked shows as u itself
@@ -129,13 +129,13 @@ def test_plain_form_is_the_formula() -> None:
     vectors, grad = tensors(1000)
     u, n, w = vectors.u, vectors.n, vectors.w
     v = unit_floats(random_words(KEY, 1000)).numpy()
-    _, out = run(plain_step, Masking(signed=False), 1000, 0.5)
+    _, out = run(plain_step, MaskKind(signed=False), 1000, 0.5)
     moved = (u - 0.3 * grad).numpy()
     ratio = np.clip(moved / n.numpy(), 0, 1)
     expected = w.numpy() + np.where(v < 0.5, np.where(v < 0.5 * ratio, n.numpy(), 0), ratio * n.numpy())
     np.testing.assert_allclose(out.numpy(), expected, atol=1e-8)
     assert torch.equal(clip_update(u, n, True), torch.minimum(torch.maximum(u, -n.abs()), n.abs()))
-    assert torch.equal(mask_probability(u, n, Masking(True)), ((u / n) * 0.5 + 0.5).clamp(0, 1))
+    assert torch.equal(mask_probability(u, n, MaskKind(True)), ((u / n) * 0.5 + 0.5).clamp(0, 1))
 
 
 def test_random_words_are_uniform_and_differ_between_keys() -> None:

@@ -23,7 +23,7 @@ from fedmrn_app.kernels.words import random_words, unit_floats
 
 
 @dataclass(frozen=True)
-class Masking:
+class MaskKind:
     """How updates become masked noise: signed masks or binary ones, stochastic or deterministic."""
 
     signed: bool
@@ -44,7 +44,7 @@ class Vectors:
 MaskedStep = Callable[[int, Tensor, float, float, int], None]
 
 
-def masked_step(masking: Masking, vectors: Vectors) -> MaskedStep:
+def masked_step(masking: MaskKind, vectors: Vectors) -> MaskedStep:
     """Return the fastest form of the step where the vectors are: a kernel on CPUs and CUDA, else `plain_step`."""
     device = vectors.u.device.type
     if device == "cpu":
@@ -61,7 +61,7 @@ def masked_step(masking: Masking, vectors: Vectors) -> MaskedStep:
     return plain_step(masking, vectors)
 
 
-def plain_step(masking: Masking, vectors: Vectors) -> MaskedStep:
+def plain_step(masking: MaskKind, vectors: Vectors) -> MaskedStep:
     """The step by PyTorch's elementwise operations, which defines what the kernels compute."""
 
     def step(start: int, grad: Tensor, lr: float, progress: float, key: int) -> None:
@@ -78,7 +78,7 @@ def plain_step(masking: Masking, vectors: Vectors) -> MaskedStep:
     return step
 
 
-def mask_probability(u: Tensor, n: Tensor, masking: Masking) -> Tensor:
+def mask_probability(u: Tensor, n: Tensor, masking: MaskKind) -> Tensor:
     """Probability that an element's noise is kept (Eqs. 6 and 7), or what stands for it in deterministic masking."""
     if masking.deterministic:
         return (torch.sign(u) == torch.sign(n)).float()

@@ -12,7 +12,7 @@ import torch
 from numba import types
 from torch import Tensor
 
-from fedmrn_app.kernels.masked_step import MaskedStep, Masking, Vectors
+from fedmrn_app.kernels.masked_step import MaskedStep, MaskKind, Vectors
 from fedmrn_app.kernels.openmp import openmp
 from fedmrn_app.kernels.words import MULTIPLIERS, split_key
 
@@ -24,7 +24,7 @@ _SIGNATURE = types.void(
 _ENTRY_SIGNATURE = types.void(types.CPointer(types.CPointer(types.float32)))
 
 
-def cpu_step(masking: Masking, vectors: Vectors) -> MaskedStep:
+def cpu_step(masking: MaskKind, vectors: Vectors) -> MaskedStep:
     """Return the step for a kind of masking on given vectors."""
     loop = _compile_loop(masking)
     team = openmp()
@@ -54,7 +54,7 @@ def cpu_step(masking: Masking, vectors: Vectors) -> MaskedStep:
 
 
 @cache
-def _compile_loop(masking: Masking) -> Callable[..., None]:
+def _compile_loop(masking: MaskKind) -> Callable[..., None]:
     signed, deterministic = masking.signed, masking.deterministic
     multiply_first, multiply_second = (np.uint32(m) for m in MULTIPLIERS)
     u32, f32 = np.uint32, np.float32
@@ -93,7 +93,7 @@ def _compile_loop(masking: Masking) -> Callable[..., None]:
 
 
 @cache
-def _compile_entry(masking: Masking) -> Any:
+def _compile_entry(masking: MaskKind) -> Any:
     """Compile what each thread of a team runs: its part of the loop over the vectors at the given addresses."""
     loop = _compile_loop(masking)
     team = openmp()

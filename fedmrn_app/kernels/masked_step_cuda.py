@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedmrn_app.kernels.masked_step import MaskedStep, Masking, Vectors
+from fedmrn_app.kernels.masked_step import MaskedStep, MaskKind, Vectors
 from fedmrn_app.kernels.words import MULTIPLIERS, split_key
 
 BLOCK = 1024
@@ -59,7 +59,7 @@ def _kernel(
     tl.store(out_start + i, weights, mask=inside)
 
 
-def cuda_step(masking: Masking, vectors: Vectors) -> MaskedStep:
+def cuda_step(masking: MaskKind, vectors: Vectors) -> MaskedStep:
     """Return the step for a kind of masking on given vectors."""
 
     def step(start: int, grad: Tensor, lr: float, progress: float, key: int) -> None:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor
 from torch.nn import functional
 
 from fedmrn_app.learning.batches import Batches
@@ -61,15 +60,6 @@ def local_sgd(
             model.dense_step(lr)
             total += loss.detach()
     return float(total) / len(batches)
-
-
-def train_update(
-    model: FlatModel, batches: Batches, lr: float, precision: Precision = "float32", weight_decay: float = 0.0
-) -> tuple[Tensor, float]:
-    """Train as FedAvg does and return (update, loss): float32 (d,), trained less first weights, and the mean loss."""
-    first = model.weights.clone()
-    loss = local_sgd(model, batches, lr, precision=precision, weight_decay=weight_decay)
-    return model.weights - first, loss
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import importlib
 import pkgutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from typing import Any, ClassVar
@@ -18,11 +18,12 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.learning.batches import Batches
 from fedmrn_app.learning.flat import FlatModel
-from fedmrn_app.learning.sgd import Precision, train_update
+from fedmrn_app.learning.sgd import Precision, local_sgd
 from fedmrn_app.noise import Distribution, Float32Array, derive_seed, generate_noise, noise_blocks
 from fedmrn_app.shapes import Shapes, sizes_of
 from fedmrn_app.wire.body import Body, Coder
@@ -111,6 +112,30 @@ class LocalTask:
     private_seed: int
     residual: Float32Array | None = None
     weight_decay: float = 0.0
+
+    def sgd(
+        self,
+        model: FlatModel,
+        *,
+        before_step: Callable[[int], None] | None = None,
+        update: Callable[[int], None] | None = None,
+    ) -> float:
+        """Train `model` on the batches, in place, and return the mean loss; see `local_sgd`."""
+        return local_sgd(
+            model,
+            self.batches,
+            self.lr,
+            precision=self.precision,
+            weight_decay=self.weight_decay,
+            before_step=before_step,
+            update=update,
+        )
+
+    def train_update(self, model: FlatModel) -> tuple[Tensor, float]:
+        """Train as FedAvg does; return trained less first weights, float32 (d,), and the mean loss."""
+        first = model.weights.clone()
+        loss = self.sgd(model)
+        return model.weights - first, loss
 
     def generator(self, device: torch.device) -> torch.Generator:
         """Return a new PyTorch generator of the private seed."""
@@ -274,7 +299,7 @@ class PostTraining(Method):
     def train(self, model: FlatModel, task: LocalTask) -> ClientUpdate:
         """Plain local SGD, then `compress`; with error feedback, what is left out is added to the next update."""
         start = time.perf_counter()
-        update, loss = train_update(model, task.batches, task.lr, task.precision, task.weight_decay)
+        update, loss = task.train_update(model)
         x = update.cpu().numpy()
         trained = time.perf_counter()
         if task.residual is not None:

@@ -23,16 +23,14 @@ import torch
 from torch import Tensor
 
 from fedmrn_app.errors import ConfigError
-from fedmrn_app.kernels.masked_step import Masking as Kind
-from fedmrn_app.kernels.masked_step import Vectors, mask_probability, masked_step
+from fedmrn_app.kernels.masked_step import MaskKind, Vectors, mask_probability, masked_step
 from fedmrn_app.kernels.words import random_words, step_key, unit_floats
 from fedmrn_app.learning.flat import FlatModel, to_tensor
-from fedmrn_app.learning.sgd import local_sgd, train_update
 from fedmrn_app.methods import ClientUpdate, Common, LocalTask, Method
 from fedmrn_app.noise import Float32Array
 from fedmrn_app.shapes import Shapes, sizes_of
 from fedmrn_app.wire.bits import packed_size
-from fedmrn_app.wire.body import Body
+from fedmrn_app.wire.body import CODED, Body
 from fedmrn_app.wire.masks import Evidence, pack_mask, unpack_mask
 
 # How masks are learned (sections 5.3, 5.4): stochastic (SM) or deterministic masking (DM), progressive (PM) or not.
@@ -66,7 +64,7 @@ class FedMRN(Method):
         noise = self.noise(task.seed, model.weights.numel())
         n = to_tensor(noise).to(model.device)
         if self.masking == "post_sm":
-            u, loss = train_update(model, task.batches, task.lr, task.precision, task.weight_decay)
+            u, loss = task.train_update(model)
         else:
             u, loss = self._learn(model, n, task)
         trained = time.perf_counter()
@@ -89,8 +87,12 @@ class FedMRN(Method):
 
     def _masked_noise(self, body: Body, seed: int, common: Common) -> Iterator[tuple[slice, Float32Array]]:
         """Yield `G(seed) * m` piece by piece; nothing before the whole body is checked."""
-        bits = unpack_mask(body, common.count, lambda: self.evidence(self.noise(seed, common.count), common))
-        for start, noise in self.noise.blocks(seed, common.count):
+        pieces: Iterable[tuple[int, Float32Array]] = self.noise.blocks(seed, common.count)
+        if body.coder == CODED:  # the evidence takes the whole noise, which is not made twice
+            whole = self.noise(seed, common.count)
+            pieces = [(0, whole)]
+        bits = unpack_mask(body, common.count, lambda: self.evidence(whole, common))
+        for start, noise in pieces:
             part = slice(start, start + noise.size)
             kept = bits[part].view(np.int8)
             noise *= 2 * kept - 1 if self.signed else kept
@@ -109,9 +111,9 @@ class FedMRN(Method):
         return packed_size(sum(sizes_of(shapes)))
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> MaskKind:
         """How an update becomes masked noise."""
-        return Kind(self.signed, deterministic=self.masking in ("pm", "dm"))
+        return MaskKind(self.signed, deterministic=self.masking in ("pm", "dm"))
 
     def progress(self, step: int, steps: int) -> float:
         """The share of the elements that are masked at a local step."""
@@ -131,14 +133,7 @@ class FedMRN(Method):
                 step_on(start, grad, task.lr, progress, key)
 
         mask_weights(1, [(0, torch.zeros_like(u))])
-        loss = local_sgd(
-            model,
-            task.batches,
-            task.lr,
-            precision=task.precision,
-            weight_decay=task.weight_decay,
-            update=lambda step: mask_weights(step + 1, model.grad_parts()),
-        )
+        loss = task.sgd(model, update=lambda step: mask_weights(step + 1, model.grad_parts()))
         return u, loss
 
     def draw_mask(self, u: Tensor, n: Tensor, key: int) -> Tensor:

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.learning.flat import FlatModel, to_tensor
-from fedmrn_app.learning.sgd import local_sgd
 from fedmrn_app.methods import ClientUpdate, Common, LocalTask, Method
 from fedmrn_app.noise import Float32Array, generate_noise
 from fedmrn_app.shapes import Shapes, sizes_of
@@ -82,15 +81,7 @@ class FedPM(Method):
             p = torch.sigmoid(scores)
             scores.add_(model.weight_grads.mul_(frozen).mul_(p * (1 - p)), alpha=-self.score_lr)
 
-        loss = local_sgd(
-            model,
-            task.batches,
-            task.lr,
-            precision=task.precision,
-            weight_decay=task.weight_decay,
-            before_step=mask_weights,
-            update=update_scores,
-        )
+        loss = task.sgd(model, before_step=mask_weights, update=update_scores)
         trained = time.perf_counter()
         body = pack_mask(draw().cpu().numpy(), partial(_evidence, task.common), self.coder)
         return ClientUpdate(body, loss, trained - start, time.perf_counter() - trained)

@@ -15,7 +15,6 @@ import torch
 
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.learning.flat import FlatModel
-from fedmrn_app.learning.sgd import local_sgd
 from fedmrn_app.methods import ClientUpdate, Common, LocalTask, Method
 from fedmrn_app.methods.topk import kept_count
 from fedmrn_app.noise import Float32Array
@@ -53,14 +52,7 @@ class FedSparsify(Method):
                 _prune(model, mask, 1 - self.sparsity(step / steps))
             model.weights.mul_(mask)
 
-        loss = local_sgd(
-            model,
-            task.batches,
-            task.lr,
-            precision=task.precision,
-            weight_decay=task.weight_decay,
-            before_step=prune_weights,
-        )
+        loss = task.sgd(model, before_step=prune_weights)
         model.weights.mul_(mask)
         _prune(model, mask, self.ratio)
         model.weights.mul_(mask)

@@ -32,7 +32,6 @@ from numpy.typing import NDArray
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.learning.flat import FlatModel, to_tensor
 from fedmrn_app.learning.models.narrow import narrowed
-from fedmrn_app.learning.sgd import local_sgd
 from fedmrn_app.methods import ClientUpdate, Common, LocalTask, Method
 from fedmrn_app.noise import Float32Array, generate_noise
 from fedmrn_app.shapes import Shapes, sizes_of
@@ -148,14 +147,7 @@ class SubModel(Method):
             assert mask is not None
             model.weights.add_(model.weight_grads.mul_(mask), alpha=-task.lr)
 
-        loss = local_sgd(
-            model,
-            task.batches,
-            task.lr,
-            precision=task.precision,
-            weight_decay=task.weight_decay,
-            update=None if mask is None else update_held,
-        )
+        loss = task.sgd(model, update=None if mask is None else update_held)
         trained = time.perf_counter()
         update = (model.weights - first).cpu().numpy()
         body = Body(pack_floats(update if held is None else update[held]))
