@@ -1,1 +1,15 @@
-"""FedMRN: federated learning whose clients upload a seed and about one bit per weight, on Flower."""
+"""Federated learning with less than one bit per weight, on Flower.
+
+What other code may rely on:
+
+- `fedmrn_app.tasks.task`: `Task` and `Samples`, to learn something of one's own.
+- `fedmrn_app.methods.method`: the parts of a method, and `Recipe`.
+- `fedmrn_app.methods`: `find_methods`, `build_method`.
+- `fedmrn_app.federation`: a round without Flower: `worker.Worker`, `server.open_round`, `server.close_round`,
+  `client.train_client`, `loop.run_rounds`.
+- `fedmrn_app.config`: `compose.compose_values`, `build.measure`, `build.read_config`.
+- `fedmrn_app.noise` and `fedmrn_app.seeds`: `generate_noise`, `derive_seed`.
+- `fedmrn_app.errors`: what these raise.
+
+Everything else may change without a word.
+"""

@@ -11,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmrn_app.noise import Float32Array, generate_noise
+from fedmrn_app.layout import Float32Array
+from fedmrn_app.noise import generate_noise
 
 BLOCK = 1 << 16
 _FACTOR = 6  # a transform is a few products with Hadamard matrices of at most 2^6 rows

@@ -14,38 +14,60 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 import psutil
 
-from fedmrn_app.config import Config
+from fedmrn_app.config.build import ALLOW_TARGETS, OWN_TARGETS, TARGET
+from fedmrn_app.config.types import Config, Values
 from fedmrn_app.errors import ConfigError, RunError
-from fedmrn_app.results import END_FILES
+from fedmrn_app.results.folder import END_FILES
 
-APP = Path(__file__).resolve().parents[1]
 START_TIMEOUT = 60.0  # seconds for the SuperLink to answer
 POLL_SECONDS = 0.2
+# the app that Flower is given: only names, for its code is this installed package
+_PYPROJECT = """\
+[project]
+name = "fedmrn-run"
+version = "0.1.0"
+description = "One run of fedmrn"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "fedmrn"
+fab-include = ["*.py"]
+
+[tool.flwr.app.components]
+serverapp = "fedmrn_app.server_app:app"
+clientapp = "fedmrn_app.client_app:app"
+
+[tool.flwr.app.config]
+config = ""
+overrides = ""
+run-dir = ""
+"""
 
 
 def run_simulation(
+    values: Values,
     config: Config,
-    overrides: Sequence[str],
     folder: Path,
     *,
-    app: Path = APP,
+    app: Path | None = None,
     nodes: int | None = None,
     on_line: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Run one simulation to its end by `flwr run` on a SuperLink of its own, and leave no process behind.
 
     Args:
-        config: the checked configuration that `overrides` compose to.
-        overrides: Hydra overrides for both sides of the app.
+        values: the resolved configuration.
+        config: the same, checked.
         folder: the run's folder; Flower's own output goes to flower.log in it.
-        app: folder of the Flower app.
+        app: folder of a Flower app with other client or server code; None for this package's.
         nodes: simulated SuperNodes, one for each client if None; fewer share the clients.
         on_line: called with each line that the run adds to run.log.
 
@@ -67,15 +89,18 @@ def run_simulation(
         "init-args-log-to-driver": "false",
     }
     with (folder / "flower.log").open("ab") as log, private_home() as home:
-        environment = _environment(home)
+        environment = _environment(home, values)
         port = _free_port()
         superlink = _start_superlink(port, home, environment, log.fileno())
         _wait_until_healthy(superlink, port, folder)
         (home / "config.toml").write_text(f'[superlink.private]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
         run_config = home / "run.toml"
-        run_config.write_text(
-            f"overrides = {json.dumps(json.dumps(list(overrides)))}\nrun-dir = {json.dumps(str(folder))}\n"
-        )
+        run_config.write_text(f"config = {json.dumps(json.dumps(values))}\nrun-dir = {json.dumps(str(folder))}\n")
+        if app is None:
+            app = home / "app"
+            app.mkdir()
+            (app / "pyproject.toml").write_text(_PYPROJECT)
+            (app / "app.py").write_text("# Flower packs no app without a file\n")
         run = subprocess.Popen(
             [
                 _command("flwr"), "run", str(app), "private", "--stream", "-c", str(run_config),
@@ -145,8 +170,8 @@ def _environ(process: psutil.Process) -> Mapping[str, str]:
     return environ
 
 
-def _environment(home: Path) -> dict[str, str]:
-    return {
+def _environment(home: Path, values: Values) -> dict[str, str]:
+    environment = {
         "FLWR_TELEMETRY_ENABLED": "0",
         **os.environ,
         "FLWR_HOME": str(home),
@@ -157,6 +182,16 @@ def _environment(home: Path) -> dict[str, str]:
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         "PYTHONUNBUFFERED": "1",
     }
+    if targets := own_targets(values):  # who starts a simulation allows what it names, and has it in this folder
+        environment[ALLOW_TARGETS] = " ".join(targets)
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
+    return environment
+
+
+def own_targets(values: Values) -> list[str]:
+    """The code of the user's own that a configuration names."""
+    targets = [str(values.get(group, {}).get(TARGET, "")) for group in ("model", "task")]
+    return [target for target in targets if target and not target.startswith(OWN_TARGETS)]
 
 
 def _command(name: str) -> str:

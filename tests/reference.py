@@ -1,55 +1,67 @@
-"""Federated training in a plain loop, without Flower: what every run through Flower is held to."""
+"""What tests compare with: a whole run in a plain loop, and a small round whose mean is written out in float64."""
 
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
+from flwr.supercore.task_identity import TaskIdentity
+from numpy.typing import NDArray
 
-from fedmrn_app.client_app import Party
+from fedmrn_app.config.build import measure
+from fedmrn_app.config.compose import compose_values
+from fedmrn_app.federation.agreement import Agreement, GlobalState
+from fedmrn_app.federation.loop import run_rounds
+from fedmrn_app.federation.worker import Worker
+from fedmrn_app.layout import Layout
 from fedmrn_app.learning.flat import state_sha256
-from fedmrn_app.noise import Float32Array, derive_seed
-from fedmrn_app.uplink import DenseFormat, read_upload
+from fedmrn_app.methods import build_method
+from fedmrn_app.methods.known import Known
+from fedmrn_app.methods.method import RunOptions
+from fedmrn_app.noise import Noise
+from fedmrn_app.wire.bits import pack_bits
+from fedmrn_app.wire.body import Body
+from fedmrn_app.wire.payload import Header, Payload
+from fedmrn_app.wire.values import pack_floats
+
+TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # Flower makes no message without
+
+D, M = 1000, 8
+SAMPLES = {client: 10 * (client + 1) for client in range(6)}
+CLIENTS_PER_ROUND = 4
+_RANDOM = np.random.default_rng(0)
+STATE = GlobalState(_RANDOM.standard_normal(D, np.float32), _RANDOM.standard_normal(M, np.float32))
+AGREEMENT = Agreement(
+    build_method("fedmrn", {}, RunOptions(Noise())),
+    Layout(((10, 60), (20, 20))),
+    (M,),
+    first=np.zeros(D, np.float32),
+    seed=9,
+    dense_bits=32,
+)
+KNOWN = Known(AGREEMENT.layout, STATE.vector, AGREEMENT.first)
 
 
 def reference_run(overrides: tuple[str, ...], left_out: frozenset[int] = frozenset()) -> str:
-    """Train and return the final `weights_sha256`; clients `left_out` never contribute."""
-    return state_sha256(*reference_state(overrides, left_out))
+    """Train in a plain loop and return the final `weights_sha256`; clients `left_out` never contribute."""
+    _, config, _ = measure(compose_values(overrides))
+    worker = Worker(config)
+    state = run_rounds(worker, left_out)
+    return state_sha256(worker.method.server.weights(state.vector, worker.model()[1].layout), state.dense)
 
 
-def reference_state(
-    overrides: tuple[str, ...], left_out: frozenset[int] = frozenset()
-) -> tuple[Float32Array, Float32Array]:
-    """Train and return the final weights and dense part."""
-    party = Party(overrides)
-    config = party.config
-    model = config.build_flat_model()
-    method, shapes = party.method, model.shapes
-    first, dense = method.first_vector(model), model.state()[1]
-    vector = first
-    residuals: dict[int, Any] = {}
-    for server_round in range(1, config.rounds + 1):
-        draw = np.random.Generator(np.random.Philox(key=derive_seed(config.seed, "sampling", server_round)))
-        selected = sorted(draw.choice(config.clients, config.clients_per_round, replace=False))
-        dense_format = DenseFormat(dense, model.dense_sizes, config.uplink.dense_bits)
-        updates, denses, samples, holds = [], [], [], []
-        for client in map(int, selected):
-            if client in left_out:
-                continue
-            seed = method.client_seed(config.seed, server_round, client)
-            held = method.held(shapes, client, server_round, seed)
-            sent = method.send(vector, shapes, held)
-            common = method.receive(sent, shapes, first, held)
-            data, residuals[client] = party.train(client, server_round, seed, sent, dense, residuals.get(client))
-            count = len(party.rows[client])
-            upload = read_upload(data, method, common, dense_format, seed=seed, samples=count)
-            updates.append(upload.vector)
-            denses.append(upload.dense)
-            samples.append(np.float32(count))
-            holds.append(common.held_weights())
-        total = np.float32(sum(samples))
-        mean = sum((n * u for n, u in zip(samples, updates, strict=True)), np.zeros_like(vector)) / total
-        if method.averages_holders:
-            holders = sum((n * h for n, h in zip(samples, holds, strict=True)), np.zeros_like(vector))
-            mean = mean * total / np.maximum(holders, 1)
-        vector = method.combine(vector, mean, len(updates))
-        dense = sum((n * x for n, x in zip(samples, denses, strict=True)), np.zeros_like(dense)) / total
-    return method.weights(vector, shapes), dense
+def made_up_payload(client: int, seed: int) -> Payload:
+    """A usable reply of a client of the small round, with masks and a dense part of its own."""
+    random = np.random.default_rng(client)
+    body = Body(pack_bits(random.random(D) < 0.5))
+    dense = pack_floats(random.standard_normal(M).astype(np.float32))
+    header = Header(AGREEMENT.method.code, seed, SAMPLES[client], D, M, AGREEMENT.dense_bits)
+    return Payload(header, body, dense, loss=2.0)
+
+
+def mean_of(payloads: Mapping[int, Payload]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The next vector and dense part of the small round, written out in float64 from Eq. 5 of Li et al. 2024."""
+    total = sum(SAMPLES[client] for client in payloads)
+    shares = [SAMPLES[client] / total for client in payloads]
+    codec = AGREEMENT.method.codec
+    updates = [codec.decode(p.body, KNOWN, p.header.seed).astype(np.float64) for p in payloads.values()]
+    denses = [np.frombuffer(p.dense, "<f4").astype(np.float64) for p in payloads.values()]
+    return STATE.vector + np.average(updates, axis=0, weights=shares), np.average(denses, axis=0, weights=shares)

@@ -1,27 +1,33 @@
 """Batches hold every sample once an epoch, alike normalised, in an order that the seed fixes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from fedmrn_app.learning.batches import Batches, Images
+from fedmrn_app.learning.batches import Batches
+from fedmrn_app.tasks.classification import Classification
+from fedmrn_app.tasks.task import Samples
+
+TASK = Classification(channels=3, height=2, width=2, classes=50, mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 2.0))
 
 
-def numbered(count: int, size: int = 2) -> Images:
+def numbered(count: int, size: int = 2) -> Samples:
     """Image i is filled with i and labelled i."""
     pixels = np.arange(count, dtype=np.uint8)[:, None, None, None] * np.ones((1, 3, size, size), np.uint8)
-    return Images(pixels, np.arange(count), (0.1, 0.2, 0.3), (0.5, 0.25, 2.0))
+    return Samples(pixels, np.arange(count))
 
 
 @pytest.mark.parametrize(("count", "sizes"), [(10, [4, 4, 2]), (9, [4, 5]), (8, [4, 4]), (1, [1]), (3, [3])])
 def test_sizes(count: int, sizes: list[int]) -> None:
-    batches = Batches(numbered(count), batch_size=4, epochs=2, seed=0)
+    batches = Batches(TASK, numbered(count), batch_size=4, epochs=2, seed=0)
     assert [len(y) for _, y in batches] == 2 * sizes
     assert len(batches) == 2 * len(sizes)
 
 
 def test_every_sample_once_an_epoch_and_normalised() -> None:
-    batches = list(Batches(numbered(50), batch_size=8, epochs=2, seed=1))
+    batches = list(Batches(TASK, numbered(50), batch_size=8, epochs=2, seed=1))
     labels = torch.cat([y for _, y in batches])
     assert sorted(labels[:50].tolist()) == sorted(labels[50:].tolist()) == list(range(50))
     assert labels[:50].tolist() != labels[50:].tolist()
@@ -31,8 +37,10 @@ def test_every_sample_once_an_epoch_and_normalised() -> None:
 
 
 def test_seed_fixes_order_and_augmentation() -> None:
+    task = replace(TASK, height=8, width=8, augmentation="crop_flip")
+
     def run(seed: int) -> list[torch.Tensor]:
-        return [x for x, _ in Batches(numbered(20, 8), batch_size=8, epochs=2, seed=seed, augmentation="crop_flip")]
+        return [x for x, _ in Batches(task, numbered(20, 8), batch_size=8, epochs=2, seed=seed)]
 
     state = torch.get_rng_state()
     assert all(torch.equal(a, b) for a, b in zip(run(4), run(4), strict=True))
@@ -40,11 +48,20 @@ def test_seed_fixes_order_and_augmentation() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_local_steps_take_the_place_of_epochs() -> None:
+    batches = Batches(TASK, numbered(50), batch_size=8, epochs=2, seed=1, steps=20)
+    assert len(list(batches)) == len(batches) == 20
+    whole = list(Batches(TASK, numbered(50), batch_size=8, epochs=3, seed=1))
+    assert all((a[1] == b[1]).all() for a, b in zip(whole, batches, strict=False))
+
+
 def test_crop_flip_shows_shifted_and_mirrored_images() -> None:
     size = 12
     pixels = np.arange(size * size, dtype=np.uint8).reshape(1, 1, size, size).repeat(400, 0)
-    images = Images(pixels, np.zeros(400, np.int64), (0.0,), (1 / 255,))
-    ((x, _),) = Batches(images, batch_size=400, epochs=1, seed=0, augmentation="crop_flip")
+    task = Classification(
+        channels=1, height=size, width=size, classes=10, mean=(0.0,), std=(1 / 255,), augmentation="crop_flip"
+    )
+    ((x, _),) = Batches(task, Samples(pixels, np.zeros(400, np.int64)), batch_size=400, epochs=1, seed=0)
     padded = np.pad(pixels[0, 0].astype(np.float32), 4)
     allowed = {
         view.tobytes(): (row, column, flip)

@@ -1,14 +1,12 @@
-"""The dense part and the downlink: how far values may be off, and what is refused."""
+"""The dense part: how far values may be off, and what is refused."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmrn_app.errors import ConfigError, PayloadError
-from fedmrn_app.methods import Noise, build_method
+from fedmrn_app.errors import PayloadError
 from fedmrn_app.wire.dense import DENSE_BITS, max_dense_bytes, pack_dense, unpack_dense
-from fedmrn_app.wire.downlink import DOWNLINK_DTYPES, pack_downlink, unpack_downlink
 
 SIZES = (32, 64, 1, 0, 200)
 RANDOM = np.random.default_rng(0)
@@ -88,36 +86,3 @@ def test_hostile_dense_parts_are_refused_or_finite(data: st.DataObject, bits: in
         return
     assert read.shape == KNOWN.shape
     assert np.isfinite(read).all()
-
-
-@pytest.mark.parametrize(
-    ("dtype", "error"), [("float32", 0), ("float16", 2**-11), ("bfloat16", 2**-8), ("int8", 0.5 / 127)]
-)
-def test_downlink_error(dtype: str, error: float) -> None:
-    packed = pack_downlink(KNOWN, SIZES, dtype)  # type: ignore[arg-type]
-    read = unpack_downlink(packed, SIZES, dtype)  # type: ignore[arg-type]
-    assert read.dtype == np.float32
-    scale = np.repeat([np.abs(x).max(initial=0) for x in np.split(KNOWN, np.cumsum(SIZES)[:-1])], SIZES)
-    assert (np.abs(read - KNOWN) <= error * (scale if dtype == "int8" else np.abs(KNOWN)) * 1.0001).all()
-    bytes_a_weight = {"float32": 4, "int8": 1}.get(dtype, 2)
-    assert packed.nbytes == bytes_a_weight * KNOWN.size + (4 * len(SIZES) if dtype == "int8" else 0)
-    with pytest.raises(ValueError, match="global vector came as"):
-        unpack_downlink(packed[:-1], SIZES, dtype)  # type: ignore[arg-type]
-
-
-def test_bfloat16_is_pytorchs() -> None:
-    import torch
-
-    expected = torch.from_numpy(KNOWN).bfloat16().view(torch.uint16).numpy()
-    assert np.array_equal(pack_downlink(KNOWN, SIZES, "bfloat16"), expected)
-
-
-@pytest.mark.parametrize("dtype", DOWNLINK_DTYPES)
-def test_downlink_of_zeros(dtype: str) -> None:
-    zero = np.zeros(sum(SIZES), np.float32)
-    assert not unpack_downlink(pack_downlink(zero, SIZES, dtype), SIZES, dtype).any()  # type: ignore[arg-type]
-
-
-def test_fedpm_sends_its_probabilities_exactly() -> None:
-    with pytest.raises(ConfigError, match=r"downlink\.dtype=float16: fedpm"):
-        build_method("fedpm", {}, Noise(), downlink="float16")

@@ -8,52 +8,30 @@ import torch
 from torch.nn import functional
 
 from fedmrn_app.errors import ConfigError
-from fedmrn_app.kernels.masked_step import MaskKind, clip_update, mask_probability
-from fedmrn_app.learning.batches import Batches
-from fedmrn_app.learning.flat import FlatModel, to_tensor
-from fedmrn_app.learning.models import ImageShape, build_model
-from fedmrn_app.methods import Common, LocalTask, Noise, build_method
-from fedmrn_app.methods.fedmrn import MASKINGS, FedMRN, FedMRNS
-from fedmrn_app.noise import Float32Array
+from fedmrn_app.kernels.masking import MaskKind, clip_update, mask_probability
+from fedmrn_app.learning.flat import to_tensor
+from fedmrn_app.methods.fedmrn import MASKINGS, NoiseMask, draw_mask
+from fedmrn_app.noise import DISTRIBUTIONS, Distribution, Noise
 from fedmrn_app.wire.masks import unpack_mask
-from tests.test_flat import images
-
-SEED = 77
-LR = 0.1
-SHAPE = ImageShape(1, 8, 8, 10)
+from tests.helpers import LR, SEED, local_round, make_method, new_known, new_model
 
 
 def mask_noise(n: torch.Tensor, kept: torch.Tensor, signed: bool) -> torch.Tensor:
     return torch.where(kept, n, -n if signed else torch.zeros_like(n))
 
 
-def task(epochs: int = 2, vector: Float32Array | None = None) -> LocalTask:
-    batches = Batches(images(40, SHAPE), batch_size=8, epochs=epochs, seed=1)
-    return LocalTask(batches, LR, "float32", SEED, common(vector), private_seed=2)
-
-
-def common(vector: Float32Array | None = None) -> Common:
-    """The model is new, or holds `vector`; some of its weights have moved before."""
-    vector = new_model().state()[0] if vector is None else vector
-    return Common(new_model().shapes, vector, vector * np.linspace(0.5, 1, vector.size, dtype=np.float32))
-
-
-def new_model() -> FlatModel:
-    return FlatModel(build_model("digits", SHAPE, 3))
-
-
-@pytest.mark.parametrize("method", [FedMRN(Noise()), FedMRNS(Noise())])
-def test_stochastic_masks_match_their_probabilities(method: FedMRN) -> None:
+@pytest.mark.parametrize("signed", [False, True])
+def test_stochastic_masks_match_their_probabilities(signed: bool) -> None:
     draws = 10_000
     n = to_tensor(Noise()(5, 64))
     ratio = torch.linspace(-1.6, 1.6, 64)  # u / n, well beyond both intervals
     u = ratio * n
     # written out from Eqs. 6 and 7
-    p = ((u + n) / (2 * n)).clamp(0, 1) if method.signed else (u / n).clamp(0, 1)
-    mean = torch.stack([method.draw_mask(u, n, key) for key in range(draws)]).double().mean(0)
+    p = ((u + n) / (2 * n)).clamp(0, 1) if signed else (u / n).clamp(0, 1)
+    mean = torch.stack([draw_mask(u, n, MaskKind(signed), key) for key in range(draws)]).double().mean(0)
     standard_error = (p * (1 - p) / draws).sqrt().double()
     assert (torch.abs(mean - p) <= 4 * standard_error + 1e-9).all()
-    torch.testing.assert_close(mask_probability(u, n, method.kind), p)
+    torch.testing.assert_close(mask_probability(u, n, MaskKind(signed)), p)
 
 
 @pytest.mark.parametrize("signed", [False, True])
@@ -66,32 +44,28 @@ def test_masking_is_unbiased_within_reach(signed: bool) -> None:
     torch.testing.assert_close(expectation, u, rtol=1e-4, atol=1e-9)
 
 
-def test_clipping() -> None:
-    n = torch.tensor([2.0, 2.0, 2.0, -2.0, -2.0, -2.0])
-    u = torch.tensor([3.0, 1.0, -3.0, 3.0, -1.0, -3.0])
-    assert clip_update(u, n, False).tolist() == [2, 1, 0, 0, -1, -2]
-    assert clip_update(u, n, True).tolist() == [2, 1, -2, 2, -1, -2]
-
-
 @pytest.mark.parametrize("name", ["fedmrn", "fedmrns"])
 @pytest.mark.parametrize("masking", MASKINGS)
 def test_local_training(name: str, masking: str) -> None:
     """Follow the weights of every forward pass, and recompute u from the gradients at just those weights."""
-    method = build_method(name, {"masking": masking}, Noise())
-    assert isinstance(method, FedMRN)
-    local = task()
-    model, n = new_model(), to_tensor(method.noise(SEED, new_model().weights.numel()))
+    method = make_method(name, masking=masking)
+    assert isinstance(method.codec, NoiseMask)
+    kind = method.codec.kind
+    assert kind == MaskKind(name == "fedmrns", deterministic=masking in ("pm", "dm"))
+    local = local_round()
+    model, n = new_model(), to_tensor(method.codec.noise(SEED, new_model().weights.numel()))
     w = model.weights.clone()
     seen: list[torch.Tensor] = []
     model.module.register_forward_pre_hook(lambda *_: seen.append(model.weights.clone()))
-    update = method.train(model, local)
+    trained = method.training.train(model, local)
+    body = method.codec.encode(trained.x, local.known, SEED, local.private_seed)
     steps = len(local.batches)
     assert len(seen) == steps
 
     twin = new_model()
     u = torch.zeros_like(w)
     twin.module.train()
-    expressible = [w + mask_noise(n, torch.full_like(n, kept, dtype=torch.bool), method.signed) for kept in (0, 1)]
+    expressible = [w + mask_noise(n, torch.full_like(n, kept, dtype=torch.bool), kind.signed) for kept in (0, 1)]
     for step, (weights, (x, y)) in enumerate(zip(seen, local.batches, strict=True), 1):
         masked = (weights == expressible[0]) | (weights == expressible[1])
         if masking == "post_sm":
@@ -99,15 +73,15 @@ def test_local_training(name: str, masking: str) -> None:
         elif masking in ("sm", "dm") or step == steps:
             assert masked.all()  # at t = S nothing but n * m is left
         else:
-            assert (masked | torch.isclose(weights, w + clip_update(u, n, method.signed), rtol=1e-4, atol=1e-7)).all()
+            assert (masked | torch.isclose(weights, w + clip_update(u, n, kind.signed), rtol=1e-4, atol=1e-7)).all()
         twin.weights.copy_(weights)
         twin.zero_grads()
         functional.cross_entropy(twin.module(x), y).backward()  # type: ignore[no-untyped-call]
         u -= LR * twin.weight_grads  # straight through: the gradient at the masked weights reaches u unchanged
         twin.dense[: twin.dense_grads.numel()] -= LR * twin.dense_grads
 
-    kept = torch.from_numpy(unpack_mask(update.body, n.numel(), partial(method.evidence, n.numpy(), local.common)))
-    sure = mask_probability(u, n, method.kind)
+    kept = torch.from_numpy(unpack_mask(body, n.numel(), partial(method.codec.side, n.numpy(), local.known)))
+    sure = mask_probability(u, n, kind)
     if masking in ("pm", "dm"):
         agree = kept == ((u * n) > 0)
         assert float(agree.float().mean()) > 0.999  # u is recomputed, so an element at zero may fall either way
@@ -119,23 +93,27 @@ def test_local_training(name: str, masking: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["fedmrn", "fedmrns"])
-@pytest.mark.parametrize("distribution", ["uniform", "gaussian", "bernoulli"])
-def test_server_decodes_exactly_the_masked_noise(name: str, distribution: str) -> None:
-    noise = Noise(distribution, 0.01)  # type: ignore[arg-type]
-    method = build_method(name, {}, noise, coder="packed")
-    body = method.train(new_model(), task(1)).body
-    d = new_model().weights.numel()
-    kept = np.unpackbits(np.frombuffer(body.data, np.uint8), count=d, bitorder="little").astype(bool)
-    n = noise(SEED, d)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_server_decodes_exactly_the_masked_noise(name: str, distribution: Distribution) -> None:
+    noise, local = Noise(distribution, 0.01), local_round(1)
+    method = make_method(name, "packed", noise)
+    x = method.training.train(new_model(), local).x
+    body = method.codec.encode(x, local.known, SEED, 2)
+    kept = np.unpackbits(np.frombuffer(body.data, np.uint8), count=x.size, bitorder="little").astype(bool)
+    n = noise(SEED, x.size)
     expected = np.where(kept, n, -n if name == "fedmrns" else 0)
-    assert np.array_equal(method.decode(body, SEED, common()), expected)
+    assert np.array_equal(method.codec.decode(body, new_known(), SEED), expected)
     assert 0 < kept.mean() < 1
-    auto = build_method(name, {}, noise)
-    other = auto.train(new_model(), task(1)).body
+    auto = make_method(name, "auto", noise)
+    other = auto.codec.encode(auto.training.train(new_model(), local_round(1)).x, local.known, SEED, 2)
     assert len(other) <= len(body)
-    assert np.array_equal(auto.decode(other, SEED, common()), expected)
+    for server in (method.codec, auto.codec):
+        assert np.array_equal(server.decode(other, new_known(), SEED), expected)
+        total = np.zeros_like(n)
+        server.add(other, new_known(), SEED, np.float32(3), total)
+        assert np.array_equal(total, np.float32(3) * expected)
 
 
 def test_unknown_masking_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"strategy\.masking=always: must be one of psm"):
-        build_method("fedmrn", {"masking": "always"}, Noise())
+        make_method("fedmrn", masking="always")

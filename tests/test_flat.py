@@ -1,6 +1,4 @@
-"""Flat views hold for any module, and training through them is training."""
-
-import copy
+"""Flat views hold for any module."""
 
 import numpy as np
 import pytest
@@ -8,13 +6,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedmrn_app.learning.batches import Batches, Images
-from fedmrn_app.learning.evaluate import evaluate
-from fedmrn_app.learning.flat import FlatModel, state_sha256
-from fedmrn_app.learning.models import MODELS, ImageShape, build_model
+from fedmrn_app.learning.batches import Batches
+from fedmrn_app.learning.flat import FlatModel, state_sha256, to_tensor
+from fedmrn_app.learning.models.build import build_model
+from fedmrn_app.learning.models.cnn import cnn4
+from fedmrn_app.learning.models.resnet import resnet18
 from fedmrn_app.learning.sgd import local_sgd
+from tests.helpers import image_task, images
 
-SHAPE = ImageShape(3, 32, 32, 10)
+COLOUR = image_task(3, 32)
 
 
 class Tied(nn.Module):
@@ -36,23 +36,18 @@ class Tied(nn.Module):
         return logits
 
 
-def images(count: int = 40, shape: ImageShape = SHAPE) -> Images:
-    random = np.random.default_rng(0)
-    pixels = random.integers(0, 256, (count, shape.channels, shape.height, shape.width), dtype=np.uint8)
-    ones = (0.5,) * shape.channels
-    return Images(pixels, random.integers(0, shape.classes, count), ones, ones)
-
-
 def test_resnet18_parts() -> None:
-    module = build_model("resnet18", SHAPE, 0)
+    module = build_model(resnet18, {}, COLOUR, 0)
     model = FlatModel(module)
     masked = sum(p.numel() for n, p in module.named_parameters() if p.dim() >= 2)
     norms = sum(p.numel() for p in module.parameters() if p.dim() < 2)
     statistics = sum(b.numel() for b in module.buffers() if b.is_floating_point())
     assert model.weights.shape == model.weight_grads.shape == (masked,)
+    assert model.layout.count == masked
     assert model.dense.shape == (norms + statistics,)
     assert model.dense_grads.shape == (norms,)
     assert model.parameter_count == masked + norms
+    assert sum(model.dense_sizes) == norms + statistics
 
 
 def test_tied_attention_and_lstm() -> None:
@@ -83,30 +78,23 @@ def test_embedding_and_frozen_weights_are_not_masked() -> None:
     assert model.dense.numel() == 20 + 2
 
 
-@pytest.mark.parametrize(("name", "weight_decay"), [("cnn4", 0.0), ("cnn8", 0.1), ("resnet18", 0.0)])
-def test_training_equals_plain_pytorch(name: str, weight_decay: float) -> None:
-    plain = build_model(name, SHAPE, 1).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    model = FlatModel(copy.deepcopy(plain))
-    batches = Batches(images(12), batch_size=4, epochs=1, seed=3)
-    loss = local_sgd(model, batches, 0.05, weight_decay=weight_decay)
-    optimiser = torch.optim.SGD(plain.parameters(), 0.05, weight_decay=weight_decay)
-    plain.train()
-    losses = []
-    for x, y in batches:
-        optimiser.zero_grad()
-        step_loss = functional.cross_entropy(plain(x), y)
-        step_loss.backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
-        losses.append(step_loss.item())
-    assert loss == pytest.approx(np.mean(losses), rel=1e-4)
-    for (key, mine), theirs in zip(model.module.state_dict().items(), plain.state_dict().values(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4, msg=key)
+def test_all_parameters_of_a_whole_model_are_weights() -> None:
+    module = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model = FlatModel(module, whole=True)
+    assert model.weights.numel() == model.parameter_count == 20 + 16 + 4 + 8
+    assert model.dense.numel() == 8  # the running statistics
+    assert model.dense_grads.numel() == 0
+
+
+def test_other_types_than_float32_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"a trained tensor of shape \(2, 2\) is torch.float64, not float32"):
+        FlatModel(nn.Linear(2, 2).double())
 
 
 def test_load_and_state_round_trip() -> None:
-    model = FlatModel(build_model("cnn4", SHAPE, 0))
+    model = FlatModel(build_model(cnn4, {}, COLOUR, 0))
     weights, dense = model.state()
-    local_sgd(model, Batches(images(), batch_size=16, epochs=1, seed=0), 0.1)
+    local_sgd(model, Batches(COLOUR, images(40, COLOUR), batch_size=16, epochs=1, seed=0), 0.1)
     trained = model.state()
     assert state_sha256(*trained) != state_sha256(weights, dense)
     assert int(model.module.state_dict()["1.num_batches_tracked"]) == 3
@@ -115,27 +103,34 @@ def test_load_and_state_round_trip() -> None:
     assert int(model.module.state_dict()["1.num_batches_tracked"]) == 0
     with pytest.raises(ValueError, match="weights has shape"):
         model.load(weights[:-1], dense)
+    with pytest.raises(ValueError, match="dense has shape"):
+        model.load(weights, dense[:-1])
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
-def test_initial_weights_depend_on_the_seed_alone(name: str) -> None:
-    before = torch.get_rng_state()
-    first, again, other = (FlatModel(build_model(name, SHAPE, seed)).state()[0] for seed in (5, 5, 6))
-    assert np.array_equal(first, again)
-    assert not np.array_equal(first, other)
-    assert torch.equal(torch.get_rng_state(), before)
+def test_gradients_lie_as_the_weights_do() -> None:
+    """The kernel takes each gradient where autograd left it: flat, without a copy."""
+    model = FlatModel(build_model(cnn4, {}, image_task(1, 28), 0))
+    model.zero_grads()
+    x = torch.rand(4, 1, 28, 28).contiguous(memory_format=torch.channels_last)
+    torch.nn.functional.cross_entropy(model.module(x), torch.arange(4)).backward()  # type: ignore[no-untyped-call]
+    parameters = [p for p in model.module.parameters() if p.dim() >= 2]
+    for (start, grad), parameter in zip(model.grad_parts(), parameters, strict=True):
+        assert parameter.grad is not None
+        assert grad.data_ptr() == parameter.grad.data_ptr()
+        view = model.weights[start : start + grad.numel()]
+        assert view.data_ptr() == parameter.data_ptr()
+        parameter.grad.copy_(parameter.detach())
+        assert torch.equal(grad, view)
 
 
-def test_cnn_weights_start_at_one_hundredth() -> None:
-    weights = FlatModel(build_model("cnn4", ImageShape(1, 28, 28, 10), 0)).weights
-    assert weights.numel() == 389_920
-    assert float(weights.std()) == pytest.approx(0.01, rel=0.01)
+def test_state_names_one_exact_model() -> None:
+    weights, dense = np.arange(3, dtype=np.float32), np.arange(2, dtype=np.float32)
+    assert state_sha256(weights, dense) == state_sha256(weights.copy(), dense.copy())
+    assert state_sha256(weights, dense) != state_sha256(np.nextafter(weights, np.float32(9)), dense)
 
 
-def test_evaluation_of_static_batch_norm_takes_any_number_of_images() -> None:
-    model = FlatModel(build_model("preact_resnet18", ImageShape(1, 8, 8, 10), 0, width=1 / 16))
-    few, many = images(2, ImageShape(1, 8, 8, 10)), images(501, ImageShape(1, 8, 8, 10))
-    for some in (few, many):
-        accuracy, loss = evaluate(model, some)
-        assert 0 <= accuracy <= 1
-        assert 0 < loss < 10
+def test_only_read_only_vectors_are_copied() -> None:
+    vector = np.zeros(3, np.float32)
+    assert to_tensor(vector).data_ptr() == vector.ctypes.data
+    vector.flags.writeable = False
+    assert to_tensor(vector).data_ptr() != vector.ctypes.data

@@ -1,7 +1,11 @@
 """Every method there is, held to its own claims; a new one is found by itself."""
 
-import dataclasses
+import gc
+import random
+from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,132 +13,166 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmrn_app.config import CONF, load_config
-from fedmrn_app.data.sets import load_images
+from fedmrn_app.config.build import build_run_method, find_conf
+from fedmrn_app.config.compose import load_config
 from fedmrn_app.errors import ConfigError, PayloadError
-from fedmrn_app.learning.evaluate import evaluate
-from fedmrn_app.learning.flat import FlatModel
-from fedmrn_app.methods import ClientUpdate, Common, Method, Noise, PostTraining, build_method, find_methods
-from fedmrn_app.noise import Float32Array
-from fedmrn_app.shapes import Shapes, sizes_of
+from fedmrn_app.federation.upload import Upload
+from fedmrn_app.layout import Layout
+from fedmrn_app.methods import build_method, find_methods
+from fedmrn_app.methods.known import Known
+from fedmrn_app.methods.method import Method, Recipe, RunOptions, encode_with_feedback
+from fedmrn_app.noise import Noise
 from fedmrn_app.wire.body import CODED, CODERS, PLAIN, Body
-from tests.reference import reference_state
-from tests.test_fedmrn import SEED, common, new_model, task
+from tests.helpers import (
+    CLIENT,
+    COMPRESSORS,
+    METHODS,
+    SHAPES,
+    Client,
+    make_method,
+    moved,
+    squared_error,
+    updates,
+)
 
-METHODS = sorted(find_methods())
-COMPRESSORS = [name for name in METHODS if issubclass(find_methods()[name], PostTraining)]
-SHAPES = ((20, 30, 3, 3), (7, 11), (1, 1))
-COUNT = sum(sizes_of(SHAPES))
+COUNT = Layout(SHAPES).count
+FEEDBACK = [name for name in METHODS if any(field.name == "error_feedback" for field in fields(find_methods()[name]))]
 
-# test accuracy on the digits after ten rounds of four clients; FedPM has but a random network to choose from
-BOUNDS = dict.fromkeys(METHODS, 0.94) | {"fedpm": 0.5, "fedsparsify": 0.85, "fedscalar": 0.35, "submodel": 0.45}
-RUNS = dict.fromkeys(METHODS, ("rounds=10", "local.epochs=3")) | {  # a number a round needs more and fewer weights
-    "fedscalar": ("experiment=fedscalar_digits", "rounds=100", "model.hidden=[]", "local.lr=0.003"),
-}
-
-
-def method(name: str, **options: object) -> Method:
-    return build_method(name, options, Noise(), seed=3)
-
-
-def compressor(name: str, **options: object) -> PostTraining:
-    built = method(name, **options)
-    assert isinstance(built, PostTraining)
-    return built
+NOTHING_IS_NOTHING = ("drive", "eden", "fedavg", "fedscalar", "signsgd", "terngrad", "topk")
 
 
-def trained(name: str) -> tuple[FlatModel, ClientUpdate]:
-    model = new_model()
-    vector = method(name).first_vector(model)
-    model.weights.copy_(torch.from_numpy(vector))
-    local = task(vector=vector)
-    return model, method(name).train(model, dataclasses.replace(local, common=held_of(name, local.common)))
+@dataclass(frozen=True)
+class Trained:
+    """A method, and one client's upload after two epochs."""
+
+    method: Method
+    client: Client
+    upload: Upload
+
+    @property
+    def body(self) -> Body:
+        return self.upload.payload.body
+
+    def decode(self, body: Body) -> Any:
+        return self.method.codec.decode(body, self.client.known, self.client.seed)
 
 
-def start(name: str) -> Common:
-    """What is known before `trained`, or wherever the method is used on such a model."""
-    return held_of(name, common(method(name).first_vector(new_model())))
+@cache
+def trained(name: str) -> Trained:
+    method = make_method(name)
+    client = Client(method)
+    return Trained(method, client, client.train()[0])
 
 
-def held_of(name: str, known: Common) -> Common:
-    return dataclasses.replace(known, held=method(name).held(known.shapes, 0, 1, SEED))
-
-
-def toy(shapes: Shapes) -> Common:
-    """A model of which some weights have moved, in both directions."""
-    vector = np.random.default_rng(5).standard_normal(sum(sizes_of(shapes))).astype(np.float32)
-    return Common(shapes, vector, np.where(vector > 1, np.float32(0), vector))
-
-
-def updates(kind: str, count: int = COUNT) -> Float32Array:
-    random = np.random.default_rng(4)
-    x = random.standard_normal(count).astype(np.float32) * np.float32(1e-3)
-    if kind == "sparse":
-        x *= random.random(count) < 0.01
-    return {"random": x, "sparse": x, "constant": np.full_like(x, 0.01), "zero": np.zeros_like(x)}[kind]
+def held_of(method: Method, known: Known) -> Known:
+    """The same, of a client that holds what the method gives it."""
+    return Known(known.layout, known.vector, known.first, method.selection.held(known.layout, CLIENT, 1, 1))
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_has_a_file_of_its_own_in_conf(name: str) -> None:
-    assert (CONF / "strategy" / f"{name}.yaml").is_file()
-    assert sorted(path.stem for path in Path(CONF / "strategy").glob("*.yaml")) == METHODS
+    folder = find_conf() / "strategy"
+    assert (folder / f"{name}.yaml").is_file()
+    assert sorted(path.stem for path in Path(folder).glob("*.yaml")) == METHODS
+    built = build_run_method(load_config((f"strategy={name}",)))
+    assert (built.name, built.code) == (name, find_methods()[name].code)
+    assert 0 < built.code < 256  # a byte of the payload
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_trained_update_round_trip_and_size(name: str) -> None:
-    model, update = trained(name)
-    decoded = method(name).decode(update.body, SEED, start(name))
-    assert len(update.body) <= method(name).max_body_bytes(model.shapes)
+    case = trained(name)
+    payload, decoded = case.upload.payload, case.upload.vector
+    assert len(case.body) <= case.method.codec.max_bytes(case.client.layout)
     assert decoded.dtype == np.float32
-    assert decoded.shape == (model.weights.numel(),)
+    assert decoded.shape == (case.client.layout.count,)
     assert np.isfinite(decoded).all()
     assert decoded.any()
-    assert update.loss > 0
-    assert update.train_seconds > update.compress_seconds >= 0
+    assert payload.loss > 0
+    assert payload.train_seconds > 0
+    assert payload.compress_seconds >= 0
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_adding_is_decoding_times_a_share(name: str) -> None:
+    case = trained(name)
+    before = np.random.default_rng(3).standard_normal(case.upload.vector.size).astype(np.float32)
+    total = before.copy()
+    case.method.codec.add(case.body, case.client.known, case.client.seed, np.float32(40), total)
+    assert total.dtype == np.float32
+    np.testing.assert_allclose(total, before + np.float32(40) * case.upload.vector, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_global_vector_survives_the_way_down(name: str) -> None:
-    built, model = method(name), new_model()
-    vector = built.first_vector(model)
-    replies = [built.decode(trained(name)[1].body, SEED, start(name)) for _ in range(3)]
-    for state in (vector, built.combine(vector, np.mean(replies, axis=0, dtype=np.float32), 3)):
-        assert state.shape == (model.weights.numel(),)
-        assert np.array_equal(
-            built.receive(built.send(state, model.shapes, None), model.shapes, state, None).vector, state
-        )
-        assert built.weights(state, model.shapes).shape == state.shape
+    case = trained(name)
+    server, layout = case.method.server, case.client.layout
+    vector = case.client.round.state.vector
+    held = case.method.selection.held(layout, CLIENT, 1, case.client.seed)
+    combined = server.combine(vector.copy(), case.upload.vector.copy(), 3)
+    for state in (vector, combined):
+        assert state.dtype == np.float32
+        assert state.shape == (layout.count,)
+        agreement = case.client.agreement
+        assert np.array_equal(agreement.unpack(agreement.pack(state, None), None).vector, state)
+        if held is not None:
+            assert held.shape == state.shape
+            part = agreement.unpack(agreement.pack(state, held), held)
+            assert np.array_equal(part.vector, np.where(held, state, 0))
+        assert server.weights(state, layout).shape == state.shape
+        sampled = server.sampled(state, layout, 1)
+        assert sampled is None or sampled.shape == state.shape
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_who_holds_what_follows_from_round_and_seed(name: str) -> None:
+    selection, layout = make_method(name).selection, Layout(SHAPES)
+    for client in range(4):
+        assert selection.width(client) in selection.widths
+        one, again = (make_method(name).selection.held(layout, client, 2, 5) for _ in range(2))
+        if one is None or again is None:
+            assert one is again
+            continue
+        assert one.dtype == np.bool_
+        assert one.shape == (COUNT,)
+        assert one.any()
+        assert np.array_equal(one, again)
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
 @pytest.mark.parametrize("kind", ["random", "sparse", "constant", "zero"])
 def test_any_update_fits_the_declared_size(name: str, kind: str) -> None:
-    x = updates(kind)
-    body = compressor(name).compress(x, SEED, toy(SHAPES), np.random.default_rng(0))
-    assert len(body) <= compressor(name).max_body_bytes(SHAPES)
-    decoded = compressor(name).decode(body, SEED, toy(SHAPES))
+    codec, known = make_method(name).codec, moved(SHAPES)
+    x = updates(kind, COUNT)
+    body = codec.encode(x, known, 7, 0)
+    assert np.array_equal(x, updates(kind, COUNT))  # left as it was
+    assert len(body) <= codec.max_bytes(Layout(SHAPES))
+    decoded = codec.decode(body, known, 7)
+    assert decoded.dtype == np.float32
+    assert decoded.shape == (COUNT,)
     assert np.isfinite(decoded).all()
-    if kind == "zero":
-        assert not decoded.any()
+
+
+@pytest.mark.parametrize("name", NOTHING_IS_NOTHING)
+def test_an_update_of_zeros_stays_one(name: str) -> None:
+    codec, known = make_method(name).codec, moved(SHAPES)
+    assert not codec.decode(codec.encode(updates("zero", COUNT), known, 7, 0), known, 7).any()
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_training_is_deterministic_and_leaves_the_global_generator_alone(name: str) -> None:
-    state = torch.get_rng_state()
-    (first, update), (second, again) = trained(name), trained(name)
-    assert update.body == again.body
-    assert torch.equal(first.dense, second.dense)
-    assert torch.equal(torch.get_rng_state(), state)
+def test_training_is_deterministic_and_leaves_the_global_generators_alone(name: str) -> None:
+    before = global_generators()
+    clients = [Client(make_method(name)) for _ in range(2)]
+    first, again = (client.train()[0].payload.body for client in clients)
+    assert bytes(first.data) == bytes(again.data)
+    assert first.form == again.form
+    assert torch.equal(clients[0].model.dense, clients[1].model.dense)
+    assert global_generators() == before
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_ten_rounds_on_digits(name: str) -> None:
-    overrides = (*RUNS[name], "clients=4", "clients_per_round=4", f"strategy={name}")
-    overrides = tuple(word for word in overrides if "experiment=" + name not in overrides or word != f"strategy={name}")
-    config = load_config(overrides)
-    model = config.build_flat_model()
-    model.load(*reference_state(overrides))
-    assert evaluate(model, load_images(config.dataset, "test"))[0] >= BOUNDS[name]
+def global_generators() -> tuple[object, ...]:
+    numpys: Any = np.random.get_state()  # noqa: NPY002
+    return torch.get_rng_state().tolist(), numpys[1].tolist(), numpys[2:], random.getstate()
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -142,59 +180,106 @@ def test_ten_rounds_on_digits(name: str) -> None:
 @given(data=st.data())
 def test_hostile_bodies_are_refused_or_finite(name: str, data: st.DataObject) -> None:
     """Random bytes, and bytes of a real body changed, cut off or added to."""
-    shapes = SHAPES if data.draw(st.booleans()) else ((3, 5),)
+    method = make_method(name)
+    known = held_of(method, moved(SHAPES if data.draw(st.booleans()) else ((3, 5),)))
     body = Body(data.draw(st.binary(max_size=120)), data.draw(st.sampled_from([PLAIN, CODED, 2, 255])))
-    if name in COMPRESSORS and data.draw(st.booleans()):
-        x = updates("sparse", sum(sizes_of(shapes)))
-        whole = compressor(name).compress(x, 1, toy(shapes), np.random.default_rng(0))
+    if data.draw(st.booleans()):
+        if name in COMPRESSORS:
+            whole = method.codec.encode(updates("sparse", known.count), known, 1, 0)
+        else:
+            whole, known = trained(name).body, trained(name).client.known
         real = bytearray(whole.data)
         for _ in range(data.draw(st.integers(0, 3))):
             real[data.draw(st.integers(0, len(real) - 1))] = data.draw(st.integers(0, 255))
         changed = bytes(real[: data.draw(st.integers(0, len(real)))]) + data.draw(st.binary(max_size=5))
-        body = Body(changed, data.draw(st.sampled_from([whole.coder, PLAIN, CODED])))
+        body = Body(changed, data.draw(st.sampled_from([whole.form, PLAIN, CODED])))
+    total = np.ones(known.count, np.float32)
     try:
-        update = method(name).decode(body, 1, held_of(name, toy(shapes)))
+        update = method.codec.decode(body, known, 1)
     except PayloadError:
+        with pytest.raises(PayloadError):
+            method.codec.add(body, known, 1, np.float32(2), total)
+        assert (total == 1).all()  # as it was
         return
-    assert update.shape == (sum(sizes_of(shapes)),)
+    assert update.dtype == np.float32
+    assert update.shape == (known.count,)
     assert np.isfinite(update).all()
 
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("change", ["shorter", "longer", "empty"])
 def test_body_of_another_length_is_refused(name: str, change: str) -> None:
-    _, update = trained(name)
-    data = bytes(update.body.data)
+    case = trained(name)
+    data = bytes(case.body.data)
     data = {"shorter": data[:-1], "longer": data + b"\0", "empty": b""}[change]
-    with pytest.raises(PayloadError, match="body"):
-        method(name).decode(Body(data, update.body.coder), SEED, start(name))
+    with pytest.raises(PayloadError, match="body") as refusal:
+        case.decode(Body(data, case.body.form))
+    assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_coded_and_packed_bodies_say_the_same(name: str) -> None:
-    vector = method(name).first_vector(new_model())
-    bodies = []
-    for coder in CODERS:
-        built, model = build_method(name, {}, Noise(), 3, coder), new_model()
-        model.weights.copy_(torch.from_numpy(vector))
-        local = task(vector=vector)
-        bodies.append(built.train(model, dataclasses.replace(local, common=held_of(name, local.common))).body)
-    auto, packed = bodies
-    assert packed.coder == PLAIN
+    auto, packed = (Client(make_method(name, coder)).train()[0].payload.body for coder in CODERS)
+    assert packed.form == PLAIN
     assert len(auto) <= len(packed)
-    read = [method(name).decode(body, SEED, start(name)) for body in bodies]
-    assert np.array_equal(read[0], read[1])
+    case = trained(name)
+    assert np.array_equal(case.decode(auto), case.decode(packed))
     for form in (2, 255):
         with pytest.raises(PayloadError, match=f"body is in form {form}"):
-            method(name).decode(Body(packed.data, form), SEED, start(name))
+            case.decode(Body(packed.data, form))
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_error_feedback_goes_around_any_codec_of_updates(name: str) -> None:
+    """What is sent plus what is kept is what was to be sent."""
+    codec, known = make_method(name).codec, moved(SHAPES)
+    x, residual = updates("random", COUNT), np.zeros(COUNT, np.float32)
+    for seed in range(3):
+        before = residual
+        body, residual = encode_with_feedback(codec, x, before, known, seed, seed)
+        assert residual.dtype == np.float32
+        sent = codec.decode(body, known, seed)
+        np.testing.assert_allclose(sent + residual, x + before, rtol=1e-4, atol=1e-6 * np.abs(sent).max())
+
+
+@pytest.mark.parametrize("name", FEEDBACK)
+def test_with_error_feedback_everything_arrives_in_the_long_run(name: str) -> None:
+    method = make_method(name, error_feedback=True)
+    assert method.error_feedback
+    assert not make_method(name).error_feedback
+    x = updates("random", 5000)
+    known = moved(((50, 100),))
+    residual, arrived = np.zeros_like(x), np.zeros_like(x)
+    for _ in range(400):
+        body, residual = encode_with_feedback(method.codec, x, residual, known, 0, 0)
+        arrived += method.codec.decode(body, known, 0)
+    assert squared_error(arrived / 400, x) < 0.02
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_unknown_options_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"strategy\.nonsense=1: {name} has no such option"):
-        method(name, nonsense=1)
+    with pytest.raises(ConfigError, match=r"strategy\.nonsense=1: unknown key; strategy has: "):
+        make_method(name, nonsense=1)
 
 
 def test_unknown_name_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"strategy\.name=fedfoo: no such method; there are drive, eden, fedavg, "):
-        build_method("fedfoo", {}, Noise())
+    with pytest.raises(ConfigError, match=r"strategy\.name=foo: no such method; there are drive, eden, fedavg, "):
+        build_method("foo", {}, RunOptions(Noise()))
+    with pytest.raises(ConfigError, match=r"strategy\.name=fedfoo: no such method.*; there are drive, eden, fedavg, "):
+        build_method("fedfoo", {}, RunOptions(Noise()))
+
+
+@pytest.mark.parametrize(("name", "code"), [("fedavg", 254), ("another", 1)])
+def test_two_methods_of_one_name_or_code_are_refused(name: str, code: int) -> None:
+    class Twin(find_methods()["fedavg"]):  # type: ignore[misc]
+        pass
+
+    Twin.name, Twin.code = name, code
+    try:
+        with pytest.raises(ValueError, match=r"(Twin.* and FedAvg|FedAvg and .*Twin) share a name or a code"):
+            find_methods.__wrapped__()
+    finally:
+        del Twin
+        gc.collect()  # classes are found as long as they live
+    assert find_methods.__wrapped__() == find_methods()
+    assert all(issubclass(recipe, Recipe) for recipe in find_methods().values())

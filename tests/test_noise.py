@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmrn_app.noise import DISTRIBUTIONS, PURPOSES, Distribution, derive_seed, generate_noise
+from fedmrn_app.noise import DISTRIBUTIONS, Distribution, Noise, generate_noise
 
 KNOWN = {  # SHA-256 of 100,001 little-endian float32 elements of seed 0x0123456789abcdef, alpha 0.01
     "uniform": "7b5fdd61f087d5d3afcdf73f15753a50b8825f90b460e363b5ae281a03af35ee",
@@ -71,21 +71,14 @@ def test_refused(seed: int, count: int, distribution: Distribution, alpha: float
         generate_noise(seed, count, distribution, alpha)
 
 
-def test_seeds_are_distinct() -> None:
-    seeds = {
-        derive_seed(run, purpose, server_round, client)
-        for run in (0, 1, 2**40)
-        for purpose in PURPOSES
-        for server_round in range(40)
-        for client in range(100)
-    }
-    assert len(seeds) == 3 * len(PURPOSES) * 40 * 100
-    assert all(0 <= seed < 2**64 for seed in seeds)
-
-
-def test_seed_is_known() -> None:
-    assert derive_seed(0, "noise", 1, 0) == 0x2D3C4559EEF15B4B
-    with pytest.raises(ValueError, match="seed"):
-        derive_seed(1 << 56, "noise")
-    with pytest.raises(ValueError, match="round"):
-        derive_seed(0, "noise", 1 << 32)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_blocks_are_the_noise_piece_by_piece(distribution: Distribution) -> None:
+    noise = Noise(distribution, 0.5)
+    whole, end = noise(3, 100_001), 0
+    for start, block in noise.blocks(3, 100_001):
+        assert start == end
+        end += block.size
+        assert np.array_equal(block, whole[start:end])
+    assert end == whole.size
+    assert np.array_equal(whole, generate_noise(3, 100_001, distribution, 0.5))
+    assert (np.abs(whole) > noise.largest * noise.alpha).mean() < 1e-4

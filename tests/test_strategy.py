@@ -1,4 +1,4 @@
-"""One round on the server: who is asked, what is refused and why, and what the mean is."""
+"""Flower's side of a round: what goes into messages, which replies count, what they weigh."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -8,29 +8,21 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
 
 from fedmrn_app.errors import RunError
-from fedmrn_app.methods import Common, Noise, build_method
-from fedmrn_app.noise import derive_seed
-from fedmrn_app.strategy import Member, PayloadStrategy, content_bytes, pack_model, sample_clients
-from fedmrn_app.uplink import FIELD, RECORD
-from fedmrn_app.wire.bits import pack_bits
-from fedmrn_app.wire.body import Body
+from fedmrn_app.federation.server import sample_clients
+from fedmrn_app.messages import FIELD, RECORD, content_bytes, pack_state, payload_content, read_order, unpack_state
+from fedmrn_app.methods import build_method
+from fedmrn_app.methods.method import RunOptions
+from fedmrn_app.noise import Noise
+from fedmrn_app.seeds import derive_seed
+from fedmrn_app.strategy import Host, PayloadStrategy
 from fedmrn_app.wire.payload import Payload, encode_payload
-from fedmrn_app.wire.values import pack_floats
+from tests.reference import AGREEMENT, CLIENTS_PER_ROUND, SAMPLES, STATE, D, M, made_up_payload, mean_of
 
-D, M = 1000, 8
-MEMBERS = {client: Member(node_id=100 + client, samples=10 * (client + 1)) for client in range(6)}
-RANDOM = np.random.default_rng(0)
-WEIGHTS, DENSE = RANDOM.standard_normal(D, np.float32), RANDOM.standard_normal(M, np.float32)
-METHOD = build_method("fedmrn", {}, Noise())
-SHAPES = ((10, 60), (20, 20))
-FIRST = np.zeros(D, np.float32)
-COMMON = Common(SHAPES, WEIGHTS, FIRST)
-
-
-TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # Flower makes no message without
+HOSTS = {client: Host(node_id=100 + client, samples=count) for client, count in SAMPLES.items()}
+NO_GRID: Grid = None  # type: ignore[assignment]
+CONFIG = b"the run's configuration"
 
 
 @pytest.fixture
@@ -43,34 +35,31 @@ def strategy(failures: list[tuple[int, int, str]]) -> PayloadStrategy:
     def note(server_round: int, client: int, reason: str) -> None:
         failures.append((server_round, client, reason))
 
-    return PayloadStrategy(METHOD, SHAPES, (M,), FIRST, MEMBERS, clients_per_round=4, seed=9, on_failure=note)
+    return PayloadStrategy(AGREEMENT, HOSTS, clients_per_round=CLIENTS_PER_ROUND, config=CONFIG, on_failure=note)
 
 
 def send(strategy: PayloadStrategy, server_round: int = 1) -> list[Message]:
-    messages = list(strategy.configure_train(server_round, pack_model(WEIGHTS, DENSE), ConfigRecord(), None))  # type: ignore[arg-type]
+    messages = list(strategy.configure_train(server_round, pack_state(STATE), ConfigRecord(), NO_GRID))
     for number, message in enumerate(messages):
         message.metadata.__dict__["_message_id"] = f"message {number}"  # as the grid does when it sends
     return messages
 
 
 def good_payload(message: Message) -> Payload:
-    task: Any = message.content["task"]
-    random = np.random.default_rng(task["client"])
-    body = Body(pack_bits(random.random(D) < 0.5))
-    dense = pack_floats(random.standard_normal(M).astype(np.float32))
-    return Payload(METHOD.code, task["seed"], MEMBERS[task["client"]].samples, D, body, dense, M, loss=2.0)
+    order = read_order(message.content)
+    return made_up_payload(order.client, order.seed)
+
+
+def payloads_of(messages: list[Message]) -> dict[int, Payload]:
+    return {read_order(message.content).client: good_payload(message) for message in messages}
 
 
 def reply_with(message: Message, payload: bytes) -> Message:
-    return Message(RecordDict({RECORD: ConfigRecord({FIELD: payload})}), reply_to=message)
+    return Message(payload_content(payload), reply_to=message)
 
 
 def good_reply(message: Message) -> Message:
     return reply_with(message, encode_payload(good_payload(message)))
-
-
-def changed(**fields: Any) -> Callable[[Message], Message]:
-    return lambda m: reply_with(m, encode_payload(dataclasses.replace(good_payload(m), **fields)))
 
 
 def two_payloads(message: Message) -> Message:
@@ -79,39 +68,31 @@ def two_payloads(message: Message) -> Message:
     return reply
 
 
+def two_fields(message: Message) -> Message:
+    reply = good_reply(message)
+    reply.content.config_records[RECORD]["more"] = b""
+    return reply
+
+
+def lying_reply(message: Message) -> Message:
+    payload = good_payload(message)
+    return reply_with(
+        message, encode_payload(dataclasses.replace(payload, header=dataclasses.replace(payload.header, samples=7)))
+    )
+
+
 BAD: list[tuple[Callable[[Message], Message | None], str]] = [
     (lambda m: None, "no reply within round_timeout"),
     (lambda m: Message(Error(1, "boom"), reply_to=m), "failed with: boom"),
     (lambda m: Message(RecordDict(), reply_to=m), "does not hold exactly one payload"),
-    (lambda m: Message(RecordDict({RECORD: ArrayRecord([WEIGHTS])}), reply_to=m), "exactly one payload"),
+    (lambda m: Message(RecordDict({RECORD: ArrayRecord([STATE.vector])}), reply_to=m), "exactly one payload"),
     (lambda m: Message(RecordDict({RECORD: ConfigRecord({FIELD: "text"})}), reply_to=m), "exactly one payload"),
     (two_payloads, "exactly one payload"),
+    (two_fields, "exactly one payload"),
     (lambda m: reply_with(m, b""), "less than its header"),
-    (lambda m: reply_with(m, encode_payload(good_payload(m))[:100]), "its header says"),
     (lambda m: reply_with(m, encode_payload(good_payload(m))[:-1]), "checksum does not match"),
-    (changed(method=1), "method is 1, expected 2"),
-    (changed(weights=D + 1), "weight count is 1001"),
-    (changed(samples=7), "sample count is 7"),
-    (changed(samples=0), "sample count is 0"),
-    (changed(seed=3), "seed is 3"),
-    (changed(dense=pack_floats(np.full(M, np.nan, np.float32))), "dense part holds values that are not finite"),
-    (changed(body=Body(b"\xff" * (D // 8 - 1))), "body has 124 bytes where 1000 bits take 125"),
-    (changed(body=Body(bytes(D // 8), 1)), "body codes a mask of 1000 bits in 125 bytes"),
-    (changed(dense_bits=16), "bits a dense value is 16, expected 32"),
+    (lying_reply, "sample count is 7"),
 ]
-
-
-def mean_of(messages: list[Message]) -> tuple[np.ndarray, np.ndarray]:
-    """The weighted mean written out in float64 from Eq. 5."""
-    payloads = [good_payload(message) for message in messages]
-    total = sum(p.samples for p in payloads)
-    shares = [p.samples / total for p in payloads]
-    update = np.average(
-        [METHOD.decode(p.body, p.seed, COMMON).astype(np.float64) for p in payloads], axis=0, weights=shares
-    )
-    return WEIGHTS + update, np.average(
-        [np.frombuffer(p.dense, "<f4").astype(np.float64) for p in payloads], axis=0, weights=shares
-    )
 
 
 def aggregate(strategy: PayloadStrategy, replies: list[Message]) -> tuple[np.ndarray, np.ndarray]:
@@ -128,14 +109,43 @@ def test_messages_name_client_round_and_seed(strategy: PayloadStrategy) -> None:
         message.metadata.dst_node_id == 100 + task["client"] for message, task in zip(messages, tasks, strict=True)
     )
     assert [task["seed"] for task in tasks] == [derive_seed(9, "noise", 3, task["client"]) for task in tasks]
+    assert [task["round"] for task in tasks] == [3] * 4
+    assert {message.metadata.message_type for message in messages} == {"train"}
+
+
+def test_resumed_run_counts_on() -> None:
+    resumed = PayloadStrategy(AGREEMENT, HOSTS, clients_per_round=4, config=CONFIG, finished_rounds=5)
+    orders = [read_order(message.content) for message in send(resumed, 2)]
+    assert [order.client for order in orders] == sample_clients(list(range(6)), 4, 9, 7)
+    assert {order.server_round for order in orders} == {7}
+    with pytest.raises(RunError, match="round 7: no usable reply"):
+        resumed.aggregate_train(2, [])
+
+
+def test_clients_that_get_the_same_share_one_record(strategy: PayloadStrategy) -> None:
+    records = [message.content.array_records["model"] for message in send(strategy)]
+    assert all(record is records[0] for record in records)
+    assert np.array_equal(unpack_state(records[0]).vector, STATE.vector)
+
+
+def test_clients_of_parts_get_their_own() -> None:
+    method = build_method("submodel", {"capacities": [0.5]}, RunOptions(Noise()))
+    agreement = dataclasses.replace(AGREEMENT, method=method)
+    messages = send(PayloadStrategy(agreement, HOSTS, clients_per_round=4, config=CONFIG))
+    for message in messages:
+        order = read_order(message.content)
+        held = method.selection.held(agreement.layout, order.client, 1, order.seed)
+        assert held is not None
+        assert np.array_equal(order.vector, STATE.vector[held])
 
 
 def test_weighted_mean_in_any_order_of_arrival(strategy: PayloadStrategy) -> None:
     messages = send(strategy)
     replies = [good_reply(message) for message in messages]
     weights, dense = aggregate(strategy, replies)
-    np.testing.assert_allclose(weights, mean_of(messages)[0], rtol=1e-6, atol=1e-8)
-    np.testing.assert_allclose(dense, mean_of(messages)[1], rtol=1e-5)
+    expected = mean_of(payloads_of(messages))
+    np.testing.assert_allclose(weights, expected[0], rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(dense, expected[1], rtol=1e-5)
     send(strategy)
     again = aggregate(strategy, replies[::-1])
     assert np.array_equal(weights, again[0])
@@ -143,7 +153,7 @@ def test_weighted_mean_in_any_order_of_arrival(strategy: PayloadStrategy) -> Non
     assert strategy.report.failures == {}
 
 
-@pytest.mark.parametrize(("bad", "reason"), BAD, ids=[reason for _, reason in BAD])
+@pytest.mark.parametrize(("bad", "reason"), BAD, ids=[f"{n} {reason}" for n, (_, reason) in enumerate(BAD)])
 def test_bad_reply_is_left_out(
     strategy: PayloadStrategy,
     failures: list[tuple[int, int, str]],
@@ -151,17 +161,18 @@ def test_bad_reply_is_left_out(
     reason: str,
 ) -> None:
     messages = send(strategy)
+    clients = [read_order(message.content).client for message in messages]
     replies = [bad(messages[1]), *map(good_reply, [messages[0], *messages[2:]])]
     weights, dense = aggregate(strategy, [reply for reply in replies if reply is not None])
-    expected = mean_of([messages[0], *messages[2:]])
+    expected = mean_of(payloads_of([messages[0], *messages[2:]]))
     np.testing.assert_allclose(weights, expected[0], rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(dense, expected[1], rtol=1e-5)
-    client = strategy.report.selected[1]
     ((server_round, left_out, said),) = failures
-    assert (server_round, left_out) == (1, client)
+    assert (server_round, left_out) == (1, clients[1])
     assert reason in said
-    assert strategy.report.failures == {client: said}
-    assert len(strategy.report.uplink_bytes) == 3
+    assert strategy.report.failures == {clients[1]: said}
+    assert sorted(strategy.traffic.uplink) == sorted({*clients} - {clients[1]})
+    assert sorted(strategy.traffic.downlink) == sorted(clients)
 
 
 def test_reply_to_another_round_is_no_reply(strategy: PayloadStrategy) -> None:
@@ -174,16 +185,44 @@ def test_reply_to_another_round_is_no_reply(strategy: PayloadStrategy) -> None:
     assert len(fresh) == 4
 
 
+def test_reply_of_a_client_that_answers_for_another_is_refused(strategy: PayloadStrategy) -> None:
+    messages = send(strategy)
+    swapped = reply_with(messages[0], encode_payload(good_payload(messages[1])))
+    aggregate(strategy, [swapped, *map(good_reply, messages[1:])])
+    (reason,) = strategy.report.failures.values()
+    assert "expected" in reason
+
+
+def test_node_that_did_not_answer_is_told_the_configuration_again(strategy: PayloadStrategy) -> None:
+    messages = send(strategy)
+    assert not any("run" in message.content for message in messages)
+    late, failed, *others = messages
+    aggregate(strategy, [Message(Error(1, "boom"), reply_to=failed), *map(good_reply, others)])
+    unsure = {message.metadata.dst_node_id for message in (late, failed)}
+    again: set[int] = set()
+    for server_round in range(2, 12):
+        messages = send(strategy, server_round)
+        for message in messages:
+            node = message.metadata.dst_node_id
+            assert ("run" in message.content) == (node in unsure - again)
+            if "run" in message.content:
+                assert message.content.config_records["run"]["config"] == CONFIG
+        again |= {message.metadata.dst_node_id for message in messages}
+        aggregate(strategy, [good_reply(message) for message in messages])
+    assert again >= unsure
+
+
 def test_model_that_is_no_longer_finite_ends_the_run(strategy: PayloadStrategy) -> None:
     messages = send(strategy)
-    huge = [changed(dense=pack_floats(np.full(M, 3e38, np.float32)))(message) for message in messages]
+    huge = np.full(M, 3e38, "<f4").tobytes()
+    replies = [reply_with(m, encode_payload(dataclasses.replace(good_payload(m), dense=huge))) for m in messages]
     with pytest.raises(RunError, match="round 1: the global model is no longer finite"):
-        strategy.aggregate_train(1, huge)
+        strategy.aggregate_train(1, replies)
 
 
-def test_uplink_counts_framing(strategy: PayloadStrategy) -> None:
+def test_traffic_counts_framing(strategy: PayloadStrategy) -> None:
     messages = send(strategy)
-    reply = good_reply(messages[0])
+    replies = [good_reply(message) for message in messages]
     payload = encode_payload(good_payload(messages[0]))
 
     def objects(item: Any) -> Iterator[Any]:
@@ -191,21 +230,19 @@ def test_uplink_counts_framing(strategy: PayloadStrategy) -> None:
         for child in (item.children or {}).values():
             yield from objects(child)
 
-    assert content_bytes(reply.content) == sum(len(item.deflate()) for item in objects(reply.content))
-    assert len(payload) < content_bytes(reply.content) < len(payload) + 190
-    assert min(strategy.report.downlink_bytes) > 4 * (D + M)
-
-
-def test_sampling_depends_on_seed_and_round_alone() -> None:
-    draws = {tuple(sample_clients(list(range(100)), 10, seed, r)) for seed in range(3) for r in range(1, 21)}
-    assert len(draws) == 60
-    assert all(list(draw) == sorted(set(draw)) and len(draw) == 10 for draw in draws)
-    seen = np.bincount([client for draw in draws for client in draw], minlength=100)
-    assert seen.min() >= 1
-    assert sample_clients([3, 5], 2, 0, 1) == [3, 5]
+    assert content_bytes(replies[0].content) == sum(len(item.deflate()) for item in objects(replies[0].content))
+    assert len(payload) < content_bytes(replies[0].content) < len(payload) + 190
+    aggregate(strategy, replies)
+    clients = [read_order(message.content).client for message in messages]
+    assert strategy.traffic.uplink == {
+        client: content_bytes(reply.content) for client, reply in zip(clients, replies, strict=True)
+    }
+    assert strategy.traffic.downlink == {
+        client: content_bytes(message.content) for client, message in zip(clients, messages, strict=True)
+    }
+    assert min(strategy.traffic.downlink.values()) > 4 * (D + M)
 
 
 def test_no_client_side_evaluation(strategy: PayloadStrategy) -> None:
-    grid: Grid = None  # type: ignore[assignment]
-    assert list(strategy.configure_evaluate(1, pack_model(WEIGHTS, DENSE), ConfigRecord(), grid)) == []
+    assert list(strategy.configure_evaluate(1, pack_state(STATE), ConfigRecord(), NO_GRID)) == []
     assert strategy.aggregate_evaluate(1, []) is None

@@ -1,26 +1,25 @@
-"""Which rows each client has: IID, Dirichlet or label shards, made by flwr-datasets (Li et al. 2024, 5.1.2)."""
+"""Which rows each client has: evenly, by labels in uneven shares, or by nature.
+
+IID, Dirichlet and label shards (Li et al. 2024, section 5.1.2) are made by flwr-datasets.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import os
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from filelock import FileLock
-from numpy.typing import NDArray
 
-from fedmrn_app.errors import DataError
+from fedmrn_app.data.cache import cached_arrays
+from fedmrn_app.errors import ConfigError, DataError
+from fedmrn_app.tasks.task import Rows, Samples
+from fedmrn_app.typed import Count, Range
 
-Scheme = Literal["iid", "dirichlet", "label_shard"]
-SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
+Scheme = Literal["iid", "dirichlet", "label_shard", "natural"]
 
 MIN_SAMPLES = 10  # of a Dirichlet client
-
-Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -28,38 +27,55 @@ class PartitionConfig:
     """How rows are shared out.
 
     Attributes:
-        name: `iid`, `dirichlet` (each label's rows in Dirichlet shares) or `label_shard` (k labels a client).
+        name: `iid`, `dirichlet` (each label's rows in Dirichlet shares), `label_shard` (k labels per client) or
+            `natural` (one group per client, such as a speaking role).
         alpha: concentration of the Dirichlet distribution; less is more uneven.
+        balancing: of Dirichlet shares: `none`, every label is shared out alone (Hsu et al. 2019), or `niid_bench`, who
+            has an even share of all rows gets no rows of further labels (Li et al. 2022, NIID-Bench, which FedMRN's
+            authors use).
         labels_per_client: k, the exact number of labels a client has.
+        min_samples: rows that a natural group needs to be a client.
     """
 
     name: Scheme
-    alpha: float | None = None
-    labels_per_client: int | None = None
+    alpha: Annotated[float, Range(above=0)] | None = None
+    balancing: Literal["none", "niid_bench"] = "none"
+    labels_per_client: Count | None = None
+    min_samples: Count = 1
+
+    def __post_init__(self) -> None:
+        if self.name == "dirichlet" and self.alpha is None:
+            raise ConfigError("partition.alpha=null: must be above 0")
+        if self.name == "label_shard" and self.labels_per_client is None:
+            raise ConfigError("partition.labels_per_client=null: must be at least 1")
 
 
-def load_partitions(
-    folder: Path, labels: NDArray[np.int64], config: PartitionConfig, clients: int, seed: int
-) -> list[Rows]:
-    """Return each client's rows, from the cache in the data set's `folder` when it is there; see `partition_rows`."""
-    key = hashlib.sha256(repr((config, clients, seed)).encode()).hexdigest()[:12]
-    cached = folder / f"partition-{key}.npz"
-    if not cached.is_file():
-        with FileLock(f"{folder}.lock"):
-            if not cached.is_file():
-                parts = partition_rows(labels, config, clients, seed)
-                partial = folder / f"partition-{key}.{os.getpid()}.npz"
-                np.savez(partial, rows=np.concatenate(parts), sizes=[len(part) for part in parts])
-                partial.replace(cached)
-    with np.load(cached) as stored:
-        return np.split(stored["rows"], np.cumsum(stored["sizes"])[:-1])
-
-
-def partition_rows(labels: NDArray[np.int64], config: PartitionConfig, clients: int, seed: int) -> list[Rows]:
-    """Share out all rows, each to exactly one client.
+def load_partitions(samples: Samples, config: PartitionConfig, clients: int, seed: int, name: str) -> list[Rows]:
+    """Return each client's rows, from the cache when they are there; see `partition_rows`.
 
     Args:
-        labels: int64 (n,), the rows' labels.
+        samples: the training split.
+        config: the scheme.
+        clients: number of clients.
+        seed: 64-bit seed.
+        name: of the data set.
+    """
+    keys = samples.groups if config.name == "natural" else samples.labels
+    digest = hashlib.sha256(b"" if keys is None else np.ascontiguousarray(keys).tobytes()).hexdigest()
+
+    def make() -> dict[str, Rows]:
+        parts = partition_rows(samples, config, clients, seed)
+        return {"rows": np.concatenate(parts), "sizes": np.array([len(part) for part in parts])}
+
+    stored = cached_arrays(f"{name}-partition", (config, clients, seed, len(samples), digest), make, None)
+    return np.split(stored["rows"], np.cumsum(stored["sizes"])[:-1])
+
+
+def partition_rows(samples: Samples, config: PartitionConfig, clients: int, seed: int) -> list[Rows]:
+    """Share out the rows, each to at most one client, all of them unless the groups are natural.
+
+    Args:
+        samples: the training split.
         config: the scheme.
         clients: number of clients.
         seed: 64-bit seed; the same one gives the same partition.
@@ -70,23 +86,51 @@ def partition_rows(labels: NDArray[np.int64], config: PartitionConfig, clients: 
     Raises:
         DataError: the rows cannot be shared out like that.
     """
-    from datasets import Dataset
-
-    if clients > len(labels):
-        raise DataError(f"clients={clients}: there are only {len(labels)} training rows")
-    rows = np.random.default_rng(seed).permutation(len(labels))
-    partitioner = _partitioner(config, clients, len(np.unique(labels)), seed % (1 << 32))
-    partitioner.dataset = Dataset.from_dict({"row": rows, "label": labels[rows]})
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # unused classes are an error below
-            parts = [np.sort(np.asarray(partitioner.load_partition(i)["row"], np.int64)) for i in range(clients)]
-    except ValueError as error:
-        raise DataError(f"partition={config.name}: {str(error).splitlines()[0]}") from error
+    if clients > len(samples):
+        raise DataError(f"clients={clients}: there are only {len(samples)} training rows")
+    if config.name == "natural":
+        return _natural(samples, config, clients, seed)
+    rows = np.random.default_rng(seed).permutation(len(samples))
+    labels = samples.labels
+    if labels is None:
+        if config.name != "iid":
+            raise DataError(f"partition={config.name}: these data have no labels to share out by; take partition=iid")
+        labels = np.zeros(len(samples), np.int64)
+    parts = _by_flwr_datasets(rows, labels, config, clients, seed % (1 << 32))
     used = np.sort(np.concatenate(parts))
     if len(used) != len(rows) or (used != np.arange(len(rows))).any():
         raise DataError(f"partition={config.name}: {clients} clients cannot use every row once; take more clients")
     return parts
+
+
+def _natural(samples: Samples, config: PartitionConfig, clients: int, seed: int) -> list[Rows]:
+    """The rows of `clients` of the groups, drawn by the seed, in ascending order of the groups."""
+    if samples.groups is None:
+        raise DataError("partition=natural: these data are not of different origins; take partition=iid")
+    sizes = np.bincount(samples.groups)
+    fit = np.flatnonzero(sizes >= config.min_samples)
+    if clients > len(fit):
+        raise DataError(
+            f"clients={clients}: only {len(fit)} of {np.count_nonzero(sizes)} groups have "
+            f"{config.min_samples} rows or more (partition.min_samples)"
+        )
+    chosen = np.sort(np.random.default_rng(seed).choice(fit, clients, replace=False))
+    order = np.argsort(samples.groups, kind="stable")
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    return [order[starts[group] : starts[group + 1]] for group in chosen]
+
+
+def _by_flwr_datasets(rows: Rows, labels: Rows, config: PartitionConfig, clients: int, seed: int) -> list[Rows]:
+    from datasets import Dataset
+
+    partitioner = _partitioner(config, clients, len(np.unique(labels)), seed)
+    partitioner.dataset = Dataset.from_dict({"row": rows, "label": labels[rows]})
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # unused classes are an error of ours
+            return [np.sort(np.asarray(partitioner.load_partition(i)["row"], np.int64)) for i in range(clients)]
+    except ValueError as error:
+        raise DataError(f"partition={config.name}: {str(error).splitlines()[0]}") from error
 
 
 def _partitioner(config: PartitionConfig, clients: int, classes: int, seed: int) -> Any:
@@ -100,7 +144,7 @@ def _partitioner(config: PartitionConfig, clients: int, classes: int, seed: int)
             "label",
             alpha=float(config.alpha or 0),
             min_partition_size=MIN_SAMPLES,
-            self_balancing=False,
+            self_balancing=config.balancing == "niid_bench",
             seed=seed,
         )
     return PathologicalPartitioner(

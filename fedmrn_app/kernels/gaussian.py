@@ -1,4 +1,4 @@
-"""Normal noise from random words in one pass: `noise.fill_gaussian` compiled, operation by operation the same."""
+"""Normal noise from random words in one pass: `gaussian_plain.py` compiled, operation by operation the same."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from fedmrn_app import noise
+from fedmrn_app.kernels import gaussian_plain as plain
 
 _SIGNATURE = types.void(
     types.Array(types.uint32, 1, "C", readonly=True), types.float32, types.Array(types.float32, 1, "C")
@@ -25,9 +25,9 @@ def fill_gaussian(words: NDArray[np.uint64], scale: np.float32, out: NDArray[np.
 
 @cache
 def _compile() -> Any:
-    centre_num, centre_den = _horner(noise.CENTRE_NUM), _horner(noise.CENTRE_DEN)
-    tail_num, tail_den = _horner(noise.TAIL_NUM), _horner(noise.TAIL_DEN)
-    atanh, ln2 = _horner(noise.ATANH), noise.LN2
+    centre_num, centre_den = _horner(plain.CENTRE_NUM), _horner(plain.CENTRE_DEN)
+    tail_num, tail_den = _horner(plain.TAIL_NUM), _horner(plain.TAIL_DEN)
+    atanh, ln2 = _horner(plain.ATANH), plain.LN2
 
     # no fastmath: the same roundings as in NumPy, so the same noise
     @numba.njit([_SIGNATURE], nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]

@@ -12,7 +12,7 @@ import torch
 from numba import types
 from torch import Tensor
 
-from fedmrn_app.kernels.masked_step import MaskedStep, MaskKind, Vectors
+from fedmrn_app.kernels.masking import MaskedStep, MaskKind, Vectors
 from fedmrn_app.kernels.openmp import openmp
 from fedmrn_app.kernels.words import MULTIPLIERS, split_key
 

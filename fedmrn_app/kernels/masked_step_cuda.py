@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedmrn_app.kernels.masked_step import MaskedStep, MaskKind, Vectors
+from fedmrn_app.kernels.masking import MaskedStep, MaskKind, Vectors
 from fedmrn_app.kernels.words import MULTIPLIERS, split_key
 
 BLOCK = 1024

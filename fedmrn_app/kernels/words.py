@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedmrn_app.noise import mix
+from fedmrn_app.seeds import mix
 
 _MASK = (1 << 32) - 1
 MULTIPLIERS = (0x7FEB352D, 0x846CA68B)  # of the 32-bit hash with the least bias known (Wellons 2018, lowbias32)

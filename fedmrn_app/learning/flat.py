@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmrn_app.noise import Float32Array
-from fedmrn_app.shapes import Shapes
+from fedmrn_app.layout import Float32Array, Layout, flatten
 
 # Modules whose matrices and kernels are masked; everything else that is trained goes densely (Li et al. 2024, 5.1).
 _MASKED_MODULES = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)
@@ -21,9 +20,9 @@ class FlatModel:
 
     Attributes:
         module: the module, on its device.
-        shapes: the shapes of the masked tensors, in their order in `weights`.
-        weights: float32 (d,), the masked weights: matrices and kernels of convolutions and linear layers. A 4-D
-            kernel lies in channels-last order.
+        layout: the masked tensors, in their order in `weights`.
+        weights: float32 (d,), the masked weights: matrices and kernels of convolutions, linear and recurrent layers,
+            and those of any module with the attribute `masked_weights = True`.
         dense: float32 (m,), the rest of the trained state: first all other trained parameters, then the floating-point
             buffers, such as batch-norm's running statistics.
         dense_sizes: the elements of each tensor in `dense`.
@@ -37,23 +36,9 @@ class FlatModel:
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu", *, whole: bool = False) -> None:
         self.module = module.to(device)
-        masked = {
-            id(p)
-            for m in module.modules()
-            if isinstance(m, _MASKED_MODULES)
-            for p in m.parameters(recurse=False)
-            if p.dim() >= 2
-        }
-        if whole:
-            masked = {id(p) for p in module.parameters()}
-        trained = [p for p in module.parameters() if p.requires_grad]  # tied parameters come once
-        weights = [p for p in trained if id(p) in masked]
-        rest = [p for p in trained if id(p) not in masked]
+        weights, rest = trained_parameters(module, whole=whole)
         statistics = [b for b in module.buffers() if b.is_floating_point()]
-        for tensor in (*trained, *statistics):
-            if tensor.dtype != torch.float32:
-                raise ValueError(f"a trained tensor of shape {tuple(tensor.shape)} is {tensor.dtype}, not float32")
-        self.shapes: Shapes = tuple(tuple(p.shape) for p in weights)
+        self.layout = Layout(tuple(tuple(p.shape) for p in weights))
         self.dense_sizes = [t.numel() for t in rest + statistics]
         self._masked = weights
         self._integers = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
@@ -95,11 +80,9 @@ class FlatModel:
 
     def grad_parts(self) -> Iterator[tuple[int, Tensor]]:
         """For each masked tensor (where it starts in `weights`, its gradient), flat and in the order of `weights`."""
-        start = 0
-        for parameter in self._masked:
+        for start, parameter in zip(self.layout.offsets, self._masked, strict=True):
             grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            yield start, _flat(grad)
-            start += parameter.numel()
+            yield start, flatten(grad)
 
     @property
     def weight_grads(self) -> Tensor:
@@ -120,6 +103,29 @@ class FlatModel:
     def dense_step(self, lr: float) -> None:
         """Add -lr * gradient to the trained parameters of the dense part."""
         self.dense[: self.dense_grads.numel()].add_(self.dense_grads, alpha=-lr)
+
+
+def trained_parameters(module: nn.Module, *, whole: bool = False) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The trained parameters that are masked weights, and the others, each in the module's order; tied ones come once.
+
+    Raises:
+        ValueError: there is nothing to mask, or a trained tensor or a statistic is not float32.
+    """
+    masked = {
+        id(p)
+        for m in module.modules()
+        if isinstance(m, _MASKED_MODULES) or getattr(m, "masked_weights", False)
+        for p in m.parameters(recurse=False)
+        if p.dim() >= 2
+    }
+    trained = [p for p in module.parameters() if p.requires_grad]
+    for tensor in (*trained, *(b for b in module.buffers() if b.is_floating_point())):
+        if tensor.dtype != torch.float32:
+            raise ValueError(f"a trained tensor of shape {tuple(tensor.shape)} is {tensor.dtype}, not float32")
+    weights = [p for p in trained if whole or id(p) in masked]
+    if not weights:
+        raise ValueError("has no trained matrices or kernels of linear, convolutional or recurrent layers to mask")
+    return weights, [p for p in trained if not (whole or id(p) in masked)]
 
 
 def state_sha256(weights: Float32Array, dense: Float32Array) -> str:
@@ -144,19 +150,6 @@ def _gather(tensors: Sequence[Tensor], device: torch.device | str) -> Tensor:
     return flat
 
 
-def _flat(tensor: Tensor) -> Tensor:
-    """The elements of a tensor in the order in which `_views` lays them out; no copy where they lie so."""
-    return (tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor).reshape(-1)
-
-
 def _views(flat: Tensor, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Consecutive pieces of `flat` in the tensors' shapes; 4-D ones in channels-last order, convolutions' fastest."""
-    start = 0
-    for tensor in tensors:
-        piece = flat[start : start + tensor.numel()]
-        start += tensor.numel()
-        if tensor.dim() == 4:
-            n, c, h, w = tensor.shape
-            yield piece.view(n, h, w, c).permute(0, 3, 1, 2)
-        else:
-            yield piece.view(tensor.shape)
+    """Consecutive pieces of `flat` in the tensors' shapes."""
+    return Layout(tuple(tuple(t.shape) for t in tensors)).views(flat)

@@ -4,16 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
-from torch.nn import functional
 
 from fedmrn_app.learning.batches import Batches
 from fedmrn_app.learning.flat import FlatModel
+from fedmrn_app.typed import Count, NotNegative, Positive
 
 Precision = Literal["float32", "bfloat16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """Local training of one client in one round.
+
+    Attributes:
+        epochs: passes over the client's samples.
+        batch_size: samples of a local step.
+        lr: step size of SGD.
+        steps: so many local steps, whatever the epochs; None for whole epochs.
+        weight_decay: see `local_sgd`.
+    """
+
+    epochs: Count
+    batch_size: Count
+    lr: Positive
+    steps: Count | None = None
+    weight_decay: NotNegative = 0.0
 
 
 def local_sgd(
@@ -30,7 +50,7 @@ def local_sgd(
 
     Args:
         model: the model; its dense part is trained too.
-        batches: the client's batches; S = len(batches) local steps.
+        batches: the client's batches; S = len(batches) local steps, whose loss is that of their task.
         lr: step size of SGD.
         precision: `bfloat16` runs the forward pass under autocast.
         weight_decay: l2, half of which times the squared norm of all trained parameters is added to the loss.
@@ -49,7 +69,7 @@ def local_sgd(
                 before_step(step)
             model.zero_grads()
             with autocast(model.device, precision):
-                loss = functional.cross_entropy(model.module(x), y)
+                loss = batches.task.loss(model.module(x), y)
             torch.autograd.backward(loss)
             if weight_decay:
                 model.add_weight_decay(weight_decay)

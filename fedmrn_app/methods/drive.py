@@ -7,16 +7,17 @@ S = norm1(R x) / d makes its squared error least.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedmrn_app.errors import ConfigError, PayloadError
-from fedmrn_app.methods import Common, PostTraining
-from fedmrn_app.noise import Float32Array
+from fedmrn_app.errors import PayloadError
+from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.methods.known import Known
+from fedmrn_app.methods.method import Codec, Method, Recipe, RunOptions
 from fedmrn_app.rotation import block_lengths, rotate, rotate_back
-from fedmrn_app.shapes import Shapes, sizes_of
 from fedmrn_app.wire.bits import pack_bits, packed_size, unpack_bits
 from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.values import pack_floats, unpack_scales
@@ -24,17 +25,16 @@ from fedmrn_app.wire.values import pack_floats, unpack_scales
 Scale = Literal["least_mse", "unbiased"]
 
 
-@dataclass(frozen=True)
-class RotatedSigns(PostTraining):
-    """Body: a float32 scale for each block of the rotation, then one bit a weight."""
+class RotatedSigns(Codec):
+    """Body: a float32 scale for each block of the rotation, then one bit per weight."""
 
     centroid: ClassVar[float] = 1.0  # what a sign stands for before scaling
 
+    @abstractmethod
     def block_scales(self, rotated: Float32Array) -> Float32Array:
         """The scale of each row of `rotated` (blocks, n), float32 (blocks,)."""
-        raise NotImplementedError
 
-    def compress(self, x: Float32Array, seed: int, common: Common, random: np.random.Generator) -> Body:
+    def encode(self, x: Float32Array, known: Known, seed: int, private_seed: int) -> Body:
         """Rotate, take signs, fit the scales."""
         rotated = rotate(x, seed)
         whole = rotated.size - rotated.size % block_lengths(rotated.size)[0]
@@ -43,37 +43,29 @@ class RotatedSigns(PostTraining):
             scales.append(self.block_scales(rotated[None, whole:]))
         return Body(pack_floats(np.concatenate(scales)) + pack_bits(rotated >= 0))
 
-    def decode(self, body: Body, seed: int, common: Common) -> Float32Array:
+    def decode(self, body: Body, known: Known, seed: int) -> Float32Array:
         """Scale the signs and rotate back."""
         body.must_be_plain()  # signs of rotated weights are as good as random
-        lengths = block_lengths(common.count)
+        lengths = block_lengths(known.count)
         scales, rest = unpack_scales(body.data, len(lengths))
         rotated = np.repeat(scales * np.float32(self.centroid), lengths)
-        rotated *= 2 * unpack_bits(rest, common.count).view(np.int8) - 1
+        rotated *= 2 * unpack_bits(rest, known.count).view(np.int8) - 1
         with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is checked
             update = rotate_back(rotated, seed)
         if not np.isfinite(update).all():
             raise PayloadError("body holds scales so large that the update is not finite")
         return update
 
-    def max_body_bytes(self, shapes: Shapes) -> int:
-        """One bit a weight and 32 a block."""
-        count = sum(sizes_of(shapes))
-        return 4 * len(block_lengths(count)) + packed_size(count)
+    def max_bytes(self, layout: Layout) -> int:
+        """One bit per weight and 32 per block."""
+        return 4 * len(block_lengths(layout.count)) + packed_size(layout.count)
 
 
 @dataclass(frozen=True)
-class Drive(RotatedSigns):
+class DriveSigns(RotatedSigns):
     """DRIVE with either scale."""
 
-    name = "drive"
-    code = 7
-
-    scale: Scale = "least_mse"
-
-    def __post_init__(self) -> None:
-        if self.scale not in get_args(Scale):
-            raise ConfigError(f"strategy.scale={self.scale}: must be one of {', '.join(get_args(Scale))}")
+    scale: Scale
 
     def block_scales(self, rotated: Float32Array) -> Float32Array:
         """norm1 / n or norm2^2 / norm1 of each row."""
@@ -82,6 +74,22 @@ class Drive(RotatedSigns):
             scales: Float32Array = norm1 / np.float32(rotated.shape[1])
             return scales
         return ratio_or_zero(np.square(rotated).sum(1), norm1)
+
+
+@dataclass(frozen=True)
+class Drive(Recipe):
+    """Options: `scale`, and `error_feedback`, which adds what an upload misses to the next update."""
+
+    name = "drive"
+    code = 7
+
+    scale: Scale = "least_mse"
+    error_feedback: bool = False
+
+    def build(self, run: RunOptions) -> Method:
+        """Plain SGD, then signs of the rotated update."""
+        codec = DriveSigns(self.scale)
+        return Method(self.name, self.code, codec, packing=run.downlink, error_feedback=self.error_feedback)
 
 
 def ratio_or_zero(numerator: Float32Array, denominator: Float32Array) -> Float32Array:

@@ -4,31 +4,37 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from fedmrn_app.methods import Common, PostTraining
-from fedmrn_app.noise import Float32Array
-from fedmrn_app.shapes import Shapes, sizes_of
+from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.methods.known import Known
+from fedmrn_app.methods.method import Codec, Method, Recipe, RunOptions
 from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.values import pack_floats, unpack_floats
 
 
-@dataclass(frozen=True)
-class FedAvg(PostTraining):
+class Floats(Codec):
     """Body: the update as little-endian float32, in the weights' order."""
+
+    def encode(self, x: Float32Array, known: Known, seed: int, private_seed: int) -> Body:
+        """Nothing is compressed."""
+        return Body(pack_floats(x))
+
+    def decode(self, body: Body, known: Known, seed: int) -> Float32Array:
+        """Read the update; values that are not finite are refused."""
+        body.must_be_plain()
+        return unpack_floats(body.data, known.count)
+
+    def max_bytes(self, layout: Layout) -> int:
+        """32 bits per weight."""
+        return 4 * layout.count
+
+
+@dataclass(frozen=True)
+class FedAvg(Recipe):
+    """There is nothing to choose."""
 
     name = "fedavg"
     code = 1
 
-    def compress(self, x: Float32Array, seed: int, common: Common, random: np.random.Generator) -> Body:
-        """Nothing is compressed."""
-        return Body(pack_floats(x))
-
-    def decode(self, body: Body, seed: int, common: Common) -> Float32Array:
-        """Read the update; values that are not finite are refused."""
-        body.must_be_plain()
-        return unpack_floats(body.data, common.count)
-
-    def max_body_bytes(self, shapes: Shapes) -> int:
-        """32 bits a weight."""
-        return 4 * sum(sizes_of(shapes))
+    def build(self, run: RunOptions) -> Method:
+        """Plain SGD and plain numbers."""
+        return Method(self.name, self.code, Floats(), packing=run.downlink)

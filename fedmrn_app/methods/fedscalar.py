@@ -9,14 +9,14 @@ running statistics, where there are any.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
-from fedmrn_app.errors import ConfigError
-from fedmrn_app.methods import Common, PostTraining
-from fedmrn_app.noise import Distribution, Float32Array, derive_seed, generate_noise
-from fedmrn_app.shapes import Shapes
+from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.methods.known import Known
+from fedmrn_app.methods.method import Codec, Method, Recipe, RunOptions
+from fedmrn_app.noise import Distribution, generate_noise
 from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.values import pack_floats, unpack_floats
 
@@ -25,44 +25,42 @@ _DISTRIBUTIONS: dict[Direction, Distribution] = {"rademacher": "bernoulli", "nor
 
 
 @dataclass(frozen=True)
-class FedScalar(PostTraining):
+class Projection(Codec):
     """Body: one float32."""
 
-    name = "fedscalar"
-    code = 11
-
-    direction: Direction = "rademacher"  # the smaller variance (Proposition 3.1); the paper's other choice is normal
-
-    def __post_init__(self) -> None:
-        if self.direction not in _DISTRIBUTIONS:
-            allowed = ", ".join(get_args(Direction))
-            raise ConfigError(f"strategy.direction={self.direction}: must be one of {allowed}")
-
-    @property
-    def whole_model(self) -> bool:
-        """One random vector for everything that is trained."""
-        return True
-
-    def client_seed(self, run_seed: int, server_round: int, client: int) -> int:
-        """One seed for all clients of a round: their numbers add up along one vector."""
-        return derive_seed(run_seed, "noise", server_round)
+    direction: Direction
 
     def vector(self, seed: int, count: int) -> Float32Array:
         """The random vector v of a round, float32 (count,)."""
         return generate_noise(seed, count, _DISTRIBUTIONS[self.direction], 1.0)
 
-    def compress(self, x: Float32Array, seed: int, common: Common, random: np.random.Generator) -> Body:
+    def encode(self, x: Float32Array, known: Known, seed: int, private_seed: int) -> Body:
         """Project the update on v."""
         r = np.dot(x.astype(np.float64), self.vector(seed, x.size).astype(np.float64))
         return Body(pack_floats(np.array([r], np.float32)))
 
-    def decode(self, body: Body, seed: int, common: Common) -> Float32Array:
+    def decode(self, body: Body, known: Known, seed: int) -> Float32Array:
         """Return r v."""
         body.must_be_plain()
-        update = self.vector(seed, common.count)
+        update = self.vector(seed, known.count)
         update *= unpack_floats(body.data, 1)[0]
         return update
 
-    def max_body_bytes(self, shapes: Shapes) -> int:
+    def max_bytes(self, layout: Layout) -> int:
         """Four bytes, whatever the model."""
         return 4
+
+
+@dataclass(frozen=True)
+class FedScalar(Recipe):
+    """Options: `direction`, the elements of v; Rademacher has the smaller variance (Proposition 3.1)."""
+
+    name = "fedscalar"
+    code = 11
+
+    direction: Direction = "rademacher"
+
+    def build(self, run: RunOptions) -> Method:
+        """Plain SGD, then one number; a seed per round, so that all numbers add up along one vector."""
+        codec = Projection(self.direction)
+        return Method(self.name, self.code, codec, whole_model=True, shared_seed=True, packing=run.downlink)

@@ -6,44 +6,33 @@ stays at zero for the rest of the local training. The server averages the sparse
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 
-from fedmrn_app.errors import ConfigError
+from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel
-from fedmrn_app.methods import ClientUpdate, Common, LocalTask, Method
+from fedmrn_app.methods.known import Known, softsign
+from fedmrn_app.methods.method import Codec, LocalRound, LocalTraining, Method, Recipe, RunOptions, ServerState, Trained
 from fedmrn_app.methods.topk import kept_count
-from fedmrn_app.noise import Float32Array
-from fedmrn_app.shapes import Shapes, sizes_of
-from fedmrn_app.wire.body import Body
-from fedmrn_app.wire.masks import Evidence, softsign
+from fedmrn_app.typed import Count, Share
+from fedmrn_app.wire.body import Body, Coder
+from fedmrn_app.wire.mask_model import SideInformation
 from fedmrn_app.wire.sparse import max_sparse_bytes, pack_sparse, unpack_sparse
 
 
 @dataclass(frozen=True)
-class FedSparsify(Method):
-    """Body: the sparse weights themselves, see `wire/sparse.py`."""
+class PrunedTraining(LocalTraining):
+    """SGD and pruning by turns; `x` is the sparse model."""
 
-    name = "fedsparsify"
-    code = 9
+    ratio: float
+    prunings: int
 
-    ratio: float = 0.03  # share of the weights that is left in the end
-    prunings: int = 20  # at most, in one local training
-
-    def __post_init__(self) -> None:
-        if not 0 < self.ratio <= 1:
-            raise ConfigError(f"strategy.ratio={self.ratio}: must be above 0 and at most 1")
-        if self.prunings < 1:
-            raise ConfigError(f"strategy.prunings={self.prunings}: must be at least 1")
-
-    def train(self, model: FlatModel, task: LocalTask) -> ClientUpdate:
-        """Train and prune in turn, then prune to the final sparsity and encode."""
-        start = time.perf_counter()
-        steps = len(task.batches)
+    def train(self, model: FlatModel, local: LocalRound) -> Trained:
+        """Train and prune by turns, then prune to the final sparsity."""
+        steps = len(local.batches)
         every = -(-steps // self.prunings)
         mask = torch.ones_like(model.weights)
 
@@ -52,35 +41,75 @@ class FedSparsify(Method):
                 _prune(model, mask, 1 - self.sparsity(step / steps))
             model.weights.mul_(mask)
 
-        loss = task.sgd(model, before_step=prune_weights)
+        loss = local.sgd(model, before_step=prune_weights)
         model.weights.mul_(mask)
         _prune(model, mask, self.ratio)
         model.weights.mul_(mask)
-        trained = time.perf_counter()
-        body = pack_sparse(model.weights.cpu().numpy(), partial(_evidence, task.common), self.coder)
-        return ClientUpdate(body, loss, trained - start, time.perf_counter() - trained)
+        return Trained(model.weights.cpu().numpy(), loss)
 
     def sparsity(self, progress: float) -> float:
         """Share of pruned weights at `progress` = t / S of the local training."""
         return (1 - self.ratio) * (1 - (1 - progress) ** 3)
 
-    def decode(self, body: Body, seed: int, common: Common) -> Float32Array:
+
+@dataclass(frozen=True)
+class SparseModel(Codec):
+    """Body: the sparse weights themselves, see `wire/sparse.py`."""
+
+    ratio: float
+    coder: Coder
+
+    def encode(self, x: Float32Array, known: Known, seed: int, private_seed: int) -> Body:
+        """Encode the weights that are not zero."""
+        return pack_sparse(x, partial(_side, known), self.coder)
+
+    def decode(self, body: Body, known: Known, seed: int) -> Float32Array:
         """Return the client's sparse weights."""
-        return unpack_sparse(body, common.count, partial(_evidence, common))
+        return unpack_sparse(body, known.count, partial(_side, known))
+
+    def max_bytes(self, layout: Layout) -> int:
+        """32 bits for each value and one for whether there is one."""
+        return max_sparse_bytes(layout.count, kept_count(layout.count, self.ratio))
+
+
+class MeanModel(ServerState):
+    """The mean of the clients' models is the new global model."""
 
     def combine(self, vector: Float32Array, mean: Float32Array, replies: int) -> Float32Array:
-        """The mean of the clients' models is the new global model."""
+        """Return the mean."""
         return mean
 
-    def max_body_bytes(self, shapes: Shapes) -> int:
-        """32 bits for each value and one for whether there is one."""
-        count = sum(sizes_of(shapes))
-        return max_sparse_bytes(count, kept_count(count, self.ratio))
+
+@dataclass(frozen=True)
+class FedSparsify(Recipe):
+    """Options.
+
+    Attributes:
+        ratio: share of the weights that is left in the end.
+        prunings: at most, in one local training.
+    """
+
+    name = "fedsparsify"
+    code = 9
+
+    ratio: Share = 0.03
+    prunings: Count = 20
+
+    def build(self, run: RunOptions) -> Method:
+        """Training with pruning, sparse models, their mean."""
+        return Method(
+            self.name,
+            self.code,
+            SparseModel(self.ratio, run.coder),
+            PrunedTraining(self.ratio, self.prunings),
+            MeanModel(),
+            packing=run.downlink,
+        )
 
 
-def _evidence(common: Common) -> Evidence:
+def _side(known: Known) -> SideInformation:
     """What is large in the global model is likely to be left in the client's."""
-    return Evidence(common.shapes, np.abs(softsign(common.vector, common.shapes)))
+    return SideInformation(known.layout, np.abs(softsign(known.vector, known.layout)))
 
 
 def _prune(model: FlatModel, mask: torch.Tensor, ratio: float) -> None:

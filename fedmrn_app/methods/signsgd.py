@@ -12,58 +12,66 @@ from functools import partial
 
 import numpy as np
 
-from fedmrn_app.methods import Common, PostTraining
-from fedmrn_app.noise import Float32Array
-from fedmrn_app.shapes import Shapes, sizes_of
+from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.methods.known import Known
+from fedmrn_app.methods.method import Codec, Method, Recipe, RunOptions
 from fedmrn_app.wire.bits import packed_size
-from fedmrn_app.wire.body import Body
-from fedmrn_app.wire.masks import Evidence, pack_mask, unpack_mask
+from fedmrn_app.wire.body import Body, Coder
+from fedmrn_app.wire.mask_model import SideInformation
+from fedmrn_app.wire.masks import pack_mask, unpack_mask
 from fedmrn_app.wire.values import pack_floats, unpack_scales
 
 
 @dataclass(frozen=True)
-class SignSGD(PostTraining):
-    """Body: a float32 scale for each tensor, then the signs as a mask."""
+class Signs(Codec):
+    """Body: a float32 scale for each tensor, then the signs as a mask. `stochastic` signs are drawn, others taken."""
+
+    stochastic: bool
+    coder: Coder
+
+    def encode(self, x: Float32Array, known: Known, seed: int, private_seed: int) -> Body:
+        """Draw the signs, or take them."""
+        size = np.max if self.stochastic else np.mean
+        scales = np.array([size(np.abs(tensor)) for tensor in known.layout.split(x)], np.float32)
+        if self.stochastic:
+            bound = np.repeat(scales, known.layout.sizes)
+            # u in [0, 1): 2Bu - B < x with probability (x + B) / 2B
+            u = np.random.default_rng(private_seed).random(x.size, np.float32)
+            bits = (2 * u - 1) * bound < x
+        else:
+            bits = x >= 0
+        # stochastic signs are as good as random
+        signs = pack_mask(bits, partial(_side, known), "packed" if self.stochastic else self.coder)
+        return Body(pack_floats(scales) + bytes(signs.data), signs.form)
+
+    def decode(self, body: Body, known: Known, seed: int) -> Float32Array:
+        """Return scale times sign."""
+        sizes = known.layout.sizes
+        scales, rest = unpack_scales(body.data, len(sizes))
+        update = np.repeat(scales, sizes)
+        update *= 2 * unpack_mask(Body(rest, body.form), known.count, partial(_side, known)).view(np.int8) - 1
+        return update
+
+    def max_bytes(self, layout: Layout) -> int:
+        """One bit per weight and 32 per tensor."""
+        return 4 * len(layout.shapes) + packed_size(layout.count)
+
+
+@dataclass(frozen=True)
+class SignSGD(Recipe):
+    """Options: `error_feedback` takes signs and mean magnitudes, and adds what they miss to the next update."""
 
     name = "signsgd"
     code = 4
 
     error_feedback: bool = False
 
-    @property
-    def feeds_errors_back(self) -> bool:
-        """Whether clients keep a residual."""
-        return self.error_feedback
-
-    def compress(self, x: Float32Array, seed: int, common: Common, random: np.random.Generator) -> Body:
-        """Draw the signs, or take them."""
-        sizes = sizes_of(common.shapes)
-        tensors = np.split(x, np.cumsum(sizes)[:-1])
-        size = np.mean if self.error_feedback else np.max
-        scales = np.array([size(np.abs(tensor)) for tensor in tensors], np.float32)
-        if self.error_feedback:
-            bits = x >= 0
-        else:
-            bound = np.repeat(scales, sizes)
-            # u in [0, 1): 2Bu - B < x with probability (x + B) / 2B
-            bits = (2 * random.random(x.size, np.float32) - 1) * bound < x
-        # stochastic signs are as good as random
-        signs = pack_mask(bits, partial(_evidence, common), self.coder if self.error_feedback else "packed")
-        return Body(pack_floats(scales) + bytes(signs.data), signs.coder)
-
-    def decode(self, body: Body, seed: int, common: Common) -> Float32Array:
-        """Return scale times sign."""
-        sizes = sizes_of(common.shapes)
-        scales, rest = unpack_scales(body.data, len(sizes))
-        update = np.repeat(scales, sizes)
-        update *= 2 * unpack_mask(Body(rest, body.coder), common.count, partial(_evidence, common)).view(np.int8) - 1
-        return update
-
-    def max_body_bytes(self, shapes: Shapes) -> int:
-        """One bit a weight and 32 a tensor."""
-        return 4 * len(shapes) + packed_size(sum(sizes_of(shapes)))
+    def build(self, run: RunOptions) -> Method:
+        """Plain SGD, then signs."""
+        codec = Signs(not self.error_feedback, run.coder)
+        return Method(self.name, self.code, codec, packing=run.downlink, error_feedback=self.error_feedback)
 
 
-def _evidence(common: Common) -> Evidence:
+def _side(known: Known) -> SideInformation:
     """A weight is likely to go on where it went."""
-    return Evidence(common.shapes, np.zeros_like(common.trend), trend=common.trend)
+    return SideInformation(known.layout, np.zeros_like(known.trend), trend=known.trend)

@@ -21,20 +21,31 @@ not hold count as unchanged in the mean (`fill`, the paper's), or the mean of a 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from fedmrn_app.errors import ConfigError
+from fedmrn_app.layout import Float32Array, Layout, memory_order, placed
 from fedmrn_app.learning.flat import FlatModel, to_tensor
 from fedmrn_app.learning.models.narrow import narrowed
-from fedmrn_app.methods import ClientUpdate, Common, LocalTask, Method
-from fedmrn_app.noise import Float32Array, generate_noise
-from fedmrn_app.shapes import Shapes, sizes_of
+from fedmrn_app.methods.known import Known
+from fedmrn_app.methods.method import (
+    Codec,
+    LocalRound,
+    LocalTraining,
+    Method,
+    Recipe,
+    RunOptions,
+    Selection,
+    ServerState,
+    Trained,
+)
+from fedmrn_app.noise import generate_noise
+from fedmrn_app.typed import Positive, Range, Share
 from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.values import pack_floats, unpack_floats
 
@@ -43,45 +54,17 @@ Granularity = Literal["weight", "channel"]
 Aggregate = Literal["fill", "coverage"]
 
 
-CHANNELS_LAST = (0, 2, 3, 1)  # the order in which a 4-D kernel lies in the flat vector
-
-
 @dataclass(frozen=True)
-class SubModel(Method):
-    """Body: the update of the held weights as float32, in the weights' order."""
+class PartOfModel(Selection):
+    """A client holds the share of the weights or channels that its capacity is; `seed` is the run's."""
 
-    name = "submodel"
-    code = 12
-
-    masking: Masking = "rolling"
-    granularity: Granularity = "weight"
-    aggregate: Aggregate = "fill"
-    capacities: Sequence[float] = (
-        1.0,
-        0.5,
-        0.25,
-        0.125,
-        0.0625,
-    )  # each client has one of them, drawn by the run's seed
-    radius: float | None = None  # of the ball that the weights are projected onto after each round (the paper's P_W)
-
-    def __post_init__(self) -> None:
-        for key, kind in (("masking", Masking), ("granularity", Granularity), ("aggregate", Aggregate)):
-            allowed = get_args(kind)
-            if getattr(self, key) not in allowed:
-                raise ConfigError(f"strategy.{key}={getattr(self, key)}: must be one of {', '.join(allowed)}")
-        if not self.capacities or not all(0 < capacity <= 1 for capacity in self.capacities):
-            raise ConfigError(f"strategy.capacities={list(self.capacities)}: must be numbers above 0 and at most 1")
-        if self.radius is not None and not self.radius > 0:
-            raise ConfigError(f"strategy.radius={self.radius}: must be above 0, or null for no projection")
+    seed: int
+    masking: Masking
+    granularity: Granularity
+    capacities: Sequence[float]
 
     @property
-    def whole_model(self) -> bool:
-        """A channel has a bias and batch norm besides its kernel."""
-        return self.granularity == "channel"
-
-    @property
-    def widths(self) -> Sequence[float]:
+    def widths(self) -> Sequence[float]:  # type: ignore[override]
         """The capacities, when they are shares of the channels."""
         return self.capacities if self.granularity == "channel" and self.masking != "full" else (1.0,)
 
@@ -89,36 +72,25 @@ class SubModel(Method):
         """The client's capacity, when it is a share of the channels."""
         return 1.0 if self.widths == (1.0,) else self.capacity(client)
 
-    def trained_count(self, common: Common) -> int:
-        """The held weights alone, when they are a model of their own."""
-        return int(np.count_nonzero(common.held_weights())) if self.granularity == "channel" else common.count
-
-    @property
-    def averages_holders(self) -> bool:
-        """Whether a weight's mean is over the clients that hold it."""
-        return self.aggregate == "coverage"
-
     def capacity(self, client: int) -> float:
         """The share of the weights or channels that a client holds."""
         word = int(np.random.Philox(key=self.seed, counter=client + 1).random_raw())
         return self.capacities[word % len(self.capacities)]
 
-    def held(self, shapes: Shapes, client: int, server_round: int, seed: int) -> NDArray[np.bool_]:
+    def held(self, layout: Layout, client: int, server_round: int, seed: int) -> NDArray[np.bool_]:
         """Which weights a client holds in a round, bool (d,)."""
-        count, capacity = sum(sizes_of(shapes)), self.capacity(client)
+        count, capacity = layout.count, self.capacity(client)
         if self.masking == "full" or capacity == 1:
             return np.ones(count, np.bool_)
         if self.granularity == "channel":
-            return channels_held(shapes, lambda channels: self.pick(channels, capacity, server_round, seed))
+            return channels_held(layout, lambda channels: self.pick(channels, capacity, server_round, seed))
         if self.masking == "random":
             return generate_noise(seed, count, "uniform", 1.0) < np.float32(2 * capacity - 1)
         window = 0 if self.masking == "static" else self.window(math.ceil(1 / capacity), server_round)
         held = np.zeros(count, np.bool_)
-        start = 0
-        for size in sizes_of(shapes):
+        for start, size in zip(layout.offsets, layout.sizes, strict=True):
             share = math.ceil(capacity * size)
             held[start + np.arange(window * share, (window + 1) * share) % size] = True
-            start += size
         return held
 
     def pick(self, channels: int, capacity: float, server_round: int, seed: int) -> NDArray[np.int64]:
@@ -136,57 +108,108 @@ class SubModel(Method):
         words = np.random.Philox(key=self.seed, counter=(1 << 64) * (epoch + 1)).random_raw(windows)
         return int(np.argsort(words, kind="stable")[position])
 
-    def train(self, model: FlatModel, task: LocalTask) -> ClientUpdate:
-        """Plain local SGD on the held weights; if there are others in the model, they are zero and stay so."""
-        start = time.perf_counter()
-        held = task.common.held
-        mask = None if held is None else to_tensor(held.astype(np.float32)).to(model.device)
+
+class HeldTraining(LocalTraining):
+    """Plain SGD on the held weights; if there are others in the model, they are zero and stay so."""
+
+    def train(self, model: FlatModel, local: LocalRound) -> Trained:
+        """Train; `x` is the update, zero where nothing is held."""
+        held = local.known.held
+        mask: torch.Tensor | None = None if held is None else to_tensor(held.astype(np.float32)).to(model.device)
         first = model.weights.clone()
 
         def update_held(step: int) -> None:
             assert mask is not None
-            model.weights.add_(model.weight_grads.mul_(mask), alpha=-task.lr)
+            model.weights.add_(model.weight_grads.mul_(mask), alpha=-local.lr)
 
-        loss = task.sgd(model, update=None if mask is None else update_held)
-        trained = time.perf_counter()
-        update = (model.weights - first).cpu().numpy()
-        body = Body(pack_floats(update if held is None else update[held]))
-        return ClientUpdate(body, loss, trained - start, time.perf_counter() - trained)
+        loss = local.sgd(model, update=None if mask is None else update_held)
+        return Trained((model.weights - first).cpu().numpy(), loss)
 
-    def decode(self, body: Body, seed: int, common: Common) -> Float32Array:
+
+class HeldFloats(Codec):
+    """Body: the update of the held weights as float32, in the weights' order."""
+
+    def encode(self, x: Float32Array, known: Known, seed: int, private_seed: int) -> Body:
+        """Leave out what is not held."""
+        return Body(pack_floats(x if known.held is None else x[known.held]))
+
+    def decode(self, body: Body, known: Known, seed: int) -> Float32Array:
         """Return the update, zero where nothing is held."""
         body.must_be_plain()
-        held = common.held_weights()
-        update = np.zeros(common.count, np.float32)
+        held = known.held_weights()
+        update = np.zeros(known.count, np.float32)
         update[held] = unpack_floats(body.data, int(np.count_nonzero(held)))
         return update
 
-    def max_body_bytes(self, shapes: Shapes) -> int:
-        """32 bits a weight that is held; a client may hold all."""
-        return 4 * sum(sizes_of(shapes))
+    def max_bytes(self, layout: Layout) -> int:
+        """32 bits per weight that is held; a client may hold all."""
+        return 4 * layout.count
+
+
+@dataclass(frozen=True)
+class BoundedWeights(ServerState):
+    """The weights, in a ball of a radius if there is one (the paper's P_W)."""
+
+    averages_holders: bool = False
+    radius: float | None = None
 
     def combine(self, vector: Float32Array, mean: Float32Array, replies: int) -> Float32Array:
-        """Add the mean update and project onto the ball, if there is one."""
+        """Add the mean update and project onto the ball."""
         moved = vector + mean
         norm = np.linalg.norm(moved.astype(np.float64)) if self.radius is not None else 0.0
         return moved * np.float32(self.radius / norm) if self.radius is not None and norm > self.radius else moved
 
 
-def channels_held(shapes: Shapes, pick: Callable[[int], NDArray[np.int64]]) -> NDArray[np.bool_]:
+@dataclass(frozen=True)
+class SubModel(Recipe):
+    """Options.
+
+    Attributes:
+        masking: which part of the model a client holds.
+        granularity: single weights, or channels.
+        aggregate: what is not held counts as unchanged in the mean, or does not count.
+        capacities: each client has one of them, drawn by the run's seed.
+        radius: of the ball that the weights are projected onto after each round; None for no projection.
+    """
+
+    name = "submodel"
+    code = 12
+
+    masking: Masking = "rolling"
+    granularity: Granularity = "weight"
+    aggregate: Aggregate = "fill"
+    capacities: Annotated[Sequence[Share], Range(least=1)] = (1.0, 0.5, 0.25, 0.125, 0.0625)
+    radius: Positive | None = None
+
+    def build(self, run: RunOptions) -> Method:
+        """A part of the model down, trained, and up; by channel all parameters, for a channel has biases besides."""
+        return Method(
+            self.name,
+            self.code,
+            HeldFloats(),
+            HeldTraining(),
+            BoundedWeights(self.aggregate == "coverage", self.radius),
+            PartOfModel(run.seed, self.masking, self.granularity, self.capacities),
+            whole_model=self.granularity == "channel",
+            packing=run.downlink,
+        )
+
+
+def channels_held(layout: Layout, pick: Callable[[int], NDArray[np.int64]]) -> NDArray[np.bool_]:
     """Which weights a model has that is narrowed to the channels that `pick` returns for a number of channels.
 
     Args:
-        shapes: of all trained parameters in their order; the first matrix or kernel takes the images' channels and the
+        layout: of all trained parameters; the first matrix or kernel takes the images' channels and the
             last one gives the classes, which all are held.
         pick: channels -> the held ones, in ascending order.
 
     Returns:
         bool (d,), in which the narrowed model's weights have the order that they have in that model.
     """
-    layers = sum(len(shape) > 1 for shape in shapes)
-    held = np.zeros(sum(sizes_of(shapes)), np.bool_)
-    start, layer, channels = 0, 0, 0  # channels: how many the layer before gives
-    for shape, size in zip(shapes, sizes_of(shapes), strict=True):
+    layers = sum(len(shape) > 1 for shape in layout.shapes)
+    held = np.zeros(layout.count, np.bool_)
+    layer, channels = 0, 0  # channels: how many the layer before gives
+    for shape, part in zip(layout.shapes, layout.split(held), strict=True):
         axes = [np.arange(length) for length in shape]
         if len(shape) > 1:
             layer += 1
@@ -197,8 +220,5 @@ def channels_held(shapes: Shapes, pick: Callable[[int], NDArray[np.int64]]) -> N
             channels = shape[0]
         if layer < layers:
             axes[0] = pick(shape[0])
-        order = CHANNELS_LAST if len(shape) == 4 else range(len(shape))
-        part = held[start : start + size].reshape([shape[axis] for axis in order])
-        part[np.ix_(*(axes[axis] for axis in order))] = True
-        start += size
+        placed(part, shape)[np.ix_(*(axes[axis] for axis in memory_order(shape)))] = True
     return held

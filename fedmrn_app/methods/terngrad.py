@@ -10,32 +10,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedmrn_app.errors import ConfigError
-from fedmrn_app.methods import Common, PostTraining
-from fedmrn_app.noise import Float32Array
-from fedmrn_app.shapes import Shapes, sizes_of
-from fedmrn_app.wire.body import Body
+from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.methods.known import Known
+from fedmrn_app.methods.method import Codec, Method, Recipe, RunOptions
+from fedmrn_app.typed import Positive
+from fedmrn_app.wire.body import Body, Coder
 from fedmrn_app.wire.trits import max_trit_bytes, pack_trits, unpack_trits
 from fedmrn_app.wire.values import pack_floats, unpack_scales
 
 
 @dataclass(frozen=True)
-class TernGrad(PostTraining):
-    """Body: for each tensor a float32 scale, then the trits."""
+class Ternary(Codec):
+    """Body: for each tensor a float32 scale, then the trits. `clip` is in standard deviations."""
 
-    name = "terngrad"
-    code = 6
+    clip: float
+    coder: Coder
 
-    clip: float = 2.5  # standard deviations
-
-    def __post_init__(self) -> None:
-        if not self.clip > 0:
-            raise ConfigError(f"strategy.clip={self.clip}: must be above 0")
-
-    def compress(self, x: Float32Array, seed: int, common: Common, random: np.random.Generator) -> Body:
+    def encode(self, x: Float32Array, known: Known, seed: int, private_seed: int) -> Body:
         """Draw the trits and code them."""
+        random = np.random.default_rng(private_seed)
         scales, trits = [], []
-        for tensor in np.split(x, np.cumsum(sizes_of(common.shapes))[:-1]):
+        for tensor in known.layout.split(x):
             limit = np.float32(self.clip) * tensor.std()
             clipped = np.clip(tensor, -limit, limit)
             size = np.abs(clipped)
@@ -43,17 +38,31 @@ class TernGrad(PostTraining):
             kept = random.random(tensor.size, np.float32) * scale < size
             scales.append(scale)
             trits.append((np.sign(clipped) * kept).astype(np.int8))
-        body = pack_trits(np.concatenate(trits), common.motion, self.coder)
-        return Body(pack_floats(np.array(scales, np.float32)) + bytes(body.data), body.coder)
+        body = pack_trits(np.concatenate(trits), known.motion, self.coder)
+        return Body(pack_floats(np.array(scales, np.float32)) + bytes(body.data), body.form)
 
-    def decode(self, body: Body, seed: int, common: Common) -> Float32Array:
+    def decode(self, body: Body, known: Known, seed: int) -> Float32Array:
         """Return scale times trit."""
-        sizes = sizes_of(common.shapes)
+        sizes = known.layout.sizes
         scales, rest = unpack_scales(body.data, len(sizes))
         update = np.repeat(scales, sizes)
-        update *= unpack_trits(Body(rest, body.coder), common.count, common.motion)
+        update *= unpack_trits(Body(rest, body.form), known.count, known.motion)
         return update
 
-    def max_body_bytes(self, shapes: Shapes) -> int:
-        """Five weights a byte and 32 bits a tensor."""
-        return 4 * len(shapes) + max_trit_bytes(sum(sizes_of(shapes)))
+    def max_bytes(self, layout: Layout) -> int:
+        """Five weights per byte and 32 bits per tensor."""
+        return 4 * len(layout.shapes) + max_trit_bytes(layout.count)
+
+
+@dataclass(frozen=True)
+class TernGrad(Recipe):
+    """Options: `clip`, in standard deviations of the tensor."""
+
+    name = "terngrad"
+    code = 6
+
+    clip: Positive = 2.5
+
+    def build(self, run: RunOptions) -> Method:
+        """Plain SGD, then trits."""
+        return Method(self.name, self.code, Ternary(self.clip, run.coder), packing=run.downlink)

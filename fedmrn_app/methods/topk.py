@@ -6,45 +6,53 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedmrn_app.errors import ConfigError
-from fedmrn_app.methods import Common, PostTraining
-from fedmrn_app.noise import Float32Array
-from fedmrn_app.shapes import Shapes, sizes_of
-from fedmrn_app.wire.body import Body
+from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.methods.known import Known
+from fedmrn_app.methods.method import Codec, Method, Recipe, RunOptions
+from fedmrn_app.typed import Share
+from fedmrn_app.wire.body import Body, Coder
 from fedmrn_app.wire.sparse import max_sparse_bytes, pack_sparse, unpack_sparse
 
 
 @dataclass(frozen=True)
-class TopK(PostTraining):
+class LargestElements(Codec):
     """Body: a sparse vector, see `wire/sparse.py`."""
+
+    ratio: float
+    coder: Coder
+
+    def encode(self, x: Float32Array, known: Known, seed: int, private_seed: int) -> Body:
+        """Keep the `ratio` largest |x|."""
+        return pack_sparse(keep_largest(x, kept_count(x.size, self.ratio)), known.motion, self.coder)
+
+    def decode(self, body: Body, known: Known, seed: int) -> Float32Array:
+        """Return the sparse update."""
+        return unpack_sparse(body, known.count, known.motion)
+
+    def max_bytes(self, layout: Layout) -> int:
+        """32 bits for each value and one for whether there is one."""
+        return max_sparse_bytes(layout.count, kept_count(layout.count, self.ratio))
+
+
+@dataclass(frozen=True)
+class TopK(Recipe):
+    """Options.
+
+    Attributes:
+        ratio: share of the elements that is sent.
+        error_feedback: add what was not sent to the next update (Stich et al. 2018, "Sparsified SGD").
+    """
 
     name = "topk"
     code = 5
 
-    ratio: float = 0.03  # share of the elements that is sent
-    error_feedback: bool = False  # add what was not sent to the next update (Stich et al. 2018, "Sparsified SGD")
+    ratio: Share = 0.03
+    error_feedback: bool = False
 
-    def __post_init__(self) -> None:
-        if not 0 < self.ratio <= 1:
-            raise ConfigError(f"strategy.ratio={self.ratio}: must be above 0 and at most 1")
-
-    @property
-    def feeds_errors_back(self) -> bool:
-        """Whether clients keep a residual."""
-        return self.error_feedback
-
-    def compress(self, x: Float32Array, seed: int, common: Common, random: np.random.Generator) -> Body:
-        """Keep the `ratio` largest |x|."""
-        return pack_sparse(keep_largest(x, kept_count(x.size, self.ratio)), common.motion, self.coder)
-
-    def decode(self, body: Body, seed: int, common: Common) -> Float32Array:
-        """Return the sparse update."""
-        return unpack_sparse(body, common.count, common.motion)
-
-    def max_body_bytes(self, shapes: Shapes) -> int:
-        """32 bits for each value and one for whether there is one."""
-        count = sum(sizes_of(shapes))
-        return max_sparse_bytes(count, kept_count(count, self.ratio))
+    def build(self, run: RunOptions) -> Method:
+        """Plain SGD, then the largest elements."""
+        codec = LargestElements(self.ratio, run.coder)
+        return Method(self.name, self.code, codec, packing=run.downlink, error_feedback=self.error_feedback)
 
 
 def kept_count(size: int, ratio: float) -> int:

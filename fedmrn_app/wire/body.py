@@ -18,7 +18,7 @@ class Body:
     """Bytes in one of a method's two forms."""
 
     data: bytes | memoryview
-    coder: int = PLAIN
+    form: int = PLAIN
 
     def __len__(self) -> int:
         return len(self.data)
@@ -29,5 +29,5 @@ class Body:
         Raises:
             PayloadError: it is coded, or in a form that there is not.
         """
-        if self.coder != PLAIN:
-            raise PayloadError(f"body is in form {self.coder}, which its method does not have")
+        if self.form != PLAIN:
+            raise PayloadError(f"body is in form {self.form}, which its method does not have")

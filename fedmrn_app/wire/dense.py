@@ -1,4 +1,4 @@
-"""The dense part on the wire: batch norm, biases and running statistics in a chosen number of bits a value.
+"""The dense part on the wire: batch norm, biases and running statistics in a chosen number of bits per value.
 
 32 bits are float32, 16 are float16. Fewer are whole multiples of a step: tensor by tensor the step divides the range by
 which the values differ from those the server has, or from zero where that is the smaller range, and what is sent is the
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.noise import Float32Array
+from fedmrn_app.layout import Float32Array
 from fedmrn_app.wire.entropy import categorical, read_words, write_words
 from fedmrn_app.wire.values import pack_floats, unpack_floats
 

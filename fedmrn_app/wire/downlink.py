@@ -8,13 +8,15 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmrn_app.noise import Float32Array
+from fedmrn_app.layout import Float32Array
+from fedmrn_app.wire.palette import pack_palette, unpack_palette
 
 DownlinkDtype = Literal["float32", "float16", "bfloat16", "int8"]
 DOWNLINK_DTYPES: tuple[DownlinkDtype, ...] = get_args(DownlinkDtype)
+Packing = Literal[DownlinkDtype, "palette"]  # the palette is exact, and short for vectors of few different values
 
 
-def pack_downlink(vector: Float32Array, sizes: Sequence[int], dtype: DownlinkDtype) -> NDArray[Any]:
+def pack_downlink(vector: Float32Array, sizes: Sequence[int], dtype: Packing) -> NDArray[Any]:
     """Round a vector of shape (d,) to the nearest value that `dtype` has.
 
     Args:
@@ -23,10 +25,13 @@ def pack_downlink(vector: Float32Array, sizes: Sequence[int], dtype: DownlinkDty
         dtype: the type on the wire.
 
     Returns:
-        float32 (d,), float16 (d,), uint16 (d,) for bfloat16, or uint8 for int8: the float32 scales, then the weights.
+        float32 (d,), float16 (d,), uint16 (d,) for bfloat16, or uint8: for int8 the float32 scales, then the weights;
+        for `palette` what `wire/palette.py` writes.
     """
     if dtype == "float32":
         return vector
+    if dtype == "palette":
+        return np.frombuffer(pack_palette(vector), np.uint8)
     if dtype == "float16":
         limit = np.finfo(np.float16).max
         return np.clip(vector, -limit, limit).astype(np.float16)
@@ -41,12 +46,15 @@ def pack_downlink(vector: Float32Array, sizes: Sequence[int], dtype: DownlinkDty
     return np.concatenate([scales.view(np.uint8), weights.view(np.uint8)])
 
 
-def unpack_downlink(packed: NDArray[Any], sizes: Sequence[int], dtype: DownlinkDtype) -> Float32Array:
+def unpack_downlink(packed: NDArray[Any], sizes: Sequence[int], dtype: Packing) -> Float32Array:
     """Return the float32 vector of shape (d,) that `pack_downlink` wrote.
 
     Raises:
         ValueError: `packed` has another shape or type.
+        PayloadError: a palette is malformed.
     """
+    if dtype == "palette":
+        return unpack_palette(packed.tobytes(), sum(sizes))
     expected = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16, "int8": np.uint8}[dtype]
     size = sum(sizes) + (4 * len(sizes) if dtype == "int8" else 0)
     if packed.dtype != expected or packed.shape != (size,):

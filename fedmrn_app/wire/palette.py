@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.noise import Float32Array
+from fedmrn_app.layout import Float32Array
 from fedmrn_app.wire.entropy import decode_runs, encode_runs
 from fedmrn_app.wire.values import pack_floats, unpack_floats
 

@@ -6,8 +6,8 @@ Layout, little-endian, version 2:
          0      2  magic "FM"
          2      1  version
          3      1  method, the code of the method that wrote the body
-         4      1  coder: 0 the body is in the method's plain form, 1 it is coded
-         5      1  dense_bits, how the dense part is written: 32, 16 or fewer bits a value
+         4      1  form: 0 the body is in the method's plain form, 1 it is coded
+         5      1  dense_bits, how the dense part is written: 32, 16 or fewer bits per value
          6      4  samples the client trained on
         10      8  seed the client was given
         18      4  weights, the count of masked weights
@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.wire.body import Body
@@ -38,49 +38,54 @@ HEADER_SIZE = _FIELDS.size + _CHECKSUM.size
 
 
 @dataclass(frozen=True)
-class Payload:
-    """What one client uploads in one round; `loss` and the seconds, finite, only inform.
+class Header:
+    """What both sides know of a reply before it comes; the server compares all of it.
 
-    `dense` is the dense part as `wire/dense.py` writes its `dense_count` values in `dense_bits` bits each.
+    Attributes:
+        method: code of the method.
+        seed: that the client was given.
+        samples: the client trains on.
+        weights: masked weights of the model that the client trains.
+        dense_count: values of the dense part.
+        dense_bits: how each of them is written, see `wire/dense.py`.
     """
 
     method: int
     seed: int
     samples: int
     weights: int
-    body: Body
-    dense: bytes | memoryview
     dense_count: int
     dense_bits: int = 32
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What one client uploads in one round; `loss` and the seconds, finite, only inform.
+
+    `dense` is the dense part as `wire/dense.py` writes it.
+    """
+
+    header: Header
+    body: Body
+    dense: bytes | memoryview
     loss: float = 0.0
     train_seconds: float = 0.0
     compress_seconds: float = 0.0
 
 
-@dataclass(frozen=True)
-class Expected:
-    """What the server knows about a reply before it comes."""
-
-    method: int
-    seed: int
-    samples: int
-    weights: int
-    dense_count: int
-    dense_bits: int
-
-
 def encode_payload(payload: Payload) -> bytes:
     """Return the payload's bytes; the inverse of `decode_payload`."""
+    header = payload.header
     fields = _FIELDS.pack(
-        MAGIC, VERSION, payload.method, payload.body.coder, payload.dense_bits, payload.samples, payload.seed,
-        payload.weights, payload.dense_count, len(payload.body), payload.loss, payload.train_seconds,
+        MAGIC, VERSION, header.method, payload.body.form, header.dense_bits, header.samples, header.seed,
+        header.weights, header.dense_count, len(payload.body), payload.loss, payload.train_seconds,
         payload.compress_seconds,
     )  # fmt: skip
     rest = (payload.body.data, payload.dense)
     return b"".join((fields, _CHECKSUM.pack(_checksum(fields, *rest)), *rest))
 
 
-def decode_payload(data: bytes, expected: Expected) -> Payload:
+def decode_payload(data: bytes, expected: Header) -> Payload:
     """Check `data` against what was expected and take it apart; body and dense part are views of `data`, not copies.
 
     Raises:
@@ -88,23 +93,17 @@ def decode_payload(data: bytes, expected: Expected) -> Payload:
     """
     if len(data) < HEADER_SIZE:
         raise PayloadError(f"payload has {len(data)} bytes, less than its header of {HEADER_SIZE}")
-    (magic, version, method, coder, dense_bits, samples, seed, weights, dense_count, body_size,
-     loss, train_seconds, compress_seconds) = _FIELDS.unpack_from(data)  # fmt: skip
+    (magic, version, method, form, dense_bits, samples, seed, weights, dense_count, body_size, *informs) = (
+        _FIELDS.unpack_from(data)
+    )
     if magic != MAGIC:
         raise PayloadError(f"payload starts with {magic!r}, not {MAGIC!r}")
     if version != VERSION:
         raise PayloadError(f"payload has version {version}, this server reads version {VERSION}")
-    for name, got, wanted in (
-        ("method", method, expected.method),
-        ("seed", seed, expected.seed),
-        ("sample count", samples, expected.samples),
-        ("weight count", weights, expected.weights),
-        ("dense count", dense_count, expected.dense_count),
-        ("bits a dense value", dense_bits, expected.dense_bits),
-    ):
-        if got != wanted:
-            raise PayloadError(f"{name} is {got}, expected {wanted}")
-    for name, value in (("loss", loss), ("train_seconds", train_seconds), ("compress_seconds", compress_seconds)):
+    header = Header(method, seed, samples, weights, dense_count, dense_bits)
+    if header != expected:
+        raise PayloadError(_difference(header, expected))
+    for name, value in zip(("loss", "train_seconds", "compress_seconds"), informs, strict=True):
         if not math.isfinite(value):
             raise PayloadError(f"{name} is {value}")
     if len(data) < HEADER_SIZE + body_size:
@@ -114,10 +113,22 @@ def decode_payload(data: bytes, expected: Expected) -> Payload:
     (checksum,) = _CHECKSUM.unpack_from(data, _FIELDS.size)
     if checksum != _checksum(data[: _FIELDS.size], body, dense):
         raise PayloadError("checksum does not match: the payload was damaged")
-    return Payload(
-        method, seed, samples, weights, Body(body, coder), dense, dense_count, dense_bits,
-        loss, train_seconds, compress_seconds,
-    )  # fmt: skip
+    return Payload(header, Body(body, form), dense, *informs)
+
+
+def _difference(got: Header, expected: Header) -> str:
+    """What differs first between two headers, in words."""
+    names = {
+        "samples": "sample count",
+        "weights": "weight count",
+        "dense_count": "dense count",
+        "dense_bits": "bits per dense value",
+    }
+    for field in fields(Header):
+        value, wanted = getattr(got, field.name), getattr(expected, field.name)
+        if value != wanted:
+            return f"{names.get(field.name, field.name)} is {value}, expected {wanted}"
+    raise AssertionError("the headers are equal")
 
 
 def _checksum(*parts: bytes | memoryview) -> int:

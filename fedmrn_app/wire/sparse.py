@@ -12,24 +12,25 @@ from collections.abc import Callable
 import numpy as np
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.noise import Float32Array
+from fedmrn_app.layout import Float32Array
 from fedmrn_app.wire.bits import packed_size
 from fedmrn_app.wire.body import Body, Coder
-from fedmrn_app.wire.masks import Evidence, pack_mask, unpack_mask
+from fedmrn_app.wire.mask_model import SideInformation
+from fedmrn_app.wire.masks import pack_mask, unpack_mask
 from fedmrn_app.wire.values import pack_floats, unpack_floats
 
 _HEAD = struct.Struct("<I")
 
 
-def pack_sparse(vector: Float32Array, evidence: Callable[[], Evidence], coder: Coder) -> Body:
+def pack_sparse(vector: Float32Array, side: Callable[[], SideInformation], coder: Coder) -> Body:
     """Encode the nonzero elements of a vector of shape (d,)."""
     present = vector != 0
     values = vector[present]
-    positions = pack_mask(present, evidence, coder)
-    return Body(_HEAD.pack(values.size) + bytes(positions.data) + pack_floats(values), positions.coder)
+    positions = pack_mask(present, side, coder)
+    return Body(_HEAD.pack(values.size) + bytes(positions.data) + pack_floats(values), positions.form)
 
 
-def unpack_sparse(body: Body, count: int, evidence: Callable[[], Evidence]) -> Float32Array:
+def unpack_sparse(body: Body, count: int, side: Callable[[], SideInformation]) -> Float32Array:
     """Return the vector of shape (count,) that `body` stands for.
 
     Raises:
@@ -43,7 +44,7 @@ def unpack_sparse(body: Body, count: int, evidence: Callable[[], Evidence]) -> F
     if k > count or end < _HEAD.size:
         raise PayloadError(f"body has {len(view)} bytes and announces {k} of {count} values")
     values = unpack_floats(view[end:], k)
-    present = unpack_mask(Body(view[_HEAD.size : end], body.coder), count, evidence)
+    present = unpack_mask(Body(view[_HEAD.size : end], body.form), count, side)
     if np.count_nonzero(present) != k:
         raise PayloadError(f"body announces {k} values and has {np.count_nonzero(present)} positions")
     vector = np.zeros(count, np.float32)

@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.wire.bits import pack_bits, packed_size, unpack_bits
 from fedmrn_app.wire.body import CODED, Body, Coder
-from fedmrn_app.wire.masks import Evidence, code_mask, decode_mask
+from fedmrn_app.wire.mask_model import SideInformation
+from fedmrn_app.wire.masks import code_mask, decode_mask
 
 _POWERS = np.array([1, 3, 9, 27, 81], np.uint8)
 
 
-def pack_trits(trits: NDArray[np.int8], evidence: Callable[[], Evidence], coder: Coder) -> Body:
+def pack_trits(trits: NDArray[np.int8], side: Callable[[], SideInformation], coder: Coder) -> Body:
     """Write trits of shape (d,) in the smaller form; `packed` is always the base-3 one.
 
     Coded layout: number of trits that are not zero (uint32 in four bytes), their signs as bits, then the coded mask.
@@ -28,17 +29,17 @@ def pack_trits(trits: NDArray[np.int8], evidence: Callable[[], Evidence], coder:
     present = trits != 0
     signs = pack_bits(trits[present] > 0)
     count = int(np.count_nonzero(present)).to_bytes(4, "little")
-    return min(Body(count + signs + code_mask(present, evidence()), CODED), plain, key=len)
+    return min(Body(count + signs + code_mask(present, side()), CODED), plain, key=len)
 
 
-def unpack_trits(body: Body, count: int, evidence: Callable[[], Evidence]) -> NDArray[np.int8]:
+def unpack_trits(body: Body, count: int, side: Callable[[], SideInformation]) -> NDArray[np.int8]:
     """Return the trits of shape (count,) that `body` stands for.
 
     Raises:
         PayloadError: anything in it is wrong.
     """
     view = memoryview(body.data)
-    if body.coder != CODED:
+    if body.form != CODED:
         body.must_be_plain()
         return _unpack_base3(view, count)
     if not 4 <= len(view) < max_trit_bytes(count):
@@ -47,7 +48,7 @@ def unpack_trits(body: Body, count: int, evidence: Callable[[], Evidence]) -> ND
     end = 4 + packed_size(nonzero)
     if nonzero > count or end > len(view):
         raise PayloadError(f"body has {len(view)} bytes and announces {nonzero} of {count} signs")
-    present = decode_mask(view[end:], evidence())
+    present = decode_mask(view[end:], side())
     if np.count_nonzero(present) != nonzero:
         raise PayloadError(f"body announces {nonzero} signs and has {np.count_nonzero(present)} places for them")
     trits = np.zeros(count, np.int8)

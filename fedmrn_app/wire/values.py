@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.noise import Float32Array
+from fedmrn_app.layout import Float32Array
 
 
 def pack_floats(values: Float32Array) -> bytes:

@@ -1,12 +1,11 @@
-"""The paper's convolutional networks (Li et al. 2024, section 5.1.1) and a small one for the 8x8 digits.
+"""The convolutional networks of Li et al. 2024, section 5.1.1, and a small one for the 8x8 digits.
 
 Convolutions without biases, each with batch norm and ReLU, a 2x2 max-pool after every one (CNN4) or second one (CNN8),
-then one linear layer without bias. Weights start at N(0, 0.01^2). With `norm=static` they can be narrowed.
+then one linear layer without bias. That there are no biases, and that weights start at N(0, 0.01^2), is in the
+authors' code and not in the paper. With `norm=static` they can be narrowed.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 from torch import nn
 
@@ -15,19 +14,25 @@ from fedmrn_app.learning.models.narrow import BatchNorm, Scaler, batch_norm, nar
 INITIAL_STD = 0.01
 
 
-def cnn4(channels: int, size: tuple[int, int], classes: int, **options: Any) -> nn.Module:
+def cnn4(
+    channels: int, size: tuple[int, int], classes: int, *, norm: BatchNorm = "tracked", width: float = 1.0
+) -> nn.Module:
     """Four 3x3 convolutions of 32-64-128-256 channels."""
-    return _cnn(channels, size, classes, ((32,), (64,), (128,), (256,)), **options)
+    return _cnn(channels, size, classes, ((32,), (64,), (128,), (256,)), norm, width)
 
 
-def cnn8(channels: int, size: tuple[int, int], classes: int, **options: Any) -> nn.Module:
+def cnn8(
+    channels: int, size: tuple[int, int], classes: int, *, norm: BatchNorm = "tracked", width: float = 1.0
+) -> nn.Module:
     """Eight 3x3 convolutions of 32-32-64-64-128-128-256-256 channels."""
-    return _cnn(channels, size, classes, ((32, 32), (64, 64), (128, 128), (256, 256)), **options)
+    return _cnn(channels, size, classes, ((32, 32), (64, 64), (128, 128), (256, 256)), norm, width)
 
 
-def digits(channels: int, size: tuple[int, int], classes: int, **options: Any) -> nn.Module:
+def digits(
+    channels: int, size: tuple[int, int], classes: int, *, norm: BatchNorm = "tracked", width: float = 1.0
+) -> nn.Module:
     """Two 3x3 convolutions of 32-64 channels."""
-    return _cnn(channels, size, classes, ((32,), (64,)), **options)
+    return _cnn(channels, size, classes, ((32,), (64,)), norm, width)
 
 
 def _cnn(
@@ -35,9 +40,8 @@ def _cnn(
     size: tuple[int, int],
     classes: int,
     blocks: tuple[tuple[int, ...], ...],
-    *,
-    norm: BatchNorm = "tracked",
-    width: float = 1.0,
+    norm: BatchNorm,
+    width: float,
 ) -> nn.Module:
     """Build the network; `blocks` holds the channels of the convolutions before each pool."""
     layers: list[nn.Module] = []

@@ -1,20 +1,29 @@
-"""A plain multilayer perceptron."""
+"""A plain multilayer perceptron, for images and for tables."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from torch import nn
 
 from fedmrn_app.learning.models.narrow import Scaler, narrowed
+from fedmrn_app.typed import Count
 
 
 def mlp(
-    channels: int, size: tuple[int, int], classes: int, hidden: Sequence[int] = (1024, 1024), *, width: float = 1.0
+    shape: tuple[int, ...], classes: int, *, hidden: Sequence[Count] = (1024, 1024), width: float = 1.0
 ) -> nn.Module:
-    """Linear layers with ReLU between them, `hidden` their units; PyTorch's own initial weights, with biases."""
+    """Linear layers with ReLU between them, `hidden` their units; PyTorch's own initial weights, with biases.
+
+    Args:
+        shape: of one sample, which is flattened.
+        classes: number of outputs.
+        hidden: units of each hidden layer; none is a linear model.
+        width: share of the hidden units that there are.
+    """
     layers: list[nn.Module] = [nn.Flatten()]
-    inputs = channels * size[0] * size[1]
+    inputs = math.prod(shape)
     for units in (narrowed(full, width) for full in hidden):
         layers += [nn.Linear(inputs, units), Scaler(width), nn.ReLU()]
         inputs = units

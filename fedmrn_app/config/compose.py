@@ -1,0 +1,219 @@
+"""`conf/` and a list of Hydra overrides -> plain values, composed once; what is unknown is refused in one line."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shlex
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fedmrn_app import typed
+from fedmrn_app.config.build import build_task, check_gpus, default_model, find_conf, read_config
+from fedmrn_app.config.types import Config, Values
+from fedmrn_app.errors import ConfigError
+
+GROUPS = ("dataset", "task", "partition", "model", "noise", "strategy", "experiment")
+OPEN_GROUPS = ("model", "task")  # with the choice `own` they take any keys
+
+_hydra_lock = threading.Lock()  # Hydra composes in global state, and a ServerApp runs beside other threads
+
+
+def parse_overrides(text: str) -> tuple[str, ...]:
+    """Split the `overrides` of a run_config: a JSON list, or words separated by spaces as in a shell.
+
+    Raises:
+        ConfigError: a JSON list that holds anything but strings, or a quotation mark without its twin.
+    """
+    try:
+        if not text.lstrip().startswith("["):
+            return tuple(shlex.split(text))
+        words = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"overrides={text}: cannot be read ({error})") from None
+    if not all(isinstance(word, str) for word in words):
+        raise ConfigError(f"overrides={text}: a JSON list must hold strings only")
+    return tuple(words)
+
+
+@lru_cache(maxsize=4)
+def load_config(overrides: tuple[str, ...]) -> Config:
+    """Compose and check the configuration of a simulation on this machine; see `read_config`."""
+    config = read_config(compose_values(overrides))
+    check_gpus(config)
+    return config
+
+
+def compose_values(overrides: Sequence[str]) -> Values:
+    """Compose `conf/` with overrides into plain nested values.
+
+    Raises:
+        ConfigError: an unknown key or choice, or an override that cannot be read.
+    """
+    overrides = open_own_groups(overrides)
+    with _own_hydra():
+        try:
+            parsed = _parse(overrides)
+            for override in parsed:
+                _check_choice(override)
+            # experiments and strategies may bring keys, so keys are checked against the composed choices
+            choices = [text for text, o in zip(overrides, parsed, strict=True) if _is_choice(o)]
+            composed = compose("config", choices)
+            known = OmegaConf.to_container(composed)
+            for override in parsed:
+                _check_key(override, known, _opened(overrides))
+            return plain_values(composed if choices == overrides else compose("config", overrides))
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ConfigError(" ".join(str(error).split())) from error
+
+
+def plain_values(composed: Any) -> Values:
+    """The plain values of a composed configuration, the default model filled in.
+
+    Raises:
+        ConfigError: a value that is interpolated from one that there is not.
+    """
+    try:
+        values = _plain(OmegaConf.to_container(composed, resolve=True))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
+    if values["model"].get("name") == "default":
+        task = build_task(typed.build(Config, values))
+        if task.inputs():
+            values["model"] = default_model(task)
+    return values
+
+
+def _plain(container: Any) -> Values:
+    assert isinstance(container, dict)
+    return container
+
+
+def open_own_groups(overrides: Sequence[str]) -> list[str]:
+    """Let `model=own` and `task=own` take any keys: `model.hidden=3` becomes `++model.hidden=3`."""
+    groups = _opened(overrides)
+    return [f"++{word}" if any(word.startswith(f"{group}.") for group in groups) else word for word in overrides]
+
+
+def _opened(overrides: Sequence[str]) -> list[str]:
+    """The groups that take any keys with these overrides."""
+    return [group for group in OPEN_GROUPS if f"{group}=own" in overrides]
+
+
+def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
+    """The overrides of each run of a sweep, as Hydra's basic sweeper makes them, without those of Hydra itself.
+
+    Raises:
+        ConfigError: an override that cannot be read.
+    """
+    columns = [
+        [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+        if override.is_sweep_override()
+        else [text]
+        for text, override in zip(overrides, _parse(overrides), strict=True)
+        if not override.is_hydra_override()
+    ]
+    return [list(run) for run in itertools.product(*columns)]
+
+
+def _parse(overrides: Sequence[str]) -> list[Override]:
+    """Read overrides one by one, so that an error names the one that it is about.
+
+    Raises:
+        ConfigError: one cannot be read.
+    """
+    parser = OverridesParser.create()
+    parsed = []
+    for word in overrides:
+        try:
+            parsed.append(parser.parse_override(word))
+        except HydraException as error:
+            word = " ".join(word.split())
+            key, equals, value = word.partition("=")
+            if not equals:
+                reason = "must be KEY=VALUE"
+            elif value.endswith(","):
+                reason = f"ends with a comma; the values of a sweep stand without spaces, such as {key}=1,2"
+            else:
+                reason = f'cannot be read; put the value in quotes of its own: "{quote_override(key, value)}"'
+            raise ConfigError(f"{word}: {reason}") from error
+    return parsed
+
+
+@contextmanager
+def _own_hydra() -> Iterator[None]:
+    """Hydra with our `conf/`, whatever instance of it may be active, as inside the `fedmrn` command."""
+    with _hydra_lock:
+        outer = GlobalHydra.instance().hydra
+        GlobalHydra.instance().clear()
+        try:
+            with initialize_config_dir(version_base="1.3", config_dir=str(find_conf())):
+                yield
+        finally:
+            GlobalHydra.instance().hydra = outer
+
+
+def quote_override(key: str, value: str) -> str:
+    """Return `key='value'` so that Hydra reads any characters of the value as they are."""
+    # Hydra takes a backslash literally unless a quote follows it
+    escaped = re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), value)
+    return f"{key}='{escaped}'"
+
+
+def _is_choice(override: Override) -> bool:
+    return override.key_or_group in GROUPS
+
+
+def _check_choice(override: Override) -> None:
+    """Refuse an unknown file of a config group."""
+    if not _is_choice(override) or override.is_delete():
+        return
+    _refuse_sweep(override)
+    group, value = override.key_or_group, override.value()
+    allowed = sorted(path.stem for path in (find_conf() / group).glob("*.yaml"))
+    if value not in allowed:
+        word = "null" if value is None else str(value)
+        raise ConfigError(
+            f"{group}={word}: no such choice{typed.nearest(word, allowed)}; allowed: {', '.join(allowed)}"
+        )
+
+
+def _refuse_sweep(override: Override) -> None:
+    if override.is_sweep_override():
+        raise ConfigError(f"{_typed(override)}: several values are a sweep, which needs --multirun")
+
+
+def _typed(override: Override) -> str:
+    """An override as people type it."""
+    return str(override.input_line).lstrip("+")
+
+
+def _check_key(override: Override, known: Any, opened: Collection[str]) -> None:
+    """Refuse a key that the composed configuration does not have, unless its group takes any."""
+    if _is_choice(override) or override.is_hydra_override():
+        return
+    _refuse_sweep(override)
+    node = known
+    parts = override.key_or_group.split(".")
+    if parts[0] in opened:
+        return
+    for depth, part in enumerate(parts):
+        if not isinstance(node, dict) or part not in node:
+            allowed = sorted(map(str, node)) if isinstance(node, dict) else []
+            where = ".".join(parts[:depth]) or "the configuration"
+            raise ConfigError(
+                f"{_typed(override)}: unknown key{typed.nearest(part, allowed)}; {where} has: {', '.join(allowed)}"
+            )
+        node = node[part]

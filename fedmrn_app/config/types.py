@@ -1,0 +1,62 @@
+"""The configuration of one run, every value typed and held to its range."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from fedmrn_app.data.partitions import PartitionConfig
+from fedmrn_app.learning.sgd import LocalSettings, Precision
+from fedmrn_app.noise import Noise
+from fedmrn_app.typed import Count, NotNegative, Positive, Range
+from fedmrn_app.wire.body import Coder
+from fedmrn_app.wire.downlink import DownlinkDtype
+
+Values = dict[str, Any]  # a configuration as plain nested values, resolved: what travels
+
+
+@dataclass(frozen=True)
+class UplinkConfig:
+    """How clients write what they upload."""
+
+    coder: Coder
+    dense_bits: Literal[4, 5, 6, 7, 8, 16, 32]
+
+
+@dataclass(frozen=True)
+class DownlinkConfig:
+    """How the server writes the global vector."""
+
+    dtype: DownlinkDtype
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run.
+
+    `dataset`, `task`, `model` and `strategy` are typed by the task, the model and the method that they name, see
+    `config/build.py`.
+    """
+
+    rounds: Count
+    clients: Count
+    clients_per_round: Count
+    seed: Annotated[int, Range(least=0, below=1 << 56)]
+    precision: Precision
+    device: Literal["auto", "cpu", "cuda"]
+    client_cpus: Count
+    client_gpus: NotNegative
+    round_timeout: Positive  # seconds
+    node_timeout: Positive  # seconds
+    resume: bool
+    evaluate_train: bool
+    uplink: UplinkConfig
+    downlink: DownlinkConfig
+    local: LocalSettings
+    dataset: Mapping[str, Any]
+    task: Mapping[str, Any]
+    partition: PartitionConfig
+    model: Mapping[str, Any]
+    strategy: Mapping[str, Any]
+    noise: Noise

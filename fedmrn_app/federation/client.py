@@ -1,0 +1,83 @@
+"""The client's half of a round: from the server's order to the bytes of a payload."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedmrn_app.federation.agreement import Agreement, Order
+from fedmrn_app.federation.upload import Update, header_of, write_upload
+from fedmrn_app.layout import Float32Array
+from fedmrn_app.learning.batches import Batches
+from fedmrn_app.learning.flat import FlatModel
+from fedmrn_app.learning.sgd import LocalSettings, Precision
+from fedmrn_app.methods.method import LocalRound, encode_with_feedback
+from fedmrn_app.seeds import derive_seed
+from fedmrn_app.tasks.task import Samples, Task
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a client gives in a round: the payload, and with error feedback the residual (d,) to keep for the next."""
+
+    payload: bytes
+    residual: Float32Array | None = None
+
+
+def train_client(
+    agreement: Agreement,
+    model: FlatModel,
+    task: Task,
+    samples: Samples,
+    order: Order,
+    local: LocalSettings,
+    precision: Precision = "float32",
+    residual: Float32Array | None = None,
+) -> Reply:
+    """Train one client for one round.
+
+    Args:
+        agreement: of the run, for the model's width.
+        model: to train in; its weights are whatever the last training left.
+        task: what is learned.
+        samples: the client's, in memory.
+        order: of the server.
+        local: how to train.
+        precision: arithmetic of the forward pass.
+        residual: what `Reply` held the last time, with error feedback; None the first time.
+    """
+    method, seed = agreement.method, order.seed
+    # a narrower model consists of what the client holds
+    whole = method.selection.width(order.client) == 1
+    held = method.selection.held(agreement.layout, order.client, order.server_round, seed) if whole else None
+    known = agreement.unpack(order.vector, held)
+    model.load(known.vector, order.dense)
+    private_seed = derive_seed(agreement.seed, "method", order.server_round, order.client)
+    batches = Batches(
+        task,
+        samples,
+        batch_size=local.batch_size,
+        epochs=local.epochs,
+        steps=local.steps,
+        seed=derive_seed(agreement.seed, "batches", order.server_round, order.client),
+        device=model.device,
+    )
+    local_round = LocalRound(batches, local.lr, precision, seed, known, private_seed, local.weight_decay)
+    start = time.perf_counter()
+    with torch.random.fork_rng():  # for layers that draw from the global state, such as dropout
+        torch.manual_seed(private_seed)
+        trained = method.training.train(model, local_round)
+    ended = time.perf_counter()
+    if method.error_feedback:
+        before = np.zeros_like(trained.x) if residual is None else residual
+        body, residual = encode_with_feedback(method.codec, trained.x, before, known, seed, private_seed)
+    else:
+        body, residual = method.codec.encode(trained.x, known, seed, private_seed), None
+    encoded = time.perf_counter()
+    dense = model.dense.cpu().numpy()
+    update = Update(body, dense, trained.loss, ended - start, encoded - ended)
+    header = header_of(agreement, seed, len(samples), known.count)
+    return Reply(write_upload(agreement, header, update, order.dense), residual)

@@ -1,0 +1,91 @@
+"""One upload from end to end: a client writes what it trained, the server checks and reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedmrn_app.federation.agreement import Agreement
+from fedmrn_app.layout import Float32Array
+from fedmrn_app.methods.known import Known
+from fedmrn_app.wire.body import Body
+from fedmrn_app.wire.dense import pack_dense, unpack_dense
+from fedmrn_app.wire.payload import Header, Payload, decode_payload, encode_payload
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a client has to upload: the method's body, the trained dense part (m,), and what only informs."""
+
+    body: Body
+    dense: Float32Array
+    loss: float = 0.0
+    train_seconds: float = 0.0
+    compress_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A checked upload: what a client contributes to the global vector (d,) and to the dense part (m,)."""
+
+    payload: Payload
+    vector: Float32Array
+    dense: Float32Array
+
+
+def header_of(agreement: Agreement, seed: int, samples: int, weights: int) -> Header:
+    """The header that a reply has; `weights` are those of the model that the client trains."""
+    dense = sum(agreement.dense_sizes)
+    return Header(agreement.method.code, seed, samples, weights, dense, agreement.dense_bits)
+
+
+def write_upload(agreement: Agreement, header: Header, update: Update, dense: Float32Array) -> bytes:
+    """Return the bytes of a client's payload; `dense` is the dense part that the server sent, float32 (m,)."""
+    packed = pack_dense(update.dense, dense, agreement.dense_sizes, agreement.dense_bits)
+    payload = Payload(header, update.body, packed, update.loss, update.train_seconds, update.compress_seconds)
+    return encode_payload(payload)
+
+
+def read_upload(data: bytes, agreement: Agreement, header: Header, known: Known, dense: Float32Array) -> Upload:
+    """Check and read the bytes of `write_upload`.
+
+    Args:
+        data: the bytes.
+        agreement: of the run.
+        header: what it must be.
+        known: what both sides knew.
+        dense: the dense part that the server sent, float32 (m,).
+
+    Raises:
+        PayloadError: they are not what this client was asked for.
+    """
+    payload, values = _open(data, agreement, header, dense)
+    return Upload(payload, agreement.method.codec.decode(payload.body, known, header.seed), values)
+
+
+def add_upload(
+    data: bytes,
+    agreement: Agreement,
+    header: Header,
+    known: Known,
+    dense: Float32Array,
+    total: Float32Array,
+    dense_total: Float32Array,
+) -> Payload:
+    """Check and read as `read_upload`, and add what it holds, times the samples, to two sums in place.
+
+    Raises:
+        PayloadError: as `read_upload`; the sums are as they were then.
+    """
+    payload, values = _open(data, agreement, header, dense)
+    with np.errstate(over="ignore"):  # whoever uses the sums checks them
+        agreement.method.codec.add(payload.body, known, header.seed, np.float32(header.samples), total)
+        dense_total += np.float32(header.samples) * values
+    return payload
+
+
+def _open(data: bytes, agreement: Agreement, header: Header, dense: Float32Array) -> tuple[Payload, Float32Array]:
+    """Return the checked payload and its dense part."""
+    payload = decode_payload(data, header)
+    return payload, unpack_dense(payload.dense, dense, agreement.dense_sizes, agreement.dense_bits)

@@ -1,0 +1,65 @@
+"""What trains clients in one process, and keeps what is the same from round to round: data, partition, models."""
+
+from __future__ import annotations
+
+import torch
+
+from fedmrn_app.config.build import build_flat_model, build_run_method, build_task
+from fedmrn_app.config.types import Config
+from fedmrn_app.data.partitions import load_partitions
+from fedmrn_app.federation.agreement import Agreement, Order
+from fedmrn_app.federation.client import Reply, train_client
+from fedmrn_app.layout import Float32Array
+from fedmrn_app.learning.flat import FlatModel
+from fedmrn_app.learning.memory import keep_freed_memory
+from fedmrn_app.seeds import derive_seed
+from fedmrn_app.tasks.task import Rows, Samples
+
+
+class Worker:
+    """Trains any client of a run whose data are at hand; the configuration must have nothing left open.
+
+    Attributes:
+        config: the configuration.
+        task: what is learned.
+        method: the method.
+        samples: the training split, or with `data_path` the rows of this device's only client.
+    """
+
+    def __init__(self, config: Config, data_path: str | None = None) -> None:
+        keep_freed_memory()
+        self.config = config
+        self.method = build_run_method(config)
+        task = build_task(config)
+        self.task = task.local(data_path) if data_path is not None else task
+        self.samples = self.task.load("train")
+        self._parts: list[Rows] | None = None
+        if data_path is None:
+            seed = derive_seed(config.seed, "partition")
+            self._parts = load_partitions(self.samples, config.partition, config.clients, seed, self.task.name)
+        self._models: dict[float, tuple[FlatModel, Agreement]] = {}
+
+    def sample_count(self, client: int) -> int:
+        """How many samples a client has."""
+        return len(self.samples) if self._parts is None else len(self._parts[client])
+
+    def samples_of(self, client: int) -> Samples:
+        """A client's samples, in memory."""
+        return self.samples.select(slice(None) if self._parts is None else self._parts[client])
+
+    def model(self, width: float = 1.0) -> tuple[FlatModel, Agreement]:
+        """The model to train, whose weights are whatever the last training left, and what is agreed on for it."""
+        if width not in self._models:
+            model = build_flat_model(self.config, self.task, self.method, width)
+            agreement = Agreement.of(self.method, model, self.config.seed, self.config.uplink.dense_bits)
+            self._models[width] = model, agreement
+        return self._models[width]
+
+    def train(self, order: Order, residual: Float32Array | None = None) -> Reply:
+        """Train a client for a round; see `train_client`."""
+        torch.set_num_threads(self.config.client_cpus)
+        model, agreement = self.model(self.method.selection.width(order.client))
+        samples = self.samples_of(order.client)
+        return train_client(
+            agreement, model, self.task, samples, order, self.config.local, self.config.precision, residual
+        )

@@ -1,0 +1,77 @@
+"""A local step of masked training in one pass: the gradient step on `u` and the weights of the next forward pass.
+
+For each element, with the random number v in [0, 1) of its index and the step's key (Li et al. 2024, Eqs. 6, 7, 10):
+
+    u   <- u - lr * gradient
+    p    = clip(u / n, 0, 1), signed clip((u + n) / 2n, 0, 1); deterministic: 1 where u and n have the same sign, else 0
+    out <- w + (n                     if v < p * progress
+                0, signed -n          else if v < progress
+                u clipped to [0, n], signed to [-|n|, |n|]   else)
+
+One random number serves both choices: given v < progress, v / progress is uniform on [0, 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedmrn_app.kernels.words import random_words, unit_floats
+
+
+@dataclass(frozen=True)
+class MaskKind:
+    """How updates become masked noise: signed masks or binary ones, stochastic or deterministic."""
+
+    signed: bool
+    deterministic: bool = False
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """What a step works on, all float32 (d,) on one device: `u` and `out` change, `n` and `w` do not."""
+
+    u: Tensor
+    n: Tensor
+    w: Tensor
+    out: Tensor
+
+
+# start, gradient (k,), lr, progress, key: the step on elements start to start + k, whose gradient is given
+MaskedStep = Callable[[int, Tensor, float, float, int], None]
+
+
+def plain_step(masking: MaskKind, vectors: Vectors) -> MaskedStep:
+    """The step by PyTorch's elementwise operations, which defines what the kernels compute."""
+
+    def step(start: int, grad: Tensor, lr: float, progress: float, key: int) -> None:
+        part = slice(start, start + grad.numel())
+        u, n = vectors.u[part], vectors.n[part]
+        u.sub_(grad * torch.tensor(lr, dtype=torch.float32))
+        v = unit_floats(random_words(key, u.numel(), start, u.device))
+        q = torch.tensor(progress, dtype=torch.float32, device=u.device)
+        p = mask_probability(u, n, masking)
+        masked = torch.where(v < p * q, n, -n if masking.signed else torch.zeros_like(n))
+        chosen = torch.where(v < q, masked, clip_update(u, n, masking.signed))
+        torch.add(vectors.w[part], chosen, out=vectors.out[part])
+
+    return step
+
+
+def mask_probability(u: Tensor, n: Tensor, masking: MaskKind) -> Tensor:
+    """Probability that an element's noise is kept (Eqs. 6 and 7), or what stands for it in deterministic masking."""
+    if masking.deterministic:
+        return (torch.sign(u) == torch.sign(n)).float()
+    ratio = u / n
+    return (0.5 * ratio + 0.5 if masking.signed else ratio).clamp_(0, 1)
+
+
+def clip_update(u: Tensor, n: Tensor, signed: bool) -> Tensor:
+    """`u` clipped between 0 and n or, signed, between -|n| and |n|: what masked noise can express (below Eq. 10)."""
+    if signed:
+        limit = n.abs()
+        return u.clamp(-limit, limit)
+    return u.clamp(n.clamp(max=0), n.clamp(min=0))

@@ -1,0 +1,197 @@
+"""BiSeNetV2 for semantic segmentation (Yu et al. 2021, Int. J. Comput. Vis. 129), with the paper's numbers of channels.
+
+A detail branch, wide and shallow, and a semantic branch, narrow and deep, are brought together by a layer in which each
+guides the other. Four auxiliary heads on the semantic branch only help training: they are trained and sent like the
+rest of the model, but evaluation does not run them. Without them (`auxiliary=False`) the model has no such heads at
+all. No convolution has a bias; there is no dropout, so the output depends on the weights and the input alone.
+
+Every map of features is half as large as the one before, rounded up, so images need not be a multiple of 32 pixels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+SMALLEST = 8  # pixels a side: the detail branch has one feature for 8x8 pixels
+EXPANSION = 6  # of the channels within a gather-and-expansion layer
+STEM_KERNELS = 16
+STAGES = ((32, 1), (64, 1), (128, 3))  # kernels, and layers that keep the size, of the semantic branch after its stem
+FUSED_KERNELS = 128  # of both branches at their ends
+HEAD_KERNELS = 1024
+AUXILIARY_KERNELS = 128
+
+
+class BatchNorm(nn.BatchNorm2d):
+    """Batch norm that also trains on one value a channel, which then is normalised by the running statistics.
+
+    Such is the pooled map of a batch of one image, the only one of a client with a single row.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise (n, channels, height, width)."""
+        if self.training and input.numel() == self.num_features:
+            mean, var = self.running_mean, self.running_var
+            return functional.batch_norm(input, mean, var, self.weight, self.bias, False, 0.0, self.eps)
+        return super().forward(input)
+
+
+def _conv(
+    channels: int, kernels: int, size: int = 3, stride: int = 1, groups: int = 1, *, relu: bool = True
+) -> nn.Sequential:
+    """A convolution with batch norm and, if asked for, ReLU; stride 2 halves the sides, rounding up."""
+    convolution = nn.Conv2d(channels, kernels, size, stride, size // 2, groups=groups, bias=False)
+    layers: list[nn.Module] = [convolution, BatchNorm(kernels)]
+    return nn.Sequential(*layers, nn.ReLU(inplace=True)) if relu else nn.Sequential(*layers)
+
+
+def _resize(x: Tensor, size: tuple[int, int] | torch.Size) -> Tensor:
+    return functional.interpolate(x, size, mode="bilinear", align_corners=False)
+
+
+class _Stem(nn.Module):
+    """(n, channels, h, w) -> (n, 16, h/4, w/4): a convolution and a pool side by side."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = _conv(channels, STEM_KERNELS, stride=2)
+        self.left = nn.Sequential(
+            _conv(STEM_KERNELS, STEM_KERNELS // 2, 1), _conv(STEM_KERNELS // 2, STEM_KERNELS, stride=2)
+        )
+        self.right = nn.MaxPool2d(3, 2, padding=1)
+        self.last = _conv(2 * STEM_KERNELS, STEM_KERNELS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        out: Tensor = self.last(torch.cat([self.left(x), self.right(x)], 1))
+        return out
+
+
+class _GatherExpand(nn.Module):
+    """A 3x3 convolution gathers, a depthwise one expands the channels, a 1x1 convolution brings them together again.
+
+    With stride 2 a second depthwise convolution follows the first, and the shortcut gets convolutions of its own.
+    """
+
+    def __init__(self, channels: int, kernels: int, stride: int) -> None:
+        super().__init__()
+        wide = channels * EXPANSION
+        layers: list[nn.Module] = [_conv(channels, channels)]
+        if stride > 1:
+            layers.append(_conv(channels, wide, stride=stride, groups=channels, relu=False))
+        layers.append(_conv(channels if stride == 1 else wide, wide, groups=channels if stride == 1 else wide))
+        self.body = nn.Sequential(*layers, _conv(wide, kernels, 1, relu=False))
+        self.shortcut: nn.Module = nn.Identity()
+        if stride > 1:
+            depthwise = _conv(channels, channels, stride=stride, groups=channels, relu=False)
+            self.shortcut = nn.Sequential(depthwise, _conv(channels, kernels, 1, relu=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu_(self.body(x) + self.shortcut(x))
+
+
+class _ContextEmbedding(nn.Module):
+    """Adds the mean over all pixels, through a 1x1 convolution, to every pixel: (n, 128, h, w) -> the same."""
+
+    def __init__(self, kernels: int) -> None:
+        super().__init__()
+        self.context = nn.Sequential(nn.AdaptiveAvgPool2d(1), BatchNorm(kernels), _conv(kernels, kernels, 1))
+        self.last = _conv(kernels, kernels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(x + self.context(x))
+        return out
+
+
+class _GuidedAggregation(nn.Module):
+    """Each branch gates the other, at the sizes of both; the sum has the size of the detail branch."""
+
+    def __init__(self, kernels: int) -> None:
+        super().__init__()
+        self.detail_keep = self._separable(kernels)
+        self.detail_down = nn.Sequential(
+            _conv(kernels, kernels, stride=2, relu=False), nn.AvgPool2d(3, 2, padding=1, count_include_pad=False)
+        )
+        self.semantic_up = _conv(kernels, kernels, relu=False)
+        self.semantic_keep = self._separable(kernels)
+        self.last = _conv(kernels, kernels)
+
+    @staticmethod
+    def _separable(kernels: int) -> nn.Sequential:
+        pointwise = nn.Conv2d(kernels, kernels, 1, bias=False)
+        return nn.Sequential(_conv(kernels, kernels, groups=kernels, relu=False), pointwise)
+
+    def forward(self, detail: Tensor, semantic: Tensor) -> Tensor:
+        size = detail.shape[-2:]
+        fine = self.detail_keep(detail) * torch.sigmoid(_resize(self.semantic_up(semantic), size))
+        coarse = self.detail_down(detail) * torch.sigmoid(self.semantic_keep(semantic))
+        out: Tensor = self.last(fine + _resize(coarse, size))
+        return out
+
+
+def _head(channels: int, kernels: int, classes: int) -> nn.Sequential:
+    """(n, channels, h, w) -> (n, classes, h, w)."""
+    return nn.Sequential(_conv(channels, kernels), nn.Conv2d(kernels, classes, 1, bias=False))
+
+
+class BiSeNetV2(nn.Module):
+    """The network; see the head of this file.
+
+    In evaluation it returns scores float (n, classes, h, w) at the size of the images; in training with auxiliary heads
+    a tuple of such scores, first those of the main head, then those of the stem and of the three stages.
+    """
+
+    def __init__(self, channels: int, classes: int, *, auxiliary: bool = True) -> None:
+        super().__init__()
+        self.detail = nn.Sequential(
+            *(_conv(channels, 64, stride=2), _conv(64, 64)),
+            *(_conv(64, 64, stride=2), _conv(64, 64), _conv(64, 64)),
+            *(_conv(64, FUSED_KERNELS, stride=2), *(_conv(FUSED_KERNELS, FUSED_KERNELS) for _ in range(2))),
+        )
+        stages: list[nn.Module] = [_Stem(channels)]
+        inputs = STEM_KERNELS
+        for kernels, more in STAGES:
+            layers = [_GatherExpand(inputs, kernels, 2), *(_GatherExpand(kernels, kernels, 1) for _ in range(more))]
+            stages.append(nn.Sequential(*layers))
+            inputs = kernels
+        self.stages = nn.ModuleList(stages)
+        self.context = _ContextEmbedding(FUSED_KERNELS)
+        self.aggregation = _GuidedAggregation(FUSED_KERNELS)
+        self.head = _head(FUSED_KERNELS, HEAD_KERNELS, classes)
+        widths = (STEM_KERNELS, *(kernels for kernels, _ in STAGES)) if auxiliary else ()
+        self.auxiliary = nn.ModuleList(_head(width, AUXILIARY_KERNELS, classes) for width in widths)
+        self._start()
+
+    def _start(self) -> None:
+        """Kaiming's normal initial weights; gather-and-expansion layers start as their shortcuts alone."""
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            elif isinstance(module, _GatherExpand):
+                last = module.body[-1][1]  # type: ignore[index]
+                nn.init.zeros_(last.weight)
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Score the classes of each pixel of (n, channels, h, w); see the class for what is returned."""
+        size = x.shape[-2:]
+        features = []
+        semantic = x
+        for stage in self.stages:
+            semantic = stage(semantic)
+            features.append(semantic)
+        main = _resize(self.head(self.aggregation(self.detail(x), self.context(semantic))), size)
+        if not self.training or not self.auxiliary:
+            return main
+        return (main, *(_resize(head(f), size) for head, f in zip(self.auxiliary, features, strict=True)))
+
+
+def bisenet_v2(channels: int, size: tuple[int, int], classes: int, *, auxiliary: bool = True) -> nn.Module:
+    """BiSeNetV2 with or without its four auxiliary heads.
+
+    Raises:
+        ValueError: a side of the images has fewer than 8 pixels.
+    """
+    if min(size) < SMALLEST:
+        raise ValueError(f"images of {size[0]}x{size[1]} pixels are too small: each side needs at least {SMALLEST}")
+    return BiSeNetV2(channels, classes, auxiliary=auxiliary)

@@ -1,0 +1,171 @@
+"""What travels in Flower's messages: the server's order, the client's payload, who a node hosts, the global state."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from numpy.typing import NDArray
+
+from fedmrn_app.errors import PayloadError
+from fedmrn_app.federation.agreement import GlobalState, Order
+
+RECORD = FIELD = ""  # of the reply that holds the payload; names cost bytes
+_STYPE = "numpy.ndarray"  # Flower's name for arrays that are written as np.save does
+
+
+@dataclass(frozen=True)
+class Hosted:
+    """What a node says of itself: the samples of each client that it hosts, or why it takes no part."""
+
+    samples: Mapping[int, int]
+    refusal: str | None = None
+
+
+def order_content(order: Order, shared: ArrayRecord | None, config: bytes | None) -> RecordDict:
+    """The content of the message that asks a client to train.
+
+    Args:
+        order: what is asked.
+        shared: the record of the same arrays from another message, which is then not written again.
+        config: the run's configuration, for a node that has not been told it, see `pack_config`.
+    """
+    arrays = shared or ArrayRecord({"vector": to_array(order.vector), "dense": to_array(order.dense)})
+    task = ConfigRecord({"client": order.client, "round": order.server_round, "seed": order.seed})
+    content = RecordDict({"model": arrays, "task": task})
+    if config is not None:
+        content["run"] = ConfigRecord({"config": config})
+    return content
+
+
+def read_order(content: RecordDict) -> Order:
+    """The order in a message's content."""
+    task = cast(Mapping[str, int], content["task"])
+    arrays = cast(ArrayRecord, content["model"])
+    return Order(task["client"], task["round"], task["seed"], from_array(arrays["vector"]), from_array(arrays["dense"]))
+
+
+def pack_config(values: Mapping[str, Any]) -> bytes:
+    """A resolved configuration as bytes."""
+    return zlib.compress(json.dumps(values, separators=(",", ":")).encode(), 9)
+
+
+def unpack_config(data: bytes) -> dict[str, Any]:
+    """The inverse of `pack_config`."""
+    values: dict[str, Any] = json.loads(zlib.decompress(data))
+    return values
+
+
+def payload_content(payload: bytes) -> RecordDict:
+    """The content of a client's reply: its payload and nothing else."""
+    return RecordDict({RECORD: ConfigRecord({FIELD: payload})})
+
+
+def read_payload(reply: Message) -> bytes:
+    """The payload in a reply.
+
+    Raises:
+        PayloadError: the client failed, or its reply does not hold exactly one payload.
+    """
+    if reply.has_error():
+        raise PayloadError(f"failed with: {remote_reason(str(reply.error.reason))}")
+    content = reply.content
+    record = content.config_records.get(RECORD)
+    data = record.get(FIELD) if record is not None else None
+    if len(content) != 1 or record is None or len(record) != 1 or not isinstance(data, bytes):
+        raise PayloadError("reply does not hold exactly one payload")
+    return data
+
+
+def hosted_content(hosted: Hosted) -> RecordDict:
+    """The content of a node's answer to who it hosts."""
+    record = ConfigRecord()
+    if hosted.samples:
+        record["clients"] = list(hosted.samples)
+        record["samples"] = list(hosted.samples.values())
+    if hosted.refusal is not None:
+        record["refusal"] = hosted.refusal
+    return RecordDict({"hosted": record})
+
+
+def read_hosted(reply: Message) -> Hosted:
+    """A node's answer; one that failed or is malformed is a refusal."""
+    if reply.has_error():
+        return Hosted({}, remote_reason(str(reply.error.reason)))
+    record = reply.content.config_records.get("hosted")
+    clients, samples = (_integers(record, name) for name in ("clients", "samples"))
+    if record is None or clients is None or samples is None or len(clients) != len(samples):
+        return Hosted({}, "its answer is malformed")
+    refusal = record.get("refusal")
+    return Hosted(dict(zip(clients, samples, strict=True)), None if refusal is None else str(refusal))
+
+
+def _integers(record: ConfigRecord | None, name: str) -> list[int] | None:
+    """A list of whole numbers in a record, empty where there is none; None if it holds anything else."""
+    values = [] if record is None else record.get(name, [])
+    if not isinstance(values, list) or not all(type(value) is int for value in values):
+        return None
+    return cast(list[int], values)
+
+
+def pack_state(state: GlobalState) -> ArrayRecord:
+    """The global state as Flower's strategies pass it on: the method's `vector` (d,) and `dense` (m,)."""
+    return ArrayRecord({"vector": to_array(state.vector), "dense": to_array(state.dense)})
+
+
+def unpack_state(arrays: ArrayRecord) -> GlobalState:
+    """The inverse of `pack_state`."""
+    return GlobalState(from_array(arrays["vector"]), from_array(arrays["dense"]))
+
+
+class Content(Protocol):
+    """A message's content, or a part of it, as Flower writes it."""
+
+    @property
+    def children(self) -> Mapping[str, Any] | None:
+        """Its parts."""
+
+    def deflate(self) -> bytes:
+        """Its bytes, without those of its parts."""
+
+
+def content_bytes(content: Content) -> int:
+    """Bytes of a message's content, or of a part of it, as Flower puts it on the wire: everything with its framing."""
+    return len(content.deflate()) + sum(content_bytes(child) for child in (content.children or {}).values())
+
+
+def remote_reason(error: str) -> str:
+    """What a client's process said, out of the traceback that Flower and Ray wrap around it, in one line."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", error)
+    lines = [line.strip() for line in plain.splitlines() if line.strip()]
+    last = lines[-1] if lines else "no reason given"
+    last = re.sub(r"^Exception \w+ occurred\. Message: ", "", last).removesuffix("'>")
+    return re.sub(r"^(?:<class ')?(?:\w+\.)+(\w+)(?:'>)?:\s*(?:<')?", r"\1: ", last)
+
+
+def to_array(vector: NDArray[Any]) -> Array:
+    """Write a contiguous array as `Array(vector)` does, byte for byte, without the copies that that makes."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(vector))
+    data = b"".join([header.getvalue(), vector.data])
+    return Array(dtype=str(vector.dtype), shape=vector.shape, stype=_STYPE, data=data)
+
+
+def from_array(array: Array) -> NDArray[Any]:
+    """View the values of an array as `array.numpy()` copies them, read-only.
+
+    Raises:
+        ValueError: it does not hold such an array.
+    """
+    head = io.BytesIO(array.data[:4096])
+    if array.stype != _STYPE or np.lib.format.read_magic(head) != (1, 0):
+        raise ValueError(f"an array came as {array.stype}, expected {_STYPE}")
+    shape, _, dtype = np.lib.format.read_array_header_1_0(head)
+    return np.frombuffer(array.data, dtype, offset=head.tell()).reshape(shape)

@@ -1,0 +1,59 @@
+"""What the server and a client of a round both know before anybody trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.wire.mask_model import SideInformation, stride
+
+
+@dataclass(frozen=True)
+class Known:
+    """What both sides know of the global model.
+
+    Attributes:
+        layout: of the masked tensors, d elements in all.
+        vector: the global vector as clients received it, float32 (d,); zero what a client does not hold.
+        first: the global vector before the first round, float32 (d,).
+        held: which weights this client holds, bool (d,), where clients hold different ones; else None.
+    """
+
+    layout: Layout
+    vector: Float32Array
+    first: Float32Array
+    held: NDArray[np.bool_] | None = None
+
+    @property
+    def count(self) -> int:
+        """d, the number of masked weights."""
+        return self.vector.size
+
+    def held_weights(self) -> NDArray[np.bool_]:
+        """Which weights the client holds, bool (d,)."""
+        return np.ones(self.count, np.bool_) if self.held is None else self.held
+
+    @cached_property
+    def trend(self) -> Float32Array:
+        """Where each weight has moved so far, float32 (d,) in [-1, 1]."""
+        return softsign(self.vector - self.first, self.layout)
+
+    def motion(self) -> SideInformation:
+        """How much each weight has moved so far, which hints at how much it will move."""
+        return SideInformation(self.layout, np.abs(self.trend))
+
+
+def softsign(x: Float32Array, layout: Layout) -> Float32Array:
+    """x / (|x| + s) in [-1, 1], s being three times the median |x| of some nonzero elements of each tensor."""
+    y = np.abs(x)
+    for part in layout.slices:
+        size = part.stop - part.start
+        sample = y[part.start : part.stop : stride(size, 4096)]
+        sample = np.sort(sample[sample > 0])
+        y[part] += np.float32(3) * sample[sample.size // 2] if sample.size else np.float32(1)
+    np.divide(x, y, out=y)
+    return y

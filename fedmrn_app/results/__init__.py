@@ -1,0 +1,1 @@
+"""What a run leaves behind: its folder, its rows, its curves, and tables of them."""

@@ -1,0 +1,115 @@
+"""After each round: evaluate the global model, write its row and its line."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedmrn_app.federation.agreement import Agreement, GlobalState
+from fedmrn_app.federation.server import RoundReport
+from fedmrn_app.learning.evaluate import evaluate
+from fedmrn_app.learning.flat import FlatModel
+from fedmrn_app.results.folder import RunFolder
+from fedmrn_app.results.rows import Round
+from fedmrn_app.seeds import derive_seed
+from fedmrn_app.tasks.task import Samples, Task
+
+
+@dataclass(frozen=True)
+class Splits:
+    """What the global model is evaluated on; `train` only where that is asked for."""
+
+    test: Samples
+    train: Samples | None = None
+
+
+class Progress:
+    """The running record of a run; times count from `begin`."""
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        model: FlatModel,
+        task: Task,
+        splits: Splits,
+        folder: RunFolder,
+        rounds: int,
+        report: Callable[[str], None],
+    ) -> None:
+        self.agreement = agreement
+        self.model = model
+        self.task = task
+        self.splits = splits
+        self.folder = folder
+        self.rounds = rounds
+        self.report = report
+        self._first = self._started = time.perf_counter()
+        self._before = len(folder.rounds)
+
+    def begin(self) -> None:
+        """Start the clock."""
+        self._first = self._started = time.perf_counter()
+
+    def end_round(
+        self, state: GlobalState, done: RoundReport, uplink: dict[int, int], downlink: dict[int, int]
+    ) -> dict[str, float]:
+        """Record a finished round; bytes are by client. Return the metrics."""
+        sampled = self._sampled(state, done.number)
+        server, layout = self.agreement.method.server, self.agreement.layout
+        self.model.load(server.weights(state.vector, layout), state.dense)
+        reached = evaluate(self.model, self.task, self.splits.test)
+        train = None if self.splits.train is None else evaluate(self.model, self.task, self.splits.train)
+        now = time.perf_counter()
+        bytes_up = _mean(uplink)
+        row = Round(
+            round=done.number,
+            metrics=reached.metrics,
+            sampled=sampled,
+            loss=reached.loss,
+            train_loss=_mean(done.losses),
+            loss_gap=math.nan if train is None else train.loss - reached.loss,
+            headline_gap=math.nan if train is None else train.headline - reached.headline,
+            uplink_bytes=bytes_up,
+            uplink_bits_per_parameter=8 * bytes_up / self.model.parameter_count,
+            downlink_bytes=_mean(downlink),
+            clients_ok=len(uplink),
+            clients_failed=len(done.failures),
+            train_seconds=_mean(done.train_seconds),
+            compress_seconds=_mean(done.compress_seconds),
+            decode_seconds=done.decode_seconds / max(1, len(downlink)),
+            seconds=now - self._started,
+        )
+        self.folder.add_round(row, self.model, state.vector)
+        left = (now - self._first) / (done.number - self._before) * (self.rounds - done.number)
+        self.report(progress_line(row, self.rounds, left))
+        self._started = now
+        return dict(reached.metrics)
+
+    def _sampled(self, state: GlobalState, server_round: int) -> float:
+        """The headline of weights drawn from the distribution that the global vector is; NaN where it is none."""
+        seed = derive_seed(self.agreement.seed, "sampling", server_round)
+        weights = self.agreement.method.server.sampled(state.vector, self.agreement.layout, seed)
+        if weights is None:
+            return math.nan
+        self.model.load(weights, state.dense)
+        return evaluate(self.model, self.task, self.splits.test).headline
+
+
+def progress_line(row: Round, rounds: int, seconds_left: float) -> str:
+    """One line about a finished round."""
+    name = next(iter(row.metrics)).replace("_", " ")
+    sampled = "" if math.isnan(row.sampled) else f" (sampled {row.sampled:.4f})"
+    failed = f"  {row.clients_failed} left out" if row.clients_failed else ""
+    return (
+        f"round {row.round:{len(str(rounds))}}/{rounds}  {name} {row.headline:.4f}{sampled}  loss {row.loss:.4f}  "
+        f"uplink {row.uplink_bytes:,.0f} B per client, {row.uplink_bits_per_parameter:.3f} bits per parameter  "
+        f"{row.seconds:.1f} s, {int(seconds_left) // 60}:{int(seconds_left) % 60:02d} left{failed}"
+    )
+
+
+def _mean(values: dict[int, float] | dict[int, int]) -> float:
+    return float(np.mean(list(values.values()))) if values else math.nan

@@ -1,0 +1,106 @@
+"""The `fedmrn-report` command: finished runs as one Markdown table.
+
+Usage: fedmrn-report FOLDER [FOLDER ...]   (every summary.json in and below the folders)
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedmrn_app.errors import FedMRNError, RunError
+
+_LAST = "uplink_bits_per_parameter_in_the_last_round"
+_NEEDED = (
+    "strategy", "dataset", "partition", "metric", "rounds", "uplink_bytes_per_client_round",
+    "uplink_bits_per_parameter", "clients_failed",
+)  # fmt: skip
+
+
+def main() -> int:
+    """Entry point of `fedmrn-report`: exits with 0, or with 2 where a folder holds no run."""
+    parser = argparse.ArgumentParser(prog="fedmrn-report", description="Print finished runs as one Markdown table.")
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a run's folder, or one above several")
+    try:
+        lines = markdown([read_run(path) for path in find_summaries(parser.parse_args().folders)])
+    except FedMRNError as error:
+        print(f"fedmrn-report: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(lines))
+    return 0
+
+
+def find_summaries(folders: Sequence[Path]) -> list[Path]:
+    """The summaries of the runs in and below the folders, each once, numbered folders by their numbers.
+
+    Raises:
+        RunError: a folder holds none.
+    """
+    found: set[Path] = set()
+    for folder in folders:
+        if not folder.is_dir():
+            raise RunError(f"{folder}: no such folder")
+        below = set(folder.rglob("summary.json"))
+        if not below:
+            raise RunError(f"{folder}: no summary.json in or below it; has the run ended?")
+        found |= below
+    return sorted(
+        found, key=lambda path: (len(path.parts), [part.zfill(9) if part.isdigit() else part for part in path.parts])
+    )
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """What the table needs of the run that a summary is of.
+
+    Raises:
+        RunError: the run's files cannot be read, or are not those of such a run.
+    """
+    try:
+        run: dict[str, Any] = json.loads(path.read_text())
+        with (path.parent / "rounds.csv").open(newline="") as file:
+            run[_LAST] = float(list(csv.DictReader(file))[-1]["uplink_bits_per_parameter"])
+        for key in (*_NEEDED, f"final_{run['metric']}", f"best_{run['metric']}"):
+            run[key]
+    except (OSError, ValueError, TypeError, KeyError, IndexError) as error:
+        raise RunError(f"{path.parent}: cannot be read as a run's folder ({type(error).__name__}: {error})") from error
+    return run
+
+
+def markdown(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """The table's lines. Where the runs have different headline metrics, each is named beside its values."""
+    metrics = {run["metric"] for run in runs}
+    shared = f" {metrics.pop().replace('_', ' ')}" if len(metrics) == 1 else ""
+    head = (
+        "strategy", "data", "rounds", f"final{shared}", f"best{shared}", "uplink per client, B", "bits per parameter",
+        "in the last round", "left out",
+    )  # fmt: skip
+    return [_row(head), "|---" * len(head) + "|", *(_row(_cells(run, not shared)) for run in runs)]
+
+
+def _cells(run: dict[str, Any], named: bool) -> tuple[object, ...]:
+    metric = run["metric"]
+    beside = f" {metric.replace('_', ' ')}" if named else ""
+    return (
+        run["strategy"],
+        f"{run['dataset']}, {run['partition']}",
+        run["rounds"],
+        f"{run[f'final_{metric}']:.4f}{beside}",
+        f"{run[f'best_{metric}']:.4f}{beside}",
+        f"{run['uplink_bytes_per_client_round']:,.0f}",
+        f"{run['uplink_bits_per_parameter']:.3f}",
+        f"{run[_LAST]:.3f}",
+        run["clients_failed"],
+    )
+
+
+def _row(cells: Sequence[object]) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""Tables of finished runs, for the console."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+Outcome = tuple[str, dict[str, Any] | str]  # a run's overrides, and its summary or the reason why it has none
+
+
+def print_summary(console: Console, summary: dict[str, Any], folder: Path) -> None:
+    """Print what a run reached and its uplink beside what FedAvg would have sent for the same model."""
+    uplink, dense = summary["uplink_bytes_per_client_round"], summary["fedavg_uplink_bytes_per_client_round"]
+    metric = summary["metric"]
+    name = metric.replace("_", " ")
+    table = Table("", summary["strategy"], "FedAvg would send")
+    table.add_row(f"final {name}", f"{summary[f'final_{metric}']:.4f}", "")
+    table.add_row(f"best {name}", f"{summary[f'best_{metric}']:.4f} (round {summary['best_round']})", "")
+    table.add_row("uplink per client and round", f"{uplink:,.0f} B", f"{dense:,} B")
+    table.add_row(
+        "bits per parameter", f"{summary['uplink_bits_per_parameter']:.3f}", f"{8 * dense / summary['parameters']:.3f}"
+    )
+    table.add_row("share of FedAvg's uplink", f"1/{dense / uplink:.1f}", "1")
+    table.add_row("clients left out", str(summary["clients_failed"]), "")
+    table.add_row("seconds", f"{summary['seconds']:.0f}", "")
+    console.print(table)
+    console.print(f"results in {folder}", markup=False)
+
+
+def print_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
+    """Print one row per run of a sweep."""
+    table = Table(
+        "run", "overrides", "final", "best", "bits per parameter", "left out", "compress / train", "decode, s"
+    )
+    for number, (overrides, result) in enumerate(outcomes):
+        if isinstance(result, str):
+            table.add_row(str(number), overrides, "failed", *[""] * 5)
+            continue
+        compress, train = result["compress_seconds_per_client_round"], result["train_seconds_per_client_round"]
+        table.add_row(
+            str(number),
+            overrides,
+            f"{result['final_' + result['metric']]:.4f}",
+            f"{result['best_' + result['metric']]:.4f}",
+            f"{result['uplink_bits_per_parameter']:.3f}",
+            str(result["clients_failed"]),
+            f"{compress / train:.2%}",
+            f"{result['decode_seconds_per_client_round']:.4f}",
+        )
+    console.print(table)

@@ -1,0 +1,18 @@
+"""The tasks: what can be learned, one file each. A task is found by its `kind`; `task.py` says what a task is."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+
+from fedmrn_app.tasks.task import Task
+
+
+@cache
+def find_tasks() -> dict[str, type[Task]]:
+    """Return all tasks of this package by their kind."""
+    for module in pkgutil.iter_modules(__path__, f"{__name__}."):
+        importlib.import_module(module.name)
+    found = [task for task in Task.__subclasses__() if task.__module__.startswith(f"{__name__}.")]
+    return {task.kind: task for task in sorted(found, key=lambda task: task.kind)}

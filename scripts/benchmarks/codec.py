@@ -1,0 +1,57 @@
+"""Compressing and decoding real updates of CNN4, after a few local steps."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from fedmrn_app.methods import find_methods
+from fedmrn_app.wire.body import CODERS
+from scripts.benchmarks.clients import Setting, TimedClient
+from scripts.benchmarks.timing import Run, Timing, compare, to_json
+
+
+def bench_codec(arguments: argparse.Namespace) -> Any:
+    """One row per method and coder: milliseconds per million weights, and how many copies take as long."""
+    table = Table("method", "coder", "compress, ms", "copies", "decode and add, ms", "copies", "bits per weight")
+    found: dict[str, dict[str, Timing]] = {}
+    for name in arguments.methods or find_methods():
+        for coder in CODERS:
+            client = TimedClient(Setting("cnn4", 3).config(name, coder))
+            runs, bits = codec_runs(client)
+            timings = found[f"{name}, {coder}"] = compare(runs, "copy", arguments.repeats)
+            cells = []
+            for run in ("compress", "decode"):
+                cells += [f"{1e9 * timings[run].seconds / client.weights:.2f}", f"{timings[run].median:.0f}"]
+            table.add_row(name, coder, *cells, f"{bits:.3f}")
+    Console().print(table)
+    return to_json(found)
+
+
+def codec_runs(client: TimedClient) -> tuple[dict[str, Run], float]:
+    """What is timed of a method, and the body's bits per weight."""
+    codec, opened = client.opened.agreement.method.codec, client.opened
+    body = client.train().body
+    vector = opened.state.vector
+    total = np.zeros_like(vector)
+
+    def copy_once() -> float:
+        start = time.perf_counter()
+        for _ in range(100):
+            np.copyto(total, vector)
+        return (time.perf_counter() - start) / 100
+
+    def decode() -> float:
+        known = replace(opened.known(0))  # which has worked nothing out before, as in another round
+        start = time.perf_counter()
+        codec.add(body, known, opened.seed(0), np.float32(60), total)
+        return time.perf_counter() - start
+
+    runs = {"copy": copy_once, "compress": lambda: client.train().compress_seconds, "decode": decode}
+    return runs, 8 * len(body) / client.weights

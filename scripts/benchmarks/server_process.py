@@ -1,0 +1,98 @@
+"""Time and memory of one aggregation, in a process of its own; prints one JSON object.
+
+Usage: python -m scripts.benchmarks.server_process WEIGHTS REPLIES packed|auto
+
+Memory is what the process takes at most, from before the global model and the replies exist until the next global model
+is there and packed; the one that was sent stays until then, as Flower's loop keeps it. The time of copying the global
+vector, taken before and after, gives the scale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from functools import partial
+
+import numpy as np
+import torch
+
+from fedmrn_app.federation.agreement import Agreement, GlobalState, Order
+from fedmrn_app.federation.server import close_round, open_round
+from fedmrn_app.federation.upload import Update, header_of, write_upload
+from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.messages import pack_state, unpack_state
+from fedmrn_app.methods import build_method
+from fedmrn_app.methods.fedmrn import NoiseMask
+from fedmrn_app.methods.method import RunOptions
+from fedmrn_app.noise import Noise
+from fedmrn_app.wire.bits import packed_size
+from fedmrn_app.wire.body import CODERS, Body, Coder
+from fedmrn_app.wire.masks import pack_mask
+from scripts.benchmarks.memory import PeakMemory
+
+DENSE = np.zeros(100, np.float32)
+SAMPLES = 600
+NOISE = Noise()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Time and memory of one aggregation, as one JSON object.")
+    parser.add_argument("weights", type=int)
+    parser.add_argument("replies", type=int)
+    parser.add_argument("coder", choices=CODERS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    print(json.dumps({**vars(arguments), **aggregate(arguments.weights, arguments.replies, arguments.coder)}))
+
+
+def aggregate(weights: int, replies: int, coder: Coder) -> dict[str, float]:
+    """One round whose replies are made up."""
+    method = build_method("fedmrn", {}, RunOptions(NOISE, coder=coder))
+    memory = PeakMemory()
+    memory.start()
+    vector = np.zeros(weights, np.float32)
+    agreement = Agreement(method, Layout(((weights // 1000, 1000),)), (DENSE.size,), vector, seed=1, dense_bits=32)
+    state = unpack_state(pack_state(GlobalState(vector, DENSE)))  # as Flower passes it on
+    opened = open_round(agreement, state, 1, dict.fromkeys(range(replies), SAMPLES), replies)
+    payloads = {client: make_payload(agreement, opened.order(client), coder) for client in opened.clients}
+    scale = copy_seconds(vector)
+    start = time.perf_counter()
+    closed, report = close_round(opened, payloads)
+    pack_state(closed)
+    seconds = time.perf_counter() - start
+    peak = memory.stop()
+    scale = (scale + copy_seconds(vector)) / 2
+    assert len(report.losses) == replies, report.failures
+    size = sum(map(len, payloads.values())) / 2**20
+    return {"seconds": seconds, "copies": seconds / replies / scale, "memory": peak, "payloads": size}
+
+
+def make_payload(agreement: Agreement, order: Order, coder: Coder) -> bytes:
+    """A mask as training would give it, or random bits where they are packed plainly anyway."""
+    count = agreement.layout.count
+    random = np.random.default_rng(order.client)
+    if coder == "packed":
+        body = Body(random.bytes(packed_size(count) - 1) + b"\0")
+    else:
+        codec, noise = agreement.method.codec, NOISE(order.seed, count)
+        assert isinstance(codec, NoiseMask)
+        update = random.standard_normal(count, np.float32) * np.float32(NOISE.alpha / 4)
+        kept = random.random(count, np.float32) < update / noise  # drawn with less memory than a client's
+        body = pack_mask(kept, partial(codec.side, noise, agreement.unpack(order.vector, None)), "auto")
+    header = header_of(agreement, order.seed, SAMPLES, count)
+    return write_upload(agreement, header, Update(body, DENSE), order.dense)
+
+
+def copy_seconds(vector: Float32Array) -> float:
+    target = np.empty_like(vector)
+    seconds = []
+    for _ in range(20):
+        start = time.perf_counter()
+        np.copyto(target, vector)
+        seconds.append(time.perf_counter() - start)
+    return float(np.median(seconds))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""Damage real payloads of every method in every way, read them as the server does, and count what happens.
+
+Usage: python scripts/tools/fuzz_wire.py [--n 200000] [--seed 0] [--start 0] [--method NAME ...]
+
+The payloads come from clients that trained on the digits, in every form of body and dense part. A payload must be
+refused with a reason or be read as finite numbers, within a second and ten times the model's memory; anything else is
+printed with what reproduces it, and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import struct
+import sys
+import time
+import tracemalloc
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from fedmrn_app.config.compose import load_config
+from fedmrn_app.errors import PayloadError
+from fedmrn_app.federation.agreement import GlobalState
+from fedmrn_app.federation.server import OpenRound, close_round, open_round
+from fedmrn_app.federation.upload import Upload, read_upload
+from fedmrn_app.federation.worker import Worker
+from fedmrn_app.methods import find_methods
+from fedmrn_app.wire.body import CODERS
+from fedmrn_app.wire.payload import HEADER_SIZE
+
+MAX_SECONDS = 1.0
+MAX_MODELS = 10
+CHECKSUM_OFFSET = HEADER_SIZE - 4
+FIELDS = {"B": [0, 1, 2, 3, 4, 5], "I": [6, 18, 22, 26], "Q": [10], "f": [30, 34, 38]}  # offsets in the header
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A real payload of the only client of a round."""
+
+    name: str
+    data: bytes
+    opened: OpenRound
+
+    @property
+    def weights(self) -> int:
+        return self.opened.state.vector.size
+
+    @property
+    def model_bytes(self) -> int:
+        return 4 * (self.weights + self.opened.state.dense.size)
+
+    def read(self, data: bytes) -> Upload:
+        """Read a payload as the server does."""
+        known = self.opened.known(0)
+        header = self.opened.header(0, known)
+        return read_upload(data, self.opened.agreement, header, known, self.opened.state.dense)
+
+
+def make_samples(names: list[str]) -> list[Sample]:
+    """Train one client in the second round, so that something has moved already."""
+    return [make_sample(name, coder, bits) for name in names for coder in CODERS for bits in (6, 16, 32)]
+
+
+def make_sample(name: str, coder: str, bits: int) -> Sample:
+    overrides = (f"strategy={name}", f"uplink.coder={coder}", f"uplink.dense_bits={bits}", "local.epochs=1")
+    worker = Worker(load_config(overrides))
+    model, agreement = worker.model()
+    state = GlobalState(agreement.first, model.state()[1])
+    for number in (1, 2):
+        opened = open_round(agreement, state, number, {0: worker.sample_count(0)}, 1)
+        data = worker.train(opened.order(0)).payload
+        state, _ = close_round(opened, {0: data})
+    return Sample(f"{name} {coder} {bits}", data, opened)
+
+
+def with_checksum(data: bytes) -> bytes:
+    """The same payload with the checksum that fits it."""
+    checksum = zlib.crc32(data[HEADER_SIZE:], zlib.crc32(data[:CHECKSUM_OFFSET]))
+    return data[:CHECKSUM_OFFSET] + struct.pack("<I", checksum) + data[HEADER_SIZE:]
+
+
+Mutation = Callable[[bytes, bytes, np.random.Generator], bytes]
+
+
+def flip_bits(data: bytes, other: bytes, random: np.random.Generator) -> bytes:
+    changed = bytearray(data)
+    for position in random.integers(0, len(data), random.integers(1, 9)):
+        changed[position] ^= 1 << int(random.integers(8))
+    return bytes(changed)
+
+
+def flip_content(data: bytes, other: bytes, random: np.random.Generator) -> bytes:
+    return with_checksum(data[:HEADER_SIZE] + flip_bits(data[HEADER_SIZE:], other, random))
+
+
+def flip_front(data: bytes, other: bytes, random: np.random.Generator) -> bytes:
+    """Where counts, scales and coefficients are."""
+    end = HEADER_SIZE + 64
+    return with_checksum(data[:HEADER_SIZE] + flip_bits(data[HEADER_SIZE:end], other, random) + data[end:])
+
+
+def change_field(data: bytes, other: bytes, random: np.random.Generator) -> bytes:
+    kind = str(random.choice(list(FIELDS)))
+    offset, size = int(random.choice(FIELDS[kind])), struct.calcsize(kind)
+    extremes = [b"\0" * size, b"\xff" * size, b"\x80" + b"\0" * (size - 1), b"\x01" + b"\0" * (size - 1)]
+    value = random.bytes(size) if random.random() < 0.5 else extremes[int(random.integers(4))]
+    return with_checksum(data[:offset] + value + data[offset + size :])
+
+
+def resize_body(data: bytes, other: bytes, random: np.random.Generator) -> bytes:
+    """Cut bytes out of the body, or put some in, with a header that agrees."""
+    (body_size,) = struct.unpack_from("<I", data, 26)
+    cut = int(random.integers(0, body_size + 1)) if random.random() < 0.5 else body_size - int(random.integers(0, 9))
+    cut = max(cut, 0)
+    extra = random.bytes(int(random.integers(0, 9)))
+    body = data[HEADER_SIZE : HEADER_SIZE + cut] + extra
+    head = data[:26] + struct.pack("<I", len(body)) + data[30:HEADER_SIZE]
+    return with_checksum(head + body + data[HEADER_SIZE + body_size :])
+
+
+def cut_off(data: bytes, other: bytes, random: np.random.Generator) -> bytes:
+    cut = data[: int(random.integers(0, len(data)))]
+    return with_checksum(cut) if len(cut) >= HEADER_SIZE else cut
+
+
+def add_bytes(data: bytes, other: bytes, random: np.random.Generator) -> bytes:
+    return with_checksum(data + random.bytes(int(random.integers(1, 100))))
+
+
+def random_content(data: bytes, other: bytes, random: np.random.Generator) -> bytes:
+    return with_checksum(data[:HEADER_SIZE] + random.bytes(len(data) - HEADER_SIZE))
+
+
+def extreme_content(data: bytes, other: bytes, random: np.random.Generator) -> bytes:
+    """A stretch of zeros, ones or of the largest float32."""
+    start, stop = sorted(random.integers(HEADER_SIZE, len(data) + 1, 2))
+    pattern = [b"\0", b"\xff", b"\xff\xff\x7f\x7f"][int(random.integers(3))]
+    filled = (pattern * (int(stop - start) // len(pattern) + 1))[: int(stop - start)]
+    return with_checksum(data[:start] + filled + data[stop:])
+
+
+def splice(data: bytes, other: bytes, random: np.random.Generator) -> bytes:
+    """The header of one method's payload over the content of another one's."""
+    return with_checksum(data[:HEADER_SIZE] + other[HEADER_SIZE:])
+
+
+MUTATIONS: tuple[Mutation, ...] = (
+    flip_bits, flip_content, flip_front, change_field, resize_body, cut_off, add_bytes, random_content,
+    extreme_content, splice,
+)  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Read damaged payloads of every method and count what happens.")
+    parser.add_argument("--n", type=int, default=200_000, help="how many payloads")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--start", type=int, default=0, help="number of the first payload, to repeat one that is bad")
+    parser.add_argument("--method", nargs="+", choices=sorted(find_methods()), default=sorted(find_methods()))
+    arguments = parser.parse_args()
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    samples = make_samples(arguments.method)
+    outcomes: dict[str, Counter[str]] = {mutation.__name__: Counter() for mutation in MUTATIONS}
+    reasons: Counter[str] = Counter()
+    slowest, largest, bad = 0.0, 0.0, 0
+    tracemalloc.start()
+    for number in track(
+        range(arguments.start, arguments.start + arguments.n), "payloads", console=console, transient=True
+    ):
+        random = np.random.default_rng([arguments.seed, number])
+        sample, other = samples[number % len(samples)], samples[int(random.integers(len(samples)))]
+        mutation = MUTATIONS[number // len(samples) % len(MUTATIONS)]
+        data = mutation(sample.data, other.data, random)
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        start = time.process_time()  # other processes may hold this one up
+        try:
+            upload = sample.read(data)
+            finite = np.isfinite(upload.vector).all() and np.isfinite(upload.dense).all()
+            if not finite or upload.vector.size != sample.weights:
+                raise ValueError("read as numbers that are not finite, or too few")
+            outcome = "unchanged" if data == sample.data else "harmless"
+        except PayloadError as error:
+            outcome = "refused"
+            reasons[re.sub(r"b(['\"]).*?\1(?=,)|-?\d+", "#", str(error))] += 1
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            outcome = "crashed"
+            console.print(f"payload {number} ({sample.name}, {mutation.__name__}): {error!r}")
+        seconds = time.process_time() - start
+        models = (tracemalloc.get_traced_memory()[1] - before) / sample.model_bytes
+        slowest, largest = max(slowest, seconds), max(largest, models)
+        if seconds > MAX_SECONDS or models > MAX_MODELS:
+            console.print(
+                f"payload {number} ({sample.name}, {mutation.__name__}): {seconds:.2f} s, {models:.1f} models"
+            )
+            outcome = "too slow or large"
+        bad += outcome in ("crashed", "too slow or large")
+        outcomes[mutation.__name__][outcome] += 1
+    columns = ("refused", "harmless", "unchanged", "crashed", "too slow or large")
+    table = Table("damage", *columns)
+    for kind, counts in outcomes.items():
+        table.add_row(kind, *(str(counts[column]) for column in columns))
+    total = sum(outcomes.values(), Counter[str]())
+    table.add_row("all", *(str(total[column]) for column in columns))
+    console.print(table)
+    why = Table("refused because", "payloads")
+    for reason, count in reasons.most_common():
+        why.add_row(reason, str(count))
+    console.print(why)
+    console.print(f"slowest {slowest * 1000:.1f} ms, most memory {largest:.2f} times the model")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

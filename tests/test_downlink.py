@@ -1,0 +1,46 @@
+"""The downlink: how far weights may be off, and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedmrn_app.wire.downlink import DOWNLINK_DTYPES, DownlinkDtype, Packing, pack_downlink, unpack_downlink
+
+SIZES = (32, 64, 1, 0, 200)
+VECTOR = np.random.default_rng(0).standard_normal(sum(SIZES)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "error"), [("float32", 0), ("float16", 2**-11), ("bfloat16", 2**-8), ("int8", 0.5 / 127)]
+)
+def test_downlink_error(dtype: DownlinkDtype, error: float) -> None:
+    packed = pack_downlink(VECTOR, SIZES, dtype)
+    read = unpack_downlink(packed, SIZES, dtype)
+    assert read.dtype == np.float32
+    scale = np.repeat([np.abs(x).max(initial=0) for x in np.split(VECTOR, np.cumsum(SIZES)[:-1])], SIZES)
+    assert (np.abs(read - VECTOR) <= error * (scale if dtype == "int8" else np.abs(VECTOR)) * 1.0001).all()
+    bytes_a_weight = {"float32": 4, "int8": 1}.get(dtype, 2)
+    assert packed.nbytes == bytes_a_weight * VECTOR.size + (4 * len(SIZES) if dtype == "int8" else 0)
+    with pytest.raises(ValueError, match="global vector came as"):
+        unpack_downlink(packed[:-1], SIZES, dtype)
+
+
+def test_bfloat16_is_pytorchs() -> None:
+    expected = torch.from_numpy(VECTOR).bfloat16().view(torch.uint16).numpy()
+    assert np.array_equal(pack_downlink(VECTOR, SIZES, "bfloat16"), expected)
+
+
+@pytest.mark.parametrize("dtype", [*DOWNLINK_DTYPES, "palette"])
+def test_downlink_of_zeros(dtype: Packing) -> None:
+    zero = np.zeros(sum(SIZES), np.float32)
+    assert not unpack_downlink(pack_downlink(zero, SIZES, dtype), SIZES, dtype).any()
+
+
+def test_palette_is_exact() -> None:
+    packed = pack_downlink(VECTOR, SIZES, "palette")
+    assert packed.dtype == np.uint8
+    assert np.array_equal(unpack_downlink(packed, SIZES, "palette"), VECTOR)
+    few = np.round(VECTOR)
+    packed = pack_downlink(few, SIZES, "palette")
+    assert packed.nbytes < few.size
+    assert np.array_equal(unpack_downlink(packed, SIZES, "palette"), few)

@@ -1,0 +1,77 @@
+"""FedPM: the posterior, the networks it stands for, and training that sees the frozen weights only."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedmrn_app.errors import ConfigError
+from fedmrn_app.methods import build_method
+from fedmrn_app.methods.fedpm import FedPM, FrozenNetwork, Probabilities
+from fedmrn_app.methods.method import RunOptions
+from fedmrn_app.noise import Noise
+from tests.helpers import local_round, make_method, new_known, new_model
+
+RUN = RunOptions(Noise(), seed=1)
+
+
+def test_posterior_and_networks() -> None:
+    server = FedPM().build(RUN).server
+    mean = np.array([0, 0.25, 1], np.float32)
+    assert np.array_equal(server.combine(mean, mean, 4), mean)  # Beta(1, 1): the mode is the mean mask
+    informed = FedPM(prior=3.0).build(RUN).server.combine(mean, mean, 4)
+    np.testing.assert_allclose(informed, [2 / 8, 3 / 8, 6 / 8])
+    layout = new_model().layout
+    frozen = FrozenNetwork(1).weights(layout)
+    assert isinstance(server, Probabilities)
+    assert np.array_equal(frozen, server.network.weights(layout))
+    assert not np.array_equal(frozen, FrozenNetwork(2).weights(layout))
+    assert np.abs(frozen[:288]) == pytest.approx(np.sqrt(2 / 9))  # 32 kernels of 1x3x3
+    p = np.full(frozen.size, 0.5, np.float32)
+    assert np.array_equal(server.weights(p, layout), frozen / 2)
+    sampled = server.sampled(p, layout, 3)
+    assert sampled is not None
+    assert set(np.unique(sampled != 0)) == {False, True}
+    assert ((sampled == 0) | (sampled == frozen)).all()
+
+
+def test_threshold_keeps_the_likelier_weights() -> None:
+    layout = new_model().layout
+    p = np.linspace(0, 1, layout.count, dtype=np.float32)
+    server = FedPM(evaluation="threshold").build(RUN).server
+    assert np.array_equal(server.weights(p, layout), FrozenNetwork(1).weights(layout) * (p >= 0.5))
+
+
+def test_trains_with_masked_frozen_weights_only() -> None:
+    method, model = FedPM().build(RUN), new_model()
+    frozen = torch.from_numpy(FrozenNetwork(1).weights(model.layout))
+    model.weights.fill_(0.5)
+    seen: list[torch.Tensor] = []
+    model.module.register_forward_pre_hook(lambda *_: seen.append(model.weights.clone()))
+    known = new_known(method.server.first(model.state()[0], model.layout))
+    trained = method.training.train(model, local_round(known=known))
+    assert all(((weights == 0) | (weights == frozen)).all() for weights in seen)
+    assert abs(float((seen[0] != 0).float().mean()) - 0.5) < 0.02
+    decoded = method.codec.decode(method.codec.encode(trained.x, known, 0, 0), known, 0)
+    assert np.array_equal(decoded, trained.x)
+    assert set(np.unique(decoded)) == {0.0, 1.0}
+
+
+def test_sends_its_probabilities_exactly() -> None:
+    with pytest.raises(ConfigError, match=r"downlink\.dtype=float16: fedpm"):
+        build_method("fedpm", {}, RunOptions(Noise(), downlink="float16"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"score_lr": 0.0}, r"strategy\.score_lr=0\.0"),
+        ({"prior": 0.5}, r"strategy\.prior=0\.5"),
+        ({"min_probability": 0.5}, r"strategy\.min_probability=0\.5"),
+        ({"evaluation": "x"}, r"strategy\.evaluation=x: must be one of expected, threshold"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_method("fedpm", **options)

@@ -1,0 +1,45 @@
+"""Which clients a node hosts, by its configuration."""
+
+from typing import Any
+
+import pytest
+from flwr.app import Context, RecordDict
+
+from fedmrn_app.client_app import hosted_clients
+from fedmrn_app.errors import ConfigError
+
+
+def node(**settings: Any) -> Context:
+    config = {name.replace("_", "-"): value for name, value in settings.items()}
+    return Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={})
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 5, 7, 9])
+def test_nodes_share_all_clients(nodes: int) -> None:
+    shares = [hosted_clients(node(partition_id=i, num_partitions=nodes), 7) for i in range(nodes)]
+    assert sorted(client for share in shares for client in share) == list(range(7))
+    assert max(map(len, shares)) <= -(-7 // nodes)
+
+
+def test_node_without_a_count_is_one_client() -> None:
+    assert list(hosted_clients(node(partition_id=3), 7)) == [3]
+    assert list(hosted_clients(node(partition_id="3"), 7)) == [3]
+    assert list(hosted_clients(node(partition_id=7), 7)) == []
+
+
+def test_node_with_its_own_data_is_one_client() -> None:
+    assert list(hosted_clients(node(partition_id=1, num_partitions=2, data_path="/x"), 7)) == [1]
+    with pytest.raises(ConfigError, match="partition-id=7: must be from 0 to 6, the run's clients"):
+        hosted_clients(node(partition_id=7, data_path="/x"), 7)
+
+
+@pytest.mark.parametrize("settings", [{}, {"partition_id": "first"}, {"partition_id": 0, "num_partitions": "many"}])
+def test_node_that_does_not_say_which_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="partition-id: is missing in the node's configuration; say partition-id=NU"):
+        hosted_clients(node(**settings), 7)
+
+
+@pytest.mark.parametrize("settings", [{}, {"data_path": "/x"}])
+def test_partition_below_zero_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="partition-id=-1: must be from 0 to 6"):
+        hosted_clients(node(partition_id=-1, num_partitions=3, **settings), 7)

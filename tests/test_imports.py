@@ -1,0 +1,59 @@
+"""What the package and its scripts take from Hydra and Flower is public; private modules change without notice."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PUBLIC_FLOWER = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy"}
+
+
+def imports(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """All modules that a file imports, wherever in it, with the names it takes from them."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, []) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module or "", [alias.name for alias in node.names]
+
+
+def is_private(module: str, names: list[str]) -> bool:
+    package = module.partition(".")[0]
+    if package not in ("hydra", "flwr", "omegaconf", "flwr_datasets"):
+        return False
+    if package == "flwr" and module not in PUBLIC_FLOWER:
+        return True
+    return any(part.startswith("_") for part in [*module.split("."), *names])
+
+
+def test_nothing_private_of_hydra_and_flower_is_imported() -> None:
+    files = [path for folder in ("fedmrn_app", "scripts") for path in sorted((ROOT / folder).rglob("*.py"))]
+    assert len(files) > 50
+    found = {
+        (str(path.relative_to(ROOT)), module)
+        for path in files
+        for module, names in imports(path)
+        if is_private(module, names)
+    }
+    assert found == set()
+
+
+@pytest.mark.parametrize(
+    ("module", "names", "private"),
+    [
+        ("flwr.app", ["Message"], False),
+        ("flwr.serverapp.strategy", ["Strategy"], False),
+        ("flwr.common", ["Message"], True),
+        ("flwr.supercore.task_identity", [], True),
+        ("flwr", ["common"], True),
+        ("hydra", ["compose"], False),
+        ("hydra.core.hydra_config", ["HydraConfig"], False),
+        ("hydra._internal.hydra", ["Hydra"], True),
+        ("hydra", ["_internal"], True),
+        ("numpy", ["_core"], False),
+    ],
+)
+def test_what_counts_as_private(module: str, names: list[str], private: bool) -> None:
+    assert is_private(module, names) == private

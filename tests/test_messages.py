@@ -1,0 +1,203 @@
+"""What travels in messages comes back as it was, and what is malformed is refused."""
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+
+from fedmrn_app.errors import PayloadError
+from fedmrn_app.federation.agreement import Order
+from fedmrn_app.messages import (
+    FIELD,
+    RECORD,
+    Hosted,
+    content_bytes,
+    from_array,
+    hosted_content,
+    order_content,
+    pack_config,
+    pack_state,
+    payload_content,
+    read_hosted,
+    read_order,
+    read_payload,
+    remote_reason,
+    to_array,
+    unpack_config,
+    unpack_state,
+)
+from tests.reference import STATE
+
+VECTORS = [
+    np.arange(5, dtype=np.float32),
+    np.zeros(0, np.float32),
+    np.arange(100_000, dtype=np.uint16),
+    np.arange(6, dtype=np.float16).reshape(2, 3),
+]
+
+
+def asked() -> Message:
+    message = Message(RecordDict(), dst_node_id=1, message_type="train")
+    message.metadata.__dict__["_message_id"] = "asked"
+    return message
+
+
+def reply(content: RecordDict) -> Message:
+    return Message(content, reply_to=asked())
+
+
+@pytest.mark.parametrize("vector", VECTORS)
+def test_arrays_are_those_of_flower(vector: np.ndarray) -> None:
+    ours, theirs = to_array(vector), Array(vector)
+    assert ours.data == theirs.data
+    assert (ours.dtype, ours.shape, ours.stype) == (theirs.dtype, theirs.shape, theirs.stype)
+    assert ArrayRecord({"x": ours}).object_id == ArrayRecord({"x": theirs}).object_id
+    back = from_array(theirs)
+    assert back.dtype == vector.dtype
+    assert np.array_equal(back, vector)
+    assert back.base is not None  # a view
+    assert not back.flags.writeable
+
+
+def test_other_arrays_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"came as torch\.tensor, expected numpy\.ndarray"):
+        from_array(Array(dtype="float32", shape=(1,), stype="torch.tensor", data=b"123"))
+    with pytest.raises(ValueError, match="magic string"):
+        from_array(Array(dtype="float32", shape=(1,), stype="numpy.ndarray", data=b"1" * 200))
+    short = to_array(np.arange(5, dtype=np.float32))
+    with pytest.raises(ValueError, match=r"buffer|reshape"):
+        from_array(Array(dtype="float32", shape=(5,), stype="numpy.ndarray", data=short.data[:-4]))
+
+
+@pytest.mark.parametrize("vector", VECTORS)
+@pytest.mark.parametrize("config", [None, b"packed"])
+def test_order_comes_as_it_was_given(vector: np.ndarray, config: bytes | None) -> None:
+    order = Order(3, 7, (1 << 64) - 1, vector, STATE.dense)
+    content = order_content(order, None, config)
+    back = read_order(content)
+    assert (back.client, back.server_round, back.seed) == (3, 7, (1 << 64) - 1)
+    assert back.vector.dtype == vector.dtype
+    assert np.array_equal(back.vector, vector)
+    assert np.array_equal(back.dense, STATE.dense)
+    assert ("run" in content) == (config is not None)
+    if config is not None:
+        assert content.config_records["run"]["config"] == config
+
+
+def test_order_takes_the_record_of_another() -> None:
+    first = order_content(Order(1, 1, 1, STATE.vector, STATE.dense), None, None)
+    shared = first.array_records["model"]
+    second = order_content(Order(2, 1, 2, STATE.vector, STATE.dense), shared, None)
+    assert second.array_records["model"] is shared
+    assert read_order(second).client == 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        RecordDict(),
+        RecordDict({"task": ConfigRecord({"client": 1, "round": 1, "seed": 1})}),
+        RecordDict({"model": pack_state(STATE)}),
+        RecordDict({"model": pack_state(STATE), "task": ConfigRecord({"client": 1, "seed": 1})}),
+        RecordDict({"model": ArrayRecord(), "task": ConfigRecord({"client": 1, "round": 1, "seed": 1})}),
+    ],
+    ids=["nothing", "no model", "no task", "no round", "no arrays"],
+)
+def test_malformed_order_is_an_error(content: RecordDict) -> None:
+    with pytest.raises(KeyError):
+        read_order(content)
+
+
+def test_state_comes_as_it_was_given() -> None:
+    back = unpack_state(pack_state(STATE))
+    assert np.array_equal(back.vector, STATE.vector)
+    assert np.array_equal(back.dense, STATE.dense)
+    with pytest.raises(KeyError):
+        unpack_state(ArrayRecord({"vector": to_array(STATE.vector)}))
+
+
+@pytest.mark.parametrize("payload", [b"", b"\0\xff" * 1000])
+def test_payload_comes_as_it_was_given(payload: bytes) -> None:
+    content = payload_content(payload)
+    assert read_payload(reply(content)) == payload
+    assert len(payload) < content_bytes(content) < len(payload) + 190
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        RecordDict(),
+        RecordDict({RECORD: ConfigRecord()}),
+        RecordDict({"payload": ConfigRecord({FIELD: b"x"})}),
+        RecordDict({RECORD: ConfigRecord({"payload": b"x"})}),
+        RecordDict({RECORD: ConfigRecord({FIELD: "text"})}),
+        RecordDict({RECORD: ConfigRecord({FIELD: [b"x"]})}),
+        RecordDict({RECORD: ConfigRecord({FIELD: b"x", "more": 1})}),
+        RecordDict({RECORD: ConfigRecord({FIELD: b"x"}), "more": ConfigRecord()}),
+        RecordDict({RECORD: pack_state(STATE)}),
+    ],
+)
+def test_reply_without_exactly_one_payload_is_refused(content: RecordDict) -> None:
+    with pytest.raises(PayloadError, match="reply does not hold exactly one payload"):
+        read_payload(reply(content))
+
+
+def test_failed_client_says_why() -> None:
+    with pytest.raises(PayloadError, match="failed with: boom"):
+        read_payload(Message(Error(1, "boom"), reply_to=asked()))
+
+
+@pytest.mark.parametrize(
+    "hosted",
+    [
+        Hosted({0: 10, 3: 1}),
+        Hosted({}),
+        Hosted({0: 0, 1: 0}, "the data do not fit"),
+        Hosted({}, "no partition-id"),
+        Hosted({2: 5}, ""),
+    ],
+)
+def test_hosted_comes_as_it_was_given(hosted: Hosted) -> None:
+    assert read_hosted(reply(hosted_content(hosted))) == hosted
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        RecordDict(),
+        RecordDict({"hosted": pack_state(STATE)}),
+        RecordDict({"hosted": ConfigRecord({"clients": 1, "samples": 2})}),
+        RecordDict({"hosted": ConfigRecord({"clients": [1]})}),
+        RecordDict({"hosted": ConfigRecord({"clients": [1], "samples": [1, 2]})}),
+        RecordDict({"hosted": ConfigRecord({"clients": ["a"], "samples": ["b"]})}),
+        RecordDict({"hosted": ConfigRecord({"clients": [1.5], "samples": [float("nan")]})}),
+        RecordDict({"hosted": ConfigRecord({"clients": [True], "samples": [True]})}),
+    ],
+)
+def test_malformed_answer_is_a_refusal(content: RecordDict) -> None:
+    assert read_hosted(reply(content)) == Hosted({}, "its answer is malformed")
+
+
+def test_node_that_failed_is_a_refusal() -> None:
+    assert read_hosted(Message(Error(1, "boom"), reply_to=asked())) == Hosted({}, "boom")
+
+
+def test_configuration_comes_as_it_was_given() -> None:
+    values = {
+        "seed": 2**56 - 1,
+        "local": {"lr": 0.1, "steps": None},
+        "model": {"hidden": [3, 3]},
+        "path": "ünïcode 'x'",
+    }
+    packed = pack_config(values)
+    assert unpack_config(packed) == values
+    assert pack_config(values) == packed
+
+
+def test_reason_is_taken_out_of_a_traceback() -> None:
+    wrapped = (
+        "Exception ClientAppException occurred. Message: \x1b[36mray::actor()\x1b[39m (pid=1)\n"
+        '  File "x.py", line 3\nRuntimeError: sabotage'
+    )
+    assert remote_reason(wrapped) == "RuntimeError: sabotage"
+    assert remote_reason("fedmrn_app.errors.ConfigError: no such model") == "ConfigError: no such model"
+    assert remote_reason("") == "no reason given"

@@ -1,0 +1,143 @@
+"""Every row goes to exactly one client, the same one for the same seed, in the shares that the scheme says."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedmrn_app.config.compose import load_config
+from fedmrn_app.data.partitions import PartitionConfig, load_partitions, partition_rows
+from fedmrn_app.errors import ConfigError, DataError
+from fedmrn_app.tasks.task import Samples
+
+LABELS = np.random.default_rng(0).integers(0, 10, 4000)
+SAMPLES = Samples(np.zeros((4000, 1), np.uint8), LABELS, LABELS)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FEDMRN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def grouped(sizes: list[int], seed: int = 0) -> Samples:
+    """Rows of so many groups, in no order."""
+    groups = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
+    return Samples(np.zeros((len(groups), 1), np.uint8), groups, None, groups)
+
+
+SCHEMES = [
+    PartitionConfig("iid"),
+    PartitionConfig("dirichlet", alpha=0.3),
+    PartitionConfig("dirichlet", alpha=0.3, balancing="niid_bench"),
+    PartitionConfig("label_shard", labels_per_client=3),
+    PartitionConfig("label_shard", labels_per_client=1),
+]
+
+
+@pytest.mark.parametrize("config", SCHEMES, ids=lambda c: f"{c.name}-{c.labels_per_client}-{c.balancing}")
+@pytest.mark.parametrize("clients", [10, 40])
+def test_every_row_goes_to_one_client(config: PartitionConfig, clients: int) -> None:
+    parts = partition_rows(SAMPLES, config, clients, seed=3)
+    assert len(parts) == clients
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(LABELS)))
+    assert all((np.diff(rows) > 0).all() for rows in parts)
+    again, other = (partition_rows(SAMPLES, config, clients, seed) for seed in (3, 4))
+    assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+    if (config.labels_per_client, clients) != (
+        1,
+        10,
+    ):  # one label for each of ten clients can be shared in one way only
+        assert not all(np.array_equal(a, b) for a, b in zip(parts, other, strict=True))
+    if config.labels_per_client:
+        assert all(len(np.unique(LABELS[rows])) == config.labels_per_client for rows in parts)
+    if config.name == "iid":
+        assert {len(rows) for rows in parts} == {len(LABELS) // clients}
+        assert not all(np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))) for rows in parts)
+    if config.name == "dirichlet":
+        assert min(map(len, parts)) >= 10
+
+
+def test_less_alpha_is_more_uneven() -> None:
+    def largest_share(alpha: float) -> float:
+        parts = partition_rows(SAMPLES, PartitionConfig("dirichlet", alpha=alpha), 10, seed=0)
+        return float(np.mean([np.bincount(LABELS[rows]).max() / len(rows) for rows in parts]))
+
+    assert 0.1 < largest_share(1000) < 0.2 < largest_share(1) < largest_share(0.1)
+
+
+def test_few_clients_with_label_shards_use_every_row() -> None:
+    parts = partition_rows(SAMPLES, PartitionConfig("label_shard", labels_per_client=3), 8, seed=0)
+    assert sum(map(len, parts)) == len(LABELS)
+
+
+@pytest.mark.parametrize("clients", [1, 3, 5])
+def test_natural_clients_are_groups(clients: int) -> None:
+    samples = grouped([7, 1, 0, 30, 12, 5])
+    config = PartitionConfig("natural")
+    parts = partition_rows(samples, config, clients, seed=1)
+    assert samples.groups is not None
+    owners = []
+    for rows in parts:
+        (group,) = np.unique(samples.groups[rows])
+        assert np.array_equal(rows, np.flatnonzero(samples.groups == group))
+        owners.append(int(group))
+    assert owners == sorted(set(owners))
+    drawn = {
+        tuple(len(rows) for rows in partition_rows(samples, config, clients, seed)) for seed in range(20)
+    }  # groups have different sizes
+    assert (len(drawn) == 1) == (clients == 5)
+
+
+def test_small_groups_are_no_clients() -> None:
+    samples = grouped([7, 1, 0, 30, 12, 5])
+    parts = partition_rows(samples, PartitionConfig("natural", min_samples=6), 3, seed=0)
+    assert [len(rows) for rows in parts] == [7, 30, 12]
+    with pytest.raises(
+        DataError, match=r"clients=4: only 3 of 5 groups have 6 rows or more \(partition\.min_samples\)$"
+    ):
+        partition_rows(samples, PartitionConfig("natural", min_samples=6), 4, seed=0)
+
+
+def test_rows_without_labels_are_shared_out_evenly_or_not_at_all() -> None:
+    samples = Samples(np.zeros((40, 1)), np.zeros(40))
+    assert [len(rows) for rows in partition_rows(samples, PartitionConfig("iid"), 4, seed=0)] == [10] * 4
+    with pytest.raises(DataError, match="partition=dirichlet: these data have no labels to share out by; take partit"):
+        partition_rows(samples, PartitionConfig("dirichlet", alpha=1.0), 4, seed=0)
+
+
+def test_impossible_partitions_are_refused() -> None:
+    with pytest.raises(DataError, match="clients=5000: there are only 4000 training rows"):
+        partition_rows(SAMPLES, PartitionConfig("iid"), 5000, seed=0)
+    with pytest.raises(DataError, match="partition=dirichlet"):
+        partition_rows(SAMPLES, PartitionConfig("dirichlet", alpha=0.001), 300, seed=0)
+    with pytest.raises(DataError, match="partition=natural: these data are not of different origins; take partition="):
+        partition_rows(SAMPLES, PartitionConfig("natural"), 5, seed=0)
+
+
+def test_natural_digits_compose_and_are_refused_when_they_are_read() -> None:
+    from fedmrn_app.federation.worker import Worker
+
+    config = load_config(("partition=natural",))
+    with pytest.raises(DataError, match="partition=natural: these data are not of different origins"):
+        Worker(config)
+
+
+def test_schemes_need_their_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"partition\.alpha=null: must be above 0"):
+        PartitionConfig("dirichlet")
+    with pytest.raises(ConfigError, match=r"partition\.labels_per_client=null: must be at least 1"):
+        PartitionConfig("label_shard")
+
+
+def test_partitions_are_kept_beside_the_arrays(cache: Path) -> None:
+    config = PartitionConfig("dirichlet", alpha=0.5)
+    arguments = (config, 10, 2**64 - 1, "digits")
+    first, second = load_partitions(SAMPLES, *arguments), load_partitions(SAMPLES, *arguments)
+    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(first, partition_rows(SAMPLES, *arguments[:3]), strict=True))
+    assert len(list(cache.glob("digits-partition-*/"))) == 1
+    other = LABELS[::-1]
+    load_partitions(Samples(SAMPLES.x, other, other), *arguments)  # the same number of rows, others' labels
+    load_partitions(SAMPLES, config, 10, 1, "digits")
+    assert len(list(cache.glob("digits-partition-*/"))) == 3

@@ -1,0 +1,71 @@
+"""One upload from end to end: what a client writes the server reads, and what is refused leaves no trace."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from fedmrn_app.errors import PayloadError
+from fedmrn_app.federation.upload import Update, add_upload, header_of, read_upload, write_upload
+from fedmrn_app.wire.body import Body
+from fedmrn_app.wire.dense import DENSE_BITS
+from fedmrn_app.wire.payload import encode_payload
+from tests.reference import AGREEMENT, KNOWN, STATE, D, M, made_up_payload
+
+SEED, SAMPLES = 77, 20
+HEADER = header_of(AGREEMENT, SEED, SAMPLES, D)
+
+
+def test_header_is_of_the_agreement() -> None:
+    assert (HEADER.method, HEADER.seed, HEADER.samples) == (2, SEED, SAMPLES)
+    assert (HEADER.weights, HEADER.dense_count, HEADER.dense_bits) == (D, M, 32)
+    assert made_up_payload(1, SEED).header == HEADER
+
+
+@pytest.mark.parametrize("bits", DENSE_BITS)
+def test_what_is_written_is_read(bits: int) -> None:
+    agreement = dataclasses.replace(AGREEMENT, dense_bits=bits)
+    header = header_of(agreement, SEED, SAMPLES, D)
+    body = made_up_payload(1, SEED).body
+    dense = STATE.dense + np.linspace(-0.1, 0.1, M, dtype=np.float32)
+    data = write_upload(agreement, header, Update(body, dense, 0.5, 2.0, 0.25), STATE.dense)
+    upload = read_upload(data, agreement, header, KNOWN, STATE.dense)
+    assert np.array_equal(upload.vector, AGREEMENT.method.codec.decode(body, KNOWN, SEED))
+    if bits >= 16:
+        np.testing.assert_allclose(upload.dense, dense, rtol=0 if bits == 32 else 2.0**-11)
+    else:  # half a step, of which so many make up the largest difference
+        np.testing.assert_allclose(upload.dense, dense, rtol=0, atol=0.501 * 0.1 / ((1 << bits - 1) - 1))
+    assert (upload.payload.loss, upload.payload.train_seconds, upload.payload.compress_seconds) == (0.5, 2.0, 0.25)
+
+
+def test_sums_are_those_of_what_is_read() -> None:
+    data = encode_payload(made_up_payload(1, SEED))
+    upload = read_upload(data, AGREEMENT, HEADER, KNOWN, STATE.dense)
+    total, dense_total = np.ones(D, np.float32), np.ones(M, np.float32)
+    add_upload(data, AGREEMENT, HEADER, KNOWN, STATE.dense, total, dense_total)
+    assert np.array_equal(total, 1 + np.float32(SAMPLES) * upload.vector)
+    assert np.array_equal(dense_total, 1 + np.float32(SAMPLES) * upload.dense)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (encode_payload(made_up_payload(2, SEED)), "sample count is 30, expected 20"),
+        (encode_payload(made_up_payload(1, SEED + 1)), "seed is 78, expected 77"),
+        (encode_payload(made_up_payload(1, SEED))[:-1], "checksum does not match"),
+        (encode_payload(dataclasses.replace(made_up_payload(1, SEED), dense=b"\0" * 4)), "dense part has 4 bytes"),
+        (
+            encode_payload(dataclasses.replace(made_up_payload(1, SEED), body=Body(bytes(124)))),
+            "body has 124 bytes where 1000 bits take 125",
+        ),
+    ],
+    ids=["samples", "seed", "damaged", "dense", "body"],
+)
+def test_refused_upload_leaves_the_sums_as_they_were(data: bytes, reason: str) -> None:
+    with pytest.raises(PayloadError, match=reason):
+        read_upload(data, AGREEMENT, HEADER, KNOWN, STATE.dense)
+    total, dense_total = np.ones(D, np.float32), np.ones(M, np.float32)
+    with pytest.raises(PayloadError, match=reason):
+        add_upload(data, AGREEMENT, HEADER, KNOWN, STATE.dense, total, dense_total)
+    assert (total == 1).all()
+    assert (dense_total == 1).all()

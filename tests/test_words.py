@@ -1,0 +1,26 @@
+"""Random words by counting are uniform, differ between keys, and any part of them can be drawn alone."""
+
+import torch
+
+from fedmrn_app.kernels.words import random_words, step_key, unit_floats
+
+KEY = 0xDEADBEEF12345678
+WORDS = (0x2A6ECAB, 0x2528BE40, 0xCAD78D5D)
+
+
+def test_random_words_are_uniform_and_differ_between_keys() -> None:
+    count = 1 << 20
+    words = [random_words(step_key(7, step), count) for step in (1, 2)]
+    for word in words:
+        assert int(word.min()) >= 0
+        assert int(word.max()) < 1 << 32
+        octets = torch.bincount(word >> 24, minlength=256).double()
+        assert float(((octets - count / 256) ** 2 / (count / 256)).sum()) < 255 + 5 * (2 * 255) ** 0.5
+        bits = (word[:, None] >> torch.arange(32)) & 1
+        assert (bits.double().mean(0) - 0.5).abs().max() < 5 * 0.5 / count**0.5
+        a, b = (unit_floats(part).double() - 0.5 for part in (word[:-1], word[1:]))
+        assert abs(float((a * b).mean()) * 12) < 5 / count**0.5
+    a, b = (unit_floats(word).double() - 0.5 for word in words)
+    assert abs(float((a * b).mean()) * 12) < 5 / count**0.5
+    assert random_words(KEY, 3, first=5).tolist() == random_words(KEY, 8).tolist()[5:]
+    assert random_words(KEY, 3).tolist() == [WORDS[0], WORDS[1], WORDS[2]]
