@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
@@ -38,10 +38,10 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Sent:
-    """What Flower's two calls of a round must both know: the round, the messages, and what they weigh."""
+    """What Flower's two calls of a round must both know: the round, how its messages are named, and what they weigh."""
 
     opened: OpenRound
-    messages: Mapping[int, Message]
+    messages: Mapping[int, Metadata]  # not their contents, of which each may hold weights of its own
     traffic: Traffic
 
 
@@ -97,7 +97,7 @@ class PayloadStrategy(Strategy):
                 shared = content.array_records["model"]  # written and weighed once for all
             messages[client] = Message(content, dst_node_id=node, message_type="train", group_id=str(number))
             traffic.downlink[client] = content_bytes(content)
-        self._sent = Sent(opened, messages, traffic)
+        self._sent = Sent(opened, {client: message.metadata for client, message in messages.items()}, traffic)
         return messages.values()
 
     def aggregate_train(
@@ -113,8 +113,8 @@ class PayloadStrategy(Strategy):
         self._sent = None
         by_message = {reply.metadata.reply_to_message_id: reply for reply in replies}
         payloads: dict[int, bytes | PayloadError] = {}
-        for client, message in messages.items():
-            reply = by_message.get(message.metadata.message_id)
+        for client, sent in messages.items():
+            reply = by_message.get(sent.message_id)
             self._uninformed.add(self.hosts[client].node_id)
             if reply is None:
                 continue
@@ -126,9 +126,11 @@ class PayloadStrategy(Strategy):
             self._uninformed.discard(self.hosts[client].node_id)
             traffic.uplink[client] = content_bytes(reply.content)
         state, self.report = close_round(opened, payloads)
+        number = opened.number
+        del opened, messages, payloads, by_message  # their memory is needed now
         for client, reason in self.report.failures.items():
             traffic.uplink.pop(client, None)
-            self.on_failure(opened.number, client, reason)
+            self.on_failure(number, client, reason)
         self.traffic = traffic
         return pack_state(state), None
 

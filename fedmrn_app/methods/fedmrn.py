@@ -56,7 +56,7 @@ class MaskedTraining(LocalTraining):
     def train(self, model: FlatModel, local: LocalRound) -> Trained:
         """Train `u` of shape (d,) from zero."""
         steps = len(local.batches)
-        n = to_tensor(self.noise(local.seed, model.weights.numel())).to(model.device)
+        n = to_tensor(local.known.noise(self.noise, local.seed)).to(model.device)
         w = model.weights.clone()
         u = torch.zeros_like(w)
         step_on = masked_step(self.kind, Vectors(u, n, w, model.weights))
@@ -86,7 +86,7 @@ class NoiseMask(Codec):
 
     def encode(self, x: Float32Array, known: Known, seed: int, private_seed: int) -> Body:
         """Draw the mask of the update `x` and pack it."""
-        noise = self.noise(seed, x.size)
+        noise = known.noise(self.noise, seed)
         mask = draw_mask(to_tensor(x), to_tensor(noise), self.kind, step_key(private_seed, 0)).numpy()
         return pack_mask(mask, partial(self.side, noise, known), self.coder)
 

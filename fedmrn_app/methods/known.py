@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.noise import Noise
 from fedmrn_app.wire.mask_model import SideInformation, stride
 
 
@@ -27,6 +28,7 @@ class Known:
     vector: Float32Array
     first: Float32Array
     held: NDArray[np.bool_] | None = None
+    _noise: dict[tuple[Noise, int], Float32Array] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def count(self) -> int:
@@ -36,6 +38,13 @@ class Known:
     def held_weights(self) -> NDArray[np.bool_]:
         """Which weights the client holds, bool (d,)."""
         return np.ones(self.count, np.bool_) if self.held is None else self.held
+
+    def noise(self, distribution: Noise, seed: int) -> Float32Array:
+        """`G(seed)` for all weights, float32 (d,), not to be changed; the last one is kept for whoever needs it too."""
+        if (distribution, seed) not in self._noise:
+            self._noise.clear()
+            self._noise[distribution, seed] = distribution(seed, self.count)
+        return self._noise[distribution, seed]
 
     @cached_property
     def trend(self) -> Float32Array:
