@@ -85,7 +85,7 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
         config=packed,
         finished_rounds=done,
         on_failure=lambda server_round, client, reason: report(
-            f"round {server_round}: client {client} left out: {reason}"
+            f"round {server_round}: client {client} rejected: {reason}"
         ),
     )
     progress = Progress(agreement, model, task, splits, folder, config.rounds, report)

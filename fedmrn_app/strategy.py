@@ -50,7 +50,7 @@ class PayloadStrategy(Strategy):
 
     The clients of a round are drawn by the run's seed, not by the node ids, which differ in every run; replies are
     summed in the order of client numbers, weighted by the sample counts that the nodes announced. A reply that is not
-    exactly what was asked for is left out with its reason.
+    exactly what was asked for is rejected with its reason.
 
     Attributes:
         report: what happened in the last round.

@@ -1,4 +1,4 @@
-"""DRIVE: the published errors of both scales, and one bit a weight."""
+"""DRIVE: the published errors of both scales, and one bit per weight."""
 
 from typing import Any
 

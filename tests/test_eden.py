@@ -1,4 +1,4 @@
-"""EDEN at one bit: the published error, no bias, and one bit a weight."""
+"""EDEN at one bit: the published error, no bias, and one bit per weight."""
 
 import numpy as np
 import pytest

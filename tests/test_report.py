@@ -35,7 +35,7 @@ def test_one_row_per_run_in_the_order_of_their_numbers(
     assert report(monkeypatch, tmp_path, tmp_path / "9") == 0
     assert capsys.readouterr().out.splitlines() == [
         "| strategy | data | rounds | final accuracy | best accuracy | uplink per client, B | bits per parameter "
-        "| in the last round | left out |",
+        "| in the last round | rejected |",
         "|---|---|---|---|---|---|---|---|---|",
         "| run9 | digits, iid | 2 | 0.5124 | 0.7500 | 2,706 | 1.008 | 0.844 | 3 |",
         "| run10 | digits, iid | 2 | 0.5124 | 0.7500 | 2,706 | 1.008 | 0.844 | 3 |",

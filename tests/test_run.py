@@ -110,7 +110,7 @@ def test_command_is_deterministic_and_equals_a_plain_loop(tmp_path: Path) -> Non
 def test_misbehaving_clients_are_left_out(tmp_path: Path) -> None:
     overrides = (*SMALL, "clients_per_round=7", "downlink.dtype=int8", "evaluate_train=true")
     lines: list[str] = []
-    # two nodes for seven clients: a node may stand for several
+    # two nodes for seven clients: a node may host several
     simulate(overrides, tmp_path, lines, nodes=2)
     result = summary(tmp_path)
     assert (result["rounds"], result["clients_failed"]) == (2, 10)
@@ -123,7 +123,7 @@ def test_misbehaving_clients_are_left_out(tmp_path: Path) -> None:
             "seed is",
         )
     ):
-        told = [line for line in lines if f"client {client} left out" in line and reason in line]
+        told = [line for line in lines if f"client {client} rejected" in line and reason in line]
         assert [line.split(":")[0] for line in told] == ["round 1", "round 2"], lines
     assert result["weights_sha256"] == reference_run(overrides, left_out=frozenset(range(5)))
     with (tmp_path / "rounds.csv").open(newline="") as file:
@@ -140,7 +140,7 @@ def test_late_client_is_left_out_and_nobody_waits_for_it_in_the_end(tmp_path: Pa
     start = time.monotonic()
     simulate(overrides, tmp_path, lines)
     assert time.monotonic() - start < 240
-    assert "round 1: client 5 left out: no reply within round_timeout" in lines
+    assert "round 1: client 5 rejected: no reply within round_timeout" in lines
     assert summary(tmp_path)["weights_sha256"] == reference_run(overrides, left_out=frozenset(range(6)))
     assert flower_processes() == []
 

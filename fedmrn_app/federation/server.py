@@ -100,7 +100,7 @@ class RoundReport:
 
     Attributes:
         number: of the round.
-        failures: the reason of each client that was left out.
+        failures: the reason of each client that was rejected.
         losses: mean training loss of each client whose reply was used; the seconds likewise.
         train_seconds: local training.
         compress_seconds: from the trained update to its body.

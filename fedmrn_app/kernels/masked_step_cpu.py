@@ -24,9 +24,9 @@ _SIGNATURE = types.void(
 _ENTRY_SIGNATURE = types.void(types.CPointer(types.CPointer(types.float32)))
 
 
-def cpu_step(masking: MaskKind, vectors: Vectors) -> MaskedStep:
+def cpu_step(kind: MaskKind, vectors: Vectors) -> MaskedStep:
     """Return the step for a kind of masking on given vectors."""
-    loop = _compile_loop(masking)
+    loop = _compile_loop(kind)
     team = openmp()
     u, n, w, out = (vector.numpy() for vector in (vectors.u, vectors.n, vectors.w, vectors.out))
     bases = [vector.ctypes.data for vector in (u, n, w, out)]
@@ -48,14 +48,14 @@ def cpu_step(masking: MaskKind, vectors: Vectors) -> MaskedStep:
         words[2:] = first, high, count & 0xFFFFFFFF, count >> 32
         addresses[:4] = [base + 4 * start for base in bases]
         addresses[4] = grad.data_ptr()
-        team.run(_compile_entry(masking).address, addresses.ctypes.data, threads)
+        team.run(_compile_entry(kind).address, addresses.ctypes.data, threads)
 
     return step
 
 
 @cache
-def _compile_loop(masking: MaskKind) -> Callable[..., None]:
-    signed, deterministic = masking.signed, masking.deterministic
+def _compile_loop(kind: MaskKind) -> Callable[..., None]:
+    signed, deterministic = kind.signed, kind.deterministic
     multiply_first, multiply_second = (np.uint32(m) for m in MULTIPLIERS)
     u32, f32 = np.uint32, np.float32
     half, unit = np.float32(0.5), np.float32(2.0**-24)
@@ -93,9 +93,9 @@ def _compile_loop(masking: MaskKind) -> Callable[..., None]:
 
 
 @cache
-def _compile_entry(masking: MaskKind) -> Any:
+def _compile_entry(kind: MaskKind) -> Any:
     """Compile what each thread of a team runs: its part of the loop over the vectors at the given addresses."""
-    loop = _compile_loop(masking)
+    loop = _compile_loop(kind)
     team = openmp()
     assert team is not None
     thread_number, thread_count = team.thread_functions

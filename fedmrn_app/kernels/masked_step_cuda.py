@@ -59,7 +59,7 @@ def _kernel(
     tl.store(out_start + i, weights, mask=inside)
 
 
-def cuda_step(masking: MaskKind, vectors: Vectors) -> MaskedStep:
+def cuda_step(kind: MaskKind, vectors: Vectors) -> MaskedStep:
     """Return the step for a kind of masking on given vectors."""
 
     def step(start: int, grad: Tensor, lr: float, progress: float, key: int) -> None:
@@ -68,7 +68,7 @@ def cuda_step(masking: MaskKind, vectors: Vectors) -> MaskedStep:
         u, n, w, out = (vector[start : start + count] for vector in (vectors.u, vectors.n, vectors.w, vectors.out))
         _kernel[(triton.cdiv(count, BLOCK),)](
             u, n, w, out, grad, count, lr, progress, _int32(start + low), _int32(high),
-            signed=masking.signed, deterministic=masking.deterministic, block=BLOCK,
+            signed=kind.signed, deterministic=kind.deterministic, block=BLOCK,
             enable_fp_fusion=False,  # else products and sums are rounded once, and differ from the plain form
         )  # fmt: skip
 

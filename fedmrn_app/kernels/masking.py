@@ -44,7 +44,7 @@ class Vectors:
 MaskedStep = Callable[[int, Tensor, float, float, int], None]
 
 
-def plain_step(masking: MaskKind, vectors: Vectors) -> MaskedStep:
+def plain_step(kind: MaskKind, vectors: Vectors) -> MaskedStep:
     """The step by PyTorch's elementwise operations, which defines what the kernels compute."""
 
     def step(start: int, grad: Tensor, lr: float, progress: float, key: int) -> None:
@@ -53,20 +53,20 @@ def plain_step(masking: MaskKind, vectors: Vectors) -> MaskedStep:
         u.sub_(grad * torch.tensor(lr, dtype=torch.float32))
         v = unit_floats(random_words(key, u.numel(), start, u.device))
         q = torch.tensor(progress, dtype=torch.float32, device=u.device)
-        p = mask_probability(u, n, masking)
-        masked = torch.where(v < p * q, n, -n if masking.signed else torch.zeros_like(n))
-        chosen = torch.where(v < q, masked, clip_update(u, n, masking.signed))
+        p = mask_probability(u, n, kind)
+        masked = torch.where(v < p * q, n, -n if kind.signed else torch.zeros_like(n))
+        chosen = torch.where(v < q, masked, clip_update(u, n, kind.signed))
         torch.add(vectors.w[part], chosen, out=vectors.out[part])
 
     return step
 
 
-def mask_probability(u: Tensor, n: Tensor, masking: MaskKind) -> Tensor:
+def mask_probability(u: Tensor, n: Tensor, kind: MaskKind) -> Tensor:
     """Probability that an element's noise is kept (Eqs. 6 and 7), or what stands for it in deterministic masking."""
-    if masking.deterministic:
+    if kind.deterministic:
         return (torch.sign(u) == torch.sign(n)).float()
     ratio = u / n
-    return (0.5 * ratio + 0.5 if masking.signed else ratio).clamp_(0, 1)
+    return (0.5 * ratio + 0.5 if kind.signed else ratio).clamp_(0, 1)
 
 
 def clip_update(u: Tensor, n: Tensor, signed: bool) -> Tensor:

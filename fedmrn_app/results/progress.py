@@ -103,7 +103,7 @@ def progress_line(row: Round, rounds: int, seconds_left: float) -> str:
     """One line about a finished round."""
     name = next(iter(row.metrics)).replace("_", " ")
     sampled = "" if math.isnan(row.sampled) else f" (sampled {row.sampled:.4f})"
-    failed = f"  {row.clients_failed} left out" if row.clients_failed else ""
+    failed = f"  {row.clients_failed} rejected" if row.clients_failed else ""
     return (
         f"round {row.round:{len(str(rounds))}}/{rounds}  {name} {row.headline:.4f}{sampled}  loss {row.loss:.4f}  "
         f"uplink {row.uplink_bytes:,.0f} B per client, {row.uplink_bits_per_parameter:.3f} bits per parameter  "

@@ -77,7 +77,7 @@ def markdown(runs: Sequence[dict[str, Any]]) -> list[str]:
     shared = f" {metrics.pop().replace('_', ' ')}" if len(metrics) == 1 else ""
     head = (
         "strategy", "data", "rounds", f"final{shared}", f"best{shared}", "uplink per client, B", "bits per parameter",
-        "in the last round", "left out",
+        "in the last round", "rejected",
     )  # fmt: skip
     return [_row(head), "|---" * len(head) + "|", *(_row(_cells(run, not shared)) for run in runs)]
 

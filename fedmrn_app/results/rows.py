@@ -22,7 +22,7 @@ class Round:
         uplink_bits_per_parameter: the same in bits over the number of trained parameters.
         downlink_bytes: bytes of the content sent to a client.
         clients_ok: usable replies.
-        clients_failed: clients left out.
+        clients_failed: clients rejected.
         train_seconds: local training of a client.
         compress_seconds: from a client's trained update to its body.
         decode_seconds: the server's time to check, decode and add one reply.

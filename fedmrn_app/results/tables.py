@@ -25,7 +25,7 @@ def print_summary(console: Console, summary: dict[str, Any], folder: Path) -> No
         "bits per parameter", f"{summary['uplink_bits_per_parameter']:.3f}", f"{8 * dense / summary['parameters']:.3f}"
     )
     table.add_row("share of FedAvg's uplink", f"1/{dense / uplink:.1f}", "1")
-    table.add_row("clients left out", str(summary["clients_failed"]), "")
+    table.add_row("clients rejected", str(summary["clients_failed"]), "")
     table.add_row("seconds", f"{summary['seconds']:.0f}", "")
     console.print(table)
     console.print(f"results in {folder}", markup=False)
@@ -34,7 +34,7 @@ def print_summary(console: Console, summary: dict[str, Any], folder: Path) -> No
 def print_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
     """Print one row per run of a sweep."""
     table = Table(
-        "run", "overrides", "final", "best", "bits per parameter", "left out", "compress / train", "decode, s"
+        "run", "overrides", "final", "best", "bits per parameter", "rejected", "compress / train", "decode, s"
     )
     for number, (overrides, result) in enumerate(outcomes):
         if isinstance(result, str):

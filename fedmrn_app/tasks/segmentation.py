@@ -5,7 +5,7 @@ PascalVOC's layout. Both are brought to one size when they are decoded. Pixels o
 in the loss and in the metrics.
 
 The published code of this task differs from what is here. It trains the dense weights beside the masks and sends them
-too, so its FedMRN is no method of one bit a weight; here only the masks are trained. It also starts from a pretrained
+too, so its FedMRN is no method of one bit per weight; here only the masks are trained. It also starts from a pretrained
 backbone, gives the heads ten times the step size, shares the images out by class, takes the classes that a batch lacks
 for one background in the loss, and crops at random scales.
 """

@@ -1,4 +1,4 @@
-"""The global vector on its way to the clients, in float32 or fewer bits a weight."""
+"""The global vector on its way to the clients, in float32 or fewer bits per weight."""
 
 from __future__ import annotations
 
