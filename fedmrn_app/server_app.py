@@ -16,11 +16,12 @@ from fedmrn_app.config.compose import compose_values, parse_overrides
 from fedmrn_app.config.types import Values
 from fedmrn_app.errors import FedMRNError, RunError
 from fedmrn_app.federation.agreement import Agreement, GlobalState
+from fedmrn_app.federation.server import OpenRound
 from fedmrn_app.federation.upload import Update, header_of, write_upload
 from fedmrn_app.hosts import find_hosts
 from fedmrn_app.learning.flat import FlatModel, state_sha256
 from fedmrn_app.learning.memory import keep_freed_memory
-from fedmrn_app.messages import content_bytes, pack_config, pack_state, payload_content, unpack_state
+from fedmrn_app.messages import content_bytes, order_content, pack_config, pack_state, payload_content, unpack_state
 from fedmrn_app.methods import build_method
 from fedmrn_app.methods.method import RunOptions
 from fedmrn_app.noise import Noise
@@ -113,7 +114,7 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
             "dataset": task.name,
             "partition": config.partition.name,
             "parameters": model.parameter_count,
-            "fedavg_uplink_bytes_per_client_round": fedavg_reply_bytes(model),
+            **fedavg_bytes(model),
             "weights_sha256": state_sha256(*model.state()),
         }
     )
@@ -125,10 +126,14 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
     folder.finish(summary)
 
 
-def fedavg_reply_bytes(model: FlatModel) -> int:
-    """Bytes of the reply that a FedAvg client of this model sends, counted on a real one."""
+def fedavg_bytes(model: FlatModel) -> dict[str, int]:
+    """Bytes of what FedAvg would send each way for this model, counted on real messages."""
     weights, dense = model.state()
     agreement = Agreement.of(build_method("fedavg", {}, RunOptions(Noise())), model, seed=0, dense_bits=32)
     update = Update(Body(pack_floats(weights)), dense)
     payload = write_upload(agreement, header_of(agreement, 0, 1, weights.size), update, dense)
-    return content_bytes(payload_content(payload))
+    order = OpenRound(agreement, 1, GlobalState(weights, dense), {0: 1}).order(0)
+    return {
+        "fedavg_uplink_bytes_per_client_round": content_bytes(payload_content(payload)),
+        "fedavg_downlink_bytes_per_client_round": content_bytes(order_content(order, None, None)),
+    }

@@ -11,16 +11,18 @@ from fedmrn_app.results.rows import Round
 
 
 def draw_curves(rounds: Sequence[Round], path: Path) -> None:
-    """Draw the headline metric over rounds and over the uplink spent by all clients."""
+    """Draw the headline metric over rounds, over the uplink of all clients, and over all their traffic."""
     from matplotlib.figure import Figure  # not pyplot: a ServerApp is not the main thread
 
-    figure = Figure(figsize=(9, 3.5), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
+    figure = Figure(figsize=(12, 3.5), layout="constrained")
+    left, middle, right = figure.subplots(1, 3, sharey=True)
     headline = [row.headline for row in rounds]
     uplink = np.cumsum([row.uplink_bytes * row.clients_ok for row in rounds]) / 1e6
+    downlink = np.cumsum([row.downlink_bytes * (row.clients_ok + row.clients_failed) for row in rounds]) / 1e6
     for axes, x, label in (
         (left, [row.round for row in rounds], "round"),
-        (right, uplink, "uplink of all clients, MB"),
+        (middle, uplink, "uplink of all clients, MB"),
+        (right, uplink + downlink, "uplink and downlink of all clients, MB"),
     ):
         axes.plot(x, headline, marker=".")
         axes.set_xlabel(label)

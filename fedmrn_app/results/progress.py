@@ -64,7 +64,8 @@ class Progress:
         reached = evaluate(self.model, self.task, self.splits.test)
         train = None if self.splits.train is None else evaluate(self.model, self.task, self.splits.train)
         now = time.perf_counter()
-        bytes_up = _mean(uplink)
+        bytes_up, bytes_down = _mean(uplink), _mean(downlink)
+        bits = 8 / self.model.parameter_count
         row = Round(
             round=done.number,
             metrics=reached.metrics,
@@ -74,8 +75,10 @@ class Progress:
             loss_gap=math.nan if train is None else train.loss - reached.loss,
             headline_gap=math.nan if train is None else train.headline - reached.headline,
             uplink_bytes=bytes_up,
-            uplink_bits_per_parameter=8 * bytes_up / self.model.parameter_count,
-            downlink_bytes=_mean(downlink),
+            uplink_bits_per_parameter=bytes_up * bits,
+            downlink_bytes=bytes_down,
+            downlink_bits_per_parameter=bytes_down * bits,
+            total_bits_per_parameter=(bytes_up + bytes_down) * bits,
             clients_ok=len(uplink),
             clients_failed=len(done.failures),
             train_seconds=_mean(done.train_seconds),
@@ -106,7 +109,8 @@ def progress_line(row: Round, rounds: int, seconds_left: float) -> str:
     failed = f"  {row.clients_failed} rejected" if row.clients_failed else ""
     return (
         f"round {row.round:{len(str(rounds))}}/{rounds}  {name} {row.headline:.4f}{sampled}  loss {row.loss:.4f}  "
-        f"uplink {row.uplink_bytes:,.0f} B per client, {row.uplink_bits_per_parameter:.3f} bits per parameter  "
+        f"uplink {row.uplink_bytes:,.0f} B per client, {row.uplink_bits_per_parameter:.3f} bits per parameter, "
+        f"downlink {row.downlink_bits_per_parameter:.2f}, total {row.total_bits_per_parameter:.2f}  "
         f"{row.seconds:.1f} s, {int(seconds_left) // 60}:{int(seconds_left) % 60:02d} left{failed}"
     )
 

@@ -21,6 +21,8 @@ class Round:
         uplink_bytes: bytes of a client's whole reply.
         uplink_bits_per_parameter: the same in bits over the number of trained parameters.
         downlink_bytes: bytes of the content sent to a client.
+        downlink_bits_per_parameter: the same in bits over the number of trained parameters.
+        total_bits_per_parameter: of both directions.
         clients_ok: usable replies.
         clients_failed: clients rejected.
         train_seconds: local training of a client.
@@ -39,6 +41,8 @@ class Round:
     uplink_bytes: float
     uplink_bits_per_parameter: float
     downlink_bytes: float
+    downlink_bits_per_parameter: float
+    total_bits_per_parameter: float
     clients_ok: int
     clients_failed: int
     train_seconds: float
@@ -77,11 +81,11 @@ def to_row(entry: Round) -> dict[str, float]:
 
 
 def from_row(row: Mapping[str, str], metrics: Sequence[str]) -> Round:
-    """The inverse of `to_row`, of the text in rounds.csv."""
+    """The inverse of `to_row`, of the text in rounds.csv; NaN for columns that an older version did not write."""
     kinds = {"int": int, "float": float}
     values: dict[str, object] = {"metrics": {name: float(row[name]) for name in metrics}}
     for field in fields(Round):
         if field.name != "metrics":
             renamed = {"sampled": f"sampled_{metrics[0]}", "headline_gap": f"{metrics[0]}_gap"}
-            values[field.name] = kinds[str(field.type)](row[renamed.get(field.name, field.name)])
+            values[field.name] = kinds[str(field.type)](row.get(renamed.get(field.name, field.name), "nan"))
     return Round(**values)  # type: ignore[arg-type]
