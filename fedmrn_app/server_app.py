@@ -66,7 +66,7 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
     splits = Splits(task.load("test", report), task.load("train", report) if config.evaluate_train else None)
     method = build_run_method(config)
     model = build_flat_model(config, task, method)
-    agreement = Agreement.of(method, model, config.seed, config.uplink.dense_bits)
+    agreement = Agreement.of(method, model, config.seed, config.uplink.dense_bits, config.downlink.step)
     vector = agreement.first.copy()
     done = folder.start(values, model, vector, resume=config.resume)
     if done >= config.rounds:

@@ -231,3 +231,24 @@ def test_small_round_is_of_the_agreement_it_says() -> None:
     client = next(iter(round_.clients))
     assert round_.header(client, round_.known(client)) == made_up_payload(client, round_.seed(client)).header
     assert np.array_equal(round_.known(client).vector, KNOWN.vector)
+
+
+@pytest.mark.parametrize("strategy", ["fedmrn", "fedavg", "eden", "fedsparsify", "fedscalar", "submodel"])
+def test_two_rounds_on_a_grid(strategy: str) -> None:
+    """Coded masks and values near what was sent are read only where both sides have the same bits of what was sent."""
+    words = (*SMALL, f"strategy={strategy}", "downlink.dtype=grid", "uplink.dense_bits=6")
+    _, config, _ = measure(compose_values(words))
+    worker = Worker(config)
+    model, agreement = worker.model()
+    state = GlobalState(agreement.first.copy(), model.state()[1])
+    samples = {client: worker.sample_count(client) for client in range(config.clients)}
+    for number in (1, 2):
+        round_ = open_round(agreement, state, number, samples, config.clients_per_round)
+        orders = {client: round_.order(client) for client in round_.clients}
+        assert number == 1 or max(order.vector.nbytes + order.dense.nbytes for order in orders.values()) < 2 * D_DIGITS
+        state, report = close_round(round_, {c: worker.train(order).payload for c, order in orders.items()})
+        assert report.failures == {}
+    assert np.isfinite(state.vector).all()
+
+
+D_DIGITS = 21_472 + 384  # weights and dense values of the digits' model

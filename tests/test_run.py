@@ -40,7 +40,12 @@ def simulate(overrides: tuple[str, ...], folder: Path, lines: list[str], nodes: 
 
 def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([FEDMRN, *arguments], cwd=cwd, **pipes)
+
+    # where these tests run in the background Ctrl-C is ignored, and so it would be by what they start
+    def hear_interrupts() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    return subprocess.Popen([FEDMRN, *arguments], cwd=cwd, preexec_fn=hear_interrupts, **pipes)
 
 
 def summary(folder: Path) -> dict[str, Any]:
@@ -135,7 +140,7 @@ def test_misbehaving_clients_are_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_late_client_is_left_out_and_nobody_waits_for_it_in_the_end(tmp_path: Path) -> None:
-    overrides = (*SMALL, "rounds=1", "clients_per_round=7", "round_timeout=40")
+    overrides = (*SMALL, "rounds=1", "clients_per_round=7", "round_timeout=40", "downlink.dtype=grid")
     lines: list[str] = []
     start = time.monotonic()
     simulate(overrides, tmp_path, lines)

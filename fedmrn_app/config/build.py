@@ -68,6 +68,8 @@ def check(config: Config) -> None:
         _check_weights(build_module(config, task), config, method)
         width = min(method.selection.widths)
         statistics = list(build_module(config, task, width).buffers())
+    if width < 1 and config.downlink.dtype == "grid":
+        raise ConfigError("downlink.dtype=grid: narrower models have other first weights to start from; take float32")
     if width < 1 and statistics:
         raise ConfigError(
             f"{model_label(config)}: running statistics of narrower models cannot be averaged; "

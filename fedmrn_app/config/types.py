@@ -11,7 +11,7 @@ from fedmrn_app.learning.sgd import LocalSettings, Precision
 from fedmrn_app.noise import Noise
 from fedmrn_app.typed import Count, NotNegative, Positive, Range
 from fedmrn_app.wire.body import Coder
-from fedmrn_app.wire.downlink import DownlinkDtype
+from fedmrn_app.wire.downlink import GRID_STEP, DownlinkDtype
 
 Values = dict[str, Any]  # a configuration as plain nested values, resolved: what travels
 
@@ -29,6 +29,7 @@ class DownlinkConfig:
     """How the server writes the global vector."""
 
     dtype: DownlinkDtype
+    step: Positive = GRID_STEP  # of a grid, in root mean squares of a tensor's first weights
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.methods.known import Known
 from fedmrn_app.methods.method import Method
-from fedmrn_app.wire.downlink import pack_downlink, unpack_downlink
+from fedmrn_app.wire.downlink import GRID_STEP, pack_downlink, unpack_downlink
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Agreement:
         first: the global vector before the first round, float32 (d,).
         seed: the run's.
         dense_bits: how a value of the dense part is written, see `wire/dense.py`.
+        grid_step: of the grid on which the vector is sent, where it is, see `wire/grid.py`.
     """
 
     method: Method
@@ -35,25 +36,37 @@ class Agreement:
     first: Float32Array
     seed: int
     dense_bits: int
+    grid_step: float = GRID_STEP
 
     @classmethod
-    def of(cls, method: Method, model: FlatModel, seed: int, dense_bits: int) -> Agreement:
+    def of(
+        cls, method: Method, model: FlatModel, seed: int, dense_bits: int, grid_step: float = GRID_STEP
+    ) -> Agreement:
         """Agree on a model that holds its first weights."""
         first = method.server.first(model.state()[0], model.layout)
-        return cls(method, model.layout, model.dense_sizes, first, seed, dense_bits)
+        return cls(method, model.layout, model.dense_sizes, first, seed, dense_bits, grid_step)
 
     def pack(self, vector: Float32Array, held: NDArray[np.bool_] | None) -> NDArray[Any]:
         """The global vector (d,), or only what is held of it, as it is sent."""
-        values = vector if held is None else vector[held]
-        return pack_downlink(values, self.layout.held_sizes(held), self.method.packing)
+        values, first = (vector, self.first) if held is None else (vector[held], self.first[held])
+        return pack_downlink(values, self.layout.held_sizes(held), self.method.packing, first, self.grid_step)
+
+    def pack_dense(self, dense: Float32Array) -> NDArray[Any]:
+        """The dense part (m,) as it is sent: beside a grid in float16, else exactly."""
+        if self.method.packing != "grid":
+            return dense
+        limit = np.finfo(np.float16).max
+        return np.clip(dense, -limit, limit).astype(np.float16)
 
     def unpack(self, packed: NDArray[Any], held: NDArray[np.bool_] | None) -> Known:
         """What both sides know once `packed` was sent, which `pack` made.
 
         Raises:
             ValueError: it has another shape or type.
+        PayloadError: it is malformed.
         """
-        values = unpack_downlink(packed, self.layout.held_sizes(held), self.method.packing)
+        first = self.first if held is None else self.first[held]
+        values = unpack_downlink(packed, self.layout.held_sizes(held), self.method.packing, first)
         if held is None:
             return Known(self.layout, values, self.first)
         vector = np.zeros(held.size, np.float32)
@@ -78,11 +91,11 @@ class Order:
         server_round: number of the round, from 1.
         seed: the 64-bit seed that the client is given.
         vector: the global vector as `Agreement.pack` makes it.
-        dense: the global dense part, float32 (m,).
+        dense: the global dense part, float32 or float16 (m,).
     """
 
     client: int
     server_round: int
     seed: int
     vector: NDArray[Any]
-    dense: Float32Array
+    dense: NDArray[Any]

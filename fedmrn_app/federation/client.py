@@ -54,7 +54,8 @@ def train_client(
     whole = method.selection.width(order.client) == 1
     held = method.selection.held(agreement.layout, order.client, order.server_round, seed) if whole else None
     known = agreement.unpack(order.vector, held)
-    model.load(known.vector, order.dense)
+    sent_dense = order.dense.astype(np.float32)
+    model.load(known.vector, sent_dense)
     private_seed = derive_seed(agreement.seed, "method", order.server_round, order.client)
     batches = Batches(
         task,
@@ -80,4 +81,4 @@ def train_client(
     dense = model.dense.cpu().numpy()
     update = Update(body, dense, trained.loss, ended - start, encoded - ended)
     header = header_of(agreement, seed, len(samples), known.count)
-    return Reply(write_upload(agreement, header, update, order.dense), residual)
+    return Reply(write_upload(agreement, header, update, sent_dense), residual)

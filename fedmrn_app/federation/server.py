@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.federation.agreement import Agreement, GlobalState, Order
 from fedmrn_app.federation.upload import add_upload, header_of
+from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods.known import Known
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.wire.payload import Header, Payload
@@ -53,7 +54,7 @@ class OpenRound:
         """What a client is sent; clients that hold all weights are sent the same arrays."""
         held = self.held(client)
         packed = self._packed if held is None else self.agreement.pack(self.state.vector, held)
-        return Order(client, self.number, self.seed(client), packed, self.state.dense)
+        return Order(client, self.number, self.seed(client), packed, self._packed_dense)
 
     def known(self, client: int) -> Known:
         """What the server and a client both know, worked out anew where clients hold different weights."""
@@ -71,6 +72,15 @@ class OpenRound:
     @cached_property
     def _packed(self) -> NDArray[np.generic]:
         return self.agreement.pack(self.state.vector, None)
+
+    @cached_property
+    def _packed_dense(self) -> NDArray[np.generic]:
+        return self.agreement.pack_dense(self.state.dense)
+
+    @property
+    def dense(self) -> Float32Array:
+        """The dense part as clients received it, float32 (m,)."""
+        return self._packed_dense.astype(np.float32, copy=False)
 
     @cached_property
     def _known(self) -> Known:
@@ -148,7 +158,7 @@ def close_round(opened: OpenRound, replies: Mapping[int, bytes | PayloadError]) 
             data = replies.get(client, PayloadError("no reply within round_timeout"))
             if isinstance(data, PayloadError):
                 raise data
-            payload = add_upload(data, opened.agreement, header, known, state.dense, total, dense_total)
+            payload = add_upload(data, opened.agreement, header, known, opened.dense, total, dense_total)
         except PayloadError as error:
             report.failures[client] = str(error)
             continue

@@ -51,7 +51,8 @@ class Worker:
         """The model to train, whose weights are whatever the last training left, and what is agreed on for it."""
         if width not in self._models:
             model = build_flat_model(self.config, self.task, self.method, width)
-            agreement = Agreement.of(self.method, model, self.config.seed, self.config.uplink.dense_bits)
+            uplink, downlink = self.config.uplink, self.config.downlink
+            agreement = Agreement.of(self.method, model, self.config.seed, uplink.dense_bits, downlink.step)
             self._models[width] = model, agreement
         return self._models[width]
 
