@@ -38,12 +38,14 @@ class SideInformation:
         size: float32 (d,) in [0, 1].
         sign: float32 (d,) of -1 and 1, where a bit that is set moves its weight; None if always the same way.
         trend: float32 (d,) in [-1, 1], where the weight is expected to move, times the sign; None if that is unknown.
+        flipped: bool (d,), which bits are turned round before they are coded; the rest of this is about bits turned so.
     """
 
     layout: Layout
     size: Float32Array
     sign: Float32Array | None = None
     trend: Float32Array | None = None
+    flipped: NDArray[np.bool_] | None = None
 
     @cached_property
     def effect(self) -> Float32Array:

@@ -56,6 +56,8 @@ def unpack_mask(body: Body, count: int, side: Callable[[], SideInformation]) -> 
 
 def code_mask(bits: NDArray[np.bool_], side: SideInformation) -> bytes:
     """Encode bits of shape (d,)."""
+    if side.flipped is not None:
+        bits = bits ^ side.flipped
     coefficients = []
     batches = []
     for parts in parts_of(side.layout):
@@ -106,6 +108,8 @@ def decode_mask(body: bytes | memoryview, side: SideInformation) -> NDArray[np.b
             "coded mask reads as another one here: the client started from other first weights, or computes "
             "otherwise; uplink.coder=packed does without what must agree"
         )
+    if side.flipped is not None:
+        bits ^= side.flipped
     return bits
 
 
