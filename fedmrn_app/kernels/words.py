@@ -51,7 +51,7 @@ def known_key(seed: int) -> int:
 
 
 def uniforms(key: int, count: int) -> NDArray[np.float32]:
-    """`unit_floats` of the words 0 to `count` of a key, float32 (count,), by NumPy: whole numbers and exact products."""
+    """`unit_floats` of the words 0 to `count` of a key, float32 (count,), by NumPy; all operations are exact."""
     low, high = split_key(key)
     out = np.empty(count, np.float32)
     for start in range(0, count, _BLOCK):

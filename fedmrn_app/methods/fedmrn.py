@@ -7,9 +7,9 @@ t = 1..S the loss is evaluated at `w + n * m` where an element is masked, with p
 elsewhere; its gradient goes straight through to `u`. After S steps one more draw of `m` gives the masks that are sent.
 The server regenerates `n` from the seed it gave and multiplies.
 
-The uniforms v of that last draw follow from the server's seed too. The mask has the distribution that it would have with
-any others, and both sides know the threshold v n (signed (2 v - 1) n) that `u` is beyond or not, which is what masks are
-coded by. So the last draw is no private randomness, and hides nothing of `u` beyond what one bit leaves out; the
+The uniforms v of that last draw follow from the server's seed too. The mask has the distribution that it would have
+with any others, and both sides know the threshold v n (signed (2 v - 1) n) that `u` is beyond or not, which is what
+masks are coded by. So the last draw is no private randomness: a bit tells on which side of a known number `u` is. The
 draws in training stay private.
 
 Binary masks (FedMRN) keep or drop the noise, signed ones (FedMRNS) keep or negate it.

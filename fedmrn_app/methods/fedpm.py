@@ -3,8 +3,8 @@
 The global vector holds, for every masked weight, the probability that it is kept. A client turns it into scores
 s = logit(p), trains them with masks m ~ Bern(sigmoid(s)) drawn anew in each forward pass and a gradient straight
 through m, and uploads one last mask, whose uniforms follow from the server's seed: it has the distribution that it
-would have with any others, and is coded by how far the server's probabilities are from them. So that last draw is no private
-randomness; those in training are. The server's estimate is the mode of the Beta posterior, whose prior
+would have with any others, and is coded by how far the server's probabilities are from them. So that last draw is no
+private randomness; those in training are. The server's estimate is the mode of the Beta posterior, whose prior
 Beta(lambda, lambda) is reset each round; with lambda = 1 that is the clients' mean mask.
 """
 
