@@ -9,11 +9,13 @@ from torch.nn import functional
 
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.kernels.masking import MaskKind, clip_update, mask_probability
+from fedmrn_app.layout import Layout
 from fedmrn_app.learning.flat import to_tensor
 from fedmrn_app.methods.fedmrn import MASKINGS, NoiseMask, draw_mask
+from fedmrn_app.methods.known import Known
 from fedmrn_app.noise import DISTRIBUTIONS, Distribution, Noise
 from fedmrn_app.wire.masks import unpack_mask
-from tests.helpers import LR, SEED, local_round, make_method, new_known, new_model
+from tests.helpers import GAUSSIAN, LR, SEED, local_round, make_method, moved, new_known, new_model
 
 
 def mask_noise(n: torch.Tensor, kept: torch.Tensor, signed: bool) -> torch.Tensor:
@@ -32,6 +34,31 @@ def test_stochastic_masks_match_their_probabilities(signed: bool) -> None:
     standard_error = (p * (1 - p) / draws).sqrt().double()
     assert (torch.abs(mean - p) <= 4 * standard_error + 1e-9).all()
     torch.testing.assert_close(mask_probability(u, n, MaskKind(signed)), p)
+
+
+@pytest.mark.parametrize("name", ["fedmrn", "fedmrns"])
+def test_sent_masks_match_their_probabilities(name: str) -> None:
+    """Over the server's seeds, of which the last draw is a function, whatever the private seed is."""
+    draws, ratio = 2000, np.linspace(-1.6, 1.6, 64, dtype=np.float32)
+    codec, known = make_method(name, "packed").codec, Known(Layout(((8, 8),)), ratio, ratio)
+    assert isinstance(codec, NoiseMask)
+    kept = np.zeros(64)
+    for seed in range(draws):
+        n = codec.noise(seed, 64)
+        body = codec.encode(ratio * n, known, seed, private_seed=seed % 3)
+        assert body == codec.encode(ratio * n, known, seed, private_seed=7)
+        kept += codec.decode(body, known, seed) == n
+    p = ((ratio + 1) / 2 if name == "fedmrns" else ratio).clip(0, 1)
+    standard_error = np.sqrt(p * (1 - p) / draws)
+    assert (np.abs(kept / draws - p) <= 4 * standard_error + 1e-9).all()
+
+
+@pytest.mark.parametrize(("name", "bits"), [("fedmrn", 0.33), ("fedmrns", 0.4)])
+def test_updates_short_of_the_noise_cost_little(name: str, bits: float) -> None:
+    """A mask takes little where the thresholds are mostly far from the update; signed, each value is equally likely."""
+    codec, known = make_method(name, noise=Noise("uniform", 0.04)).codec, moved(((400, 400),))
+    x = GAUSSIAN[: known.count] * np.float32(0.002)
+    assert 8 * len(codec.encode(x, known, 5, 0)) / x.size < bits
 
 
 @pytest.mark.parametrize("signed", [False, True])
@@ -80,7 +107,7 @@ def test_local_training(name: str, masking: str) -> None:
         u -= LR * twin.weight_grads  # straight through: the gradient at the masked weights reaches u unchanged
         twin.dense[: twin.dense_grads.numel()] -= LR * twin.dense_grads
 
-    kept = torch.from_numpy(unpack_mask(body, n.numel(), partial(method.codec.side, n.numpy(), local.known)))
+    kept = torch.from_numpy(unpack_mask(body, n.numel(), partial(method.codec.side, n.numpy(), local.known, SEED)))
     sure = mask_probability(u, n, kind)
     if masking in ("pm", "dm"):
         agree = kept == ((u * n) > 0)

@@ -18,7 +18,7 @@ PAYLOAD = Payload(HEADER, Body(b"\x01\x02\x03", 1), b"dense", loss=0.5)
 
 
 def test_payload_layout_is_fixed() -> None:
-    fields = struct.pack("<2sBBBBIQIIIfff", b"FM", 2, 2, 1, 6, 600, 2**64 - 5, 21, 4, 3, 0.5, 0, 0)
+    fields = struct.pack("<2sBBBBIQIIIfff", b"FM", 3, 2, 1, 6, 600, 2**64 - 5, 21, 4, 3, 0.5, 0, 0)
     rest = b"\x01\x02\x03dense"
     assert encode_payload(PAYLOAD) == fields + struct.pack("<I", zlib.crc32(fields + rest)) + rest
     assert HEADER_SIZE == 46

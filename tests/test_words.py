@@ -1,8 +1,9 @@
 """Random words by counting are uniform, differ between keys, and any part of them can be drawn alone."""
 
+import numpy as np
 import torch
 
-from fedmrn_app.kernels.words import random_words, step_key, unit_floats
+from fedmrn_app.kernels.words import known_key, random_words, step_key, uniforms, unit_floats
 
 KEY = 0xDEADBEEF12345678
 WORDS = (0x2A6ECAB, 0x2528BE40, 0xCAD78D5D)
@@ -24,3 +25,9 @@ def test_random_words_are_uniform_and_differ_between_keys() -> None:
     assert abs(float((a * b).mean()) * 12) < 5 / count**0.5
     assert random_words(KEY, 3, first=5).tolist() == random_words(KEY, 8).tolist()[5:]
     assert random_words(KEY, 3).tolist() == [WORDS[0], WORDS[1], WORDS[2]]
+
+
+def test_uniforms_are_those_of_the_random_words() -> None:
+    for key in (KEY, 0xFFFFFFFFFFFFFFFF, known_key(3)):
+        assert np.array_equal(uniforms(key, 40_000), unit_floats(random_words(key, 40_000)).numpy())
+    assert known_key(3) == step_key(3, 0)

@@ -7,6 +7,11 @@ t = 1..S the loss is evaluated at `w + n * m` where an element is masked, with p
 elsewhere; its gradient goes straight through to `u`. After S steps one more draw of `m` gives the masks that are sent.
 The server regenerates `n` from the seed it gave and multiplies.
 
+The uniforms v of that last draw follow from the server's seed too. The mask has the distribution that it would have
+with any others, and both sides know the threshold v n (signed (2 v - 1) n) that `u` is beyond or not, which is what
+masks are coded by. So the last draw is no private randomness: a bit tells on which side of a known number `u` is. The
+draws in training stay private.
+
 Binary masks (FedMRN) keep or drop the noise, signed ones (FedMRNS) keep or negate it.
 """
 
@@ -23,7 +28,7 @@ from torch import Tensor
 
 from fedmrn_app.kernels.masked_step import masked_step
 from fedmrn_app.kernels.masking import MaskKind, Vectors, mask_probability
-from fedmrn_app.kernels.words import random_words, step_key, unit_floats
+from fedmrn_app.kernels.words import known_key, step_key, uniforms
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel, to_tensor
 from fedmrn_app.methods.known import Known
@@ -85,10 +90,10 @@ class NoiseMask(Codec):
     coder: Coder
 
     def encode(self, x: Float32Array, known: Known, seed: int, private_seed: int) -> Body:
-        """Draw the mask of the update `x` and pack it."""
+        """Draw the mask of the update `x`, with the uniforms that the server knows, and pack it."""
         noise = known.noise(self.noise, seed)
-        mask = draw_mask(to_tensor(x), to_tensor(noise), self.kind, step_key(private_seed, 0)).numpy()
-        return pack_mask(mask, partial(self.side, noise, known), self.coder)
+        mask = draw_mask(to_tensor(x), to_tensor(noise), self.kind, known_key(seed)).numpy()
+        return pack_mask(mask, partial(self.side, noise, known, seed), self.coder)
 
     def decode(self, body: Body, known: Known, seed: int) -> Float32Array:
         """Return `G(seed) * m`."""
@@ -109,20 +114,34 @@ class NoiseMask(Codec):
         if body.form == CODED:  # the side information takes the whole noise, which is not made twice
             whole = self.noise(seed, known.count)
             pieces = [(0, whole)]
-        bits = unpack_mask(body, known.count, lambda: self.side(whole, known))
+        bits = unpack_mask(body, known.count, lambda: self.side(whole, known, seed))
         for start, noise in pieces:
             part = slice(start, start + noise.size)
             kept = bits[part].view(np.int8)
             noise *= 2 * kept - 1 if self.kind.signed else kept
             yield part, noise
 
-    def side(self, n: Float32Array, known: Known) -> SideInformation:
-        """Small noise is kept more often than large one, and rather if it points where the weight has gone so far."""
+    def side(self, n: Float32Array, known: Known, seed: int) -> SideInformation:
+        """A bit, turned round where the threshold is against the noise, is set if `u` is beyond the threshold.
+
+        That is rare where the threshold is large, and where the weight has gone the other way so far. Masks that are
+        not drawn have no threshold: there it is the noise.
+        """
+        flipped = None
+        sign = np.copysign(np.float32(1), n)
         size = np.abs(n)
         size *= np.float32(1 / (self.noise.largest * self.noise.alpha))
+        if not self.kind.deterministic:
+            v = uniforms(known_key(seed), n.size)
+            if self.kind.signed:
+                v += v
+                v -= np.float32(1)
+                flipped = v < 0
+                np.copysign(sign, n * v, out=sign)
+                np.abs(v, out=v)
+            size *= v
         np.minimum(size, 1, out=size)
-        sign = np.copysign(np.float32(1), n)
-        return SideInformation(known.layout, size, sign, known.trend * sign)
+        return SideInformation(known.layout, size, sign, known.trend * sign, flipped)
 
     def max_bytes(self, layout: Layout) -> int:
         """One bit per weight."""
@@ -131,7 +150,7 @@ class NoiseMask(Codec):
 
 def draw_mask(u: Tensor, n: Tensor, kind: MaskKind, key: int) -> Tensor:
     """Draw masks, bool (d,), stochastically or not: True where the noise is kept."""
-    return unit_floats(random_words(key, u.numel(), device=u.device)) < mask_probability(u, n, kind)
+    return to_tensor(uniforms(key, u.numel())) < mask_probability(u, n, kind)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 The global vector holds, for every masked weight, the probability that it is kept. A client turns it into scores
 s = logit(p), trains them with masks m ~ Bern(sigmoid(s)) drawn anew in each forward pass and a gradient straight
-through m, and uploads one last mask. The server's estimate is the mode of the Beta posterior, whose prior
+through m, and uploads one last mask, whose uniforms follow from the server's seed: it has the distribution that it
+would have with any others, and is coded by how far the server's probabilities are from them. So that last draw is no
+private randomness; those in training are. The server's estimate is the mode of the Beta posterior, whose prior
 Beta(lambda, lambda) is reset each round; with lambda = 1 that is the clients' mean mask.
 """
 
@@ -17,6 +19,7 @@ import numpy as np
 import torch
 
 from fedmrn_app.errors import ConfigError
+from fedmrn_app.kernels.words import known_key, uniforms
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel, to_tensor
 from fedmrn_app.methods.known import Known
@@ -44,14 +47,14 @@ class FrozenNetwork:
 
 @dataclass(frozen=True)
 class ScoreTraining(LocalTraining):
-    """Training of scores over the frozen network; `x` is the last mask, of zeros and ones."""
+    """Training of scores over the frozen network; `x` is the probability that each weight is kept."""
 
     network: FrozenNetwork
     score_lr: float
     min_probability: float
 
     def train(self, model: FlatModel, local: LocalRound) -> Trained:
-        """Train the scores, then draw the mask that is sent."""
+        """Train the scores."""
         generator = local.generator(model.device)
         frozen = to_tensor(self.network.weights(model.layout)).to(model.device)
         scores = torch.logit(model.weights, eps=self.min_probability)
@@ -68,7 +71,7 @@ class ScoreTraining(LocalTraining):
             scores.add_(model.weight_grads.mul_(frozen).mul_(p * (1 - p)), alpha=-self.score_lr)
 
         loss = local.sgd(model, before_step=mask_weights, update=update_scores)
-        return Trained(draw().cpu().numpy().astype(np.float32), loss)
+        return Trained(torch.sigmoid(scores).cpu().numpy(), loss)
 
 
 @dataclass(frozen=True)
@@ -78,12 +81,12 @@ class KeptWeights(Codec):
     coder: Coder
 
     def encode(self, x: Float32Array, known: Known, seed: int, private_seed: int) -> Body:
-        """Pack the mask."""
-        return pack_mask(x > 0.5, partial(_side, known), self.coder)
+        """Draw the last mask from the probabilities `x`, and pack it."""
+        return pack_mask(uniforms(known_key(seed), x.size) < x, partial(_side, known, seed), self.coder)
 
     def decode(self, body: Body, known: Known, seed: int) -> Float32Array:
         """Return the client's mask as zeros and ones."""
-        return unpack_mask(body, known.count, partial(_side, known)).astype(np.float32)
+        return unpack_mask(body, known.count, partial(_side, known, seed)).astype(np.float32)
 
     def max_bytes(self, layout: Layout) -> int:
         """One bit per weight."""
@@ -151,6 +154,12 @@ class FedPM(Recipe):
         )
 
 
-def _side(known: Known) -> SideInformation:
-    """The server's probabilities."""
-    return SideInformation(known.layout, known.vector)
+def _side(known: Known, seed: int) -> SideInformation:
+    """How far the uniforms are from the server's probabilities; a bit is set where they are on the other side now."""
+    size = uniforms(known_key(seed), known.count)
+    size -= known.vector
+    flipped = size < 0
+    sign = np.copysign(np.float32(1), size)
+    np.abs(size, out=size)
+    np.minimum(size, 1, out=size)
+    return SideInformation(known.layout, size, sign, flipped=flipped)

@@ -4,28 +4,28 @@ What they know is the side information: a size a in [0, 1] of each weight, such 
 such as the noise's sign and where the weight has moved so far. Large tensors are coded in three parts, cut across the
 input channels, so that the later parts are predicted from the earlier ones too: from the mean of their bits in the same
 row (output channel) and of size * sign * bit in the same run (output channel and position in the kernel). In each part
-of each tensor P(bit = 1) is linear in 1, a, a^2 and, for each other predictor q, q and a q; the sender fits the
-coefficients. The probabilities fall into 32 levels, fine at both ends. Only operations that IEEE 754 rounds exactly,
-and sums of whole numbers, lead from side information to level, so every machine finds the same ones.
+of each tensor P(bit = 1) is linear in 1, a, a^2 and, for each other predictor q, q and a q, where a = (1 + k) s /
+(1 + k s) and s is the size; the sender fits the coefficients, and k to how small the sizes of set bits are. Only
+operations that IEEE 754 rounds exactly, and sums of whole numbers, lead from there to the shares that
+`kernels/mask_coder_plain.py` codes by, so every machine finds the same ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmrn_app.kernels.mask_coder_plain import GRAIN, STEPS, Evidence
 from fedmrn_app.layout import Float32Array, Layout
 
 T = TypeVar("T", bound=np.generic)
 
-LEVELS = 32
-_STEPS = 4096  # resolution of the way from probability to level
-_SAMPLE = 1 << 13  # bits of a part that its coefficients are fitted to, at least where there are as many
+_SAMPLE, _SHARE = 1 << 13, 32  # bits of a part that its coefficients are fitted to, at least; one in so many
+_SMALL = 0.25  # mean size of set bits below which sizes are bent
 _CUT_SIZE, _CUT_RUN = 1 << 14, 8  # the fewest elements, of a tensor and of a run, that are coded in three parts
 
 
@@ -38,21 +38,26 @@ class SideInformation:
         size: float32 (d,) in [0, 1].
         sign: float32 (d,) of -1 and 1, where a bit that is set moves its weight; None if always the same way.
         trend: float32 (d,) in [-1, 1], where the weight is expected to move, times the sign; None if that is unknown.
+        flipped: bool (d,), which bits are turned round before they are coded; the rest of this is about bits turned so.
     """
 
     layout: Layout
     size: Float32Array
     sign: Float32Array | None = None
     trend: Float32Array | None = None
+    flipped: NDArray[np.bool_] | None = None
 
-    @cached_property
-    def effect(self) -> Float32Array:
-        """What a set bit does to its weight, float32 (d,), in whole numbers: their sums are exact in any order."""
-        effect = self.size * np.float32(128)
-        np.trunc(effect, out=effect)
-        if self.sign is not None:
-            effect *= self.sign
-        return effect
+
+class Kernels(Protocol):
+    """What finds shares: `kernels/mask_coder.py` or, bit for bit the same, `kernels/mask_coder_plain.py`."""
+
+    def count_runs(self, evidence: Evidence, /) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """See there."""
+
+    def find_shares(
+        self, evidence: Evidence, c: Float32Array, bend: np.float32, push: Float32Array, density: Float32Array, /
+    ) -> NDArray[np.uint16]:
+        """See there."""
 
 
 @dataclass(frozen=True)
@@ -84,18 +89,15 @@ class Part:
         return self.view(vector).reshape(-1)
 
 
-def parts_of(layout: Layout) -> Iterator[list[Part]]:
-    """The parts that are coded first, those that are coded when they are known, and so on."""
+def all_parts(layout: Layout) -> Iterator[Part]:
+    """The parts in the order in which they are coded."""
     for phase in range(3):
-        parts = []
         for number, (size, start) in enumerate(zip(layout.sizes, layout.offsets, strict=True)):
             run, runs_per_row = layout.runs(number)
             cut = size >= _CUT_SIZE and run >= _CUT_RUN
             cuts = (0, run // 8, run // 2, run) if cut else (0, run, run, run)
             if cuts[phase] < cuts[phase + 1]:
-                parts.append(Part(start, size // run, runs_per_row, run, cuts[phase], cuts[phase + 1]))
-        if parts:
-            yield parts
+                yield Part(start, size // run, runs_per_row, run, cuts[phase], cuts[phase + 1])
 
 
 def stride(count: int, wanted: int) -> int:
@@ -105,71 +107,78 @@ def stride(count: int, wanted: int) -> int:
 
 def term_count(part: Part, side: SideInformation) -> int:
     """Number of coefficients of a part."""
-    return 3 + 2 * ((side.trend is not None) + 2 * (part.first > 0))
+    return 4 + 2 * ((side.trend is not None) + 2 * (part.first > 0))
 
 
-def predictors_of(
-    part: Part, side: SideInformation, bits: NDArray[np.bool_]
-) -> tuple[Float32Array, list[Float32Array]]:
-    """The sizes a of a part and its other predictors q, float32 (count,); of `bits` only earlier parts are read."""
-    a = part.of(side.size)
-    predictors = []
-    if side.trend is not None:
-        predictors.append(part.of(side.trend))
-    if part.first > 0:
-        known = part.tensor(bits)[:, : part.first].astype(np.float32)
-        rows = known.sum(1).reshape(-1, part.runs_per_row).sum(1)
-        effects = (part.tensor(side.effect)[:, : part.first] * known).sum(1)
-        q = np.repeat(effects / np.float32(128 * (part.first + 4)), part.last - part.first)
-        if side.sign is not None:
-            q *= part.of(side.sign)
-        predictors.append(q)
+@dataclass(frozen=True)
+class PartKnown:
+    """What is known of the bits of a part before it is coded.
+
+    Attributes:
+        evidence: of the whole tensor.
+        push: of each run, float32 (runs,).
+        density: likewise.
+    """
+
+    evidence: Evidence
+    push: Float32Array
+    density: Float32Array
+
+    @classmethod
+    def of(cls, part: Part, side: SideInformation, bits: NDArray[np.uint8], kernels: Kernels) -> PartKnown:
+        """From the side information and the earlier parts' bits, of uint8 (d,)."""
+        sign = None if side.sign is None else part.tensor(side.sign)
+        trend = None if side.trend is None else part.tensor(side.trend)
+        evidence = Evidence(
+            part.tensor(side.size), sign, trend, part.tensor(bits), part.first, part.last, part.runs_per_row
+        )
+        if part.first == 0:
+            return cls(evidence, np.zeros(part.runs, np.float32), np.zeros(part.runs, np.float32))
+        counts, effects = kernels.count_runs(evidence)
+        push = effects.astype(np.float32) / np.float32(GRAIN * (part.first + 4))
+        rows = counts.reshape(-1, part.runs_per_row).sum(1).astype(np.float32)
         density = rows / np.float32(part.first * part.runs_per_row)
-        density -= np.float32(rows.sum(dtype=np.float64)) / np.float32(part.first * part.runs)
-        predictors.append(np.repeat(density, part.runs_per_row * (part.last - part.first)))
-    return a, predictors
+        density -= np.float32(counts.sum()) / np.float32(part.first * part.runs)
+        return cls(evidence, push, np.repeat(density, part.runs_per_row))
+
+    def sample(self, part: Part) -> tuple[NDArray[np.bool_], Float32Array, list[Float32Array]]:
+        """Some bits of the part, their sizes and their other predictors."""
+        e = self.evidence
+        count, width = part.count, part.last - part.first
+        at = np.arange(0, count, stride(count, max(_SAMPLE, count // _SHARE)))
+        run, column = np.divmod(at, width)
+        column += part.first
+        predictors = [] if e.trend is None else [e.trend[run, column]]
+        if part.first > 0:
+            push = self.push[run]
+            predictors += [push if e.sign is None else push * e.sign[run, column], self.density[run]]
+        return e.bits[run, column].view(np.bool_), e.size[run, column], predictors
 
 
-def fit(bits: NDArray[np.bool_], a: Float32Array, predictors: list[Float32Array]) -> NDArray[np.float16]:
-    """Least squares on a sample, a little towards zero so that useless predictors do no harm."""
-    every = stride(bits.size, max(_SAMPLE, bits.size // 16))
-    y, a = bits[::every].astype(np.float32), a[::every]
+def fit(part: Part, known: PartKnown) -> NDArray[np.float16]:
+    """The bend and the coefficients, by least squares on a sample, a little towards zero lest useless ones do harm."""
+    bits, a, predictors = known.sample(part)
+    typical = float(a[bits].mean(dtype=np.float64)) if bits.any() else 1.0
+    bend = np.float16(min(1 / (3 * typical), 1000) if 0 < typical < _SMALL else 0)
+    y = bits.astype(np.float32)
+    a = a * np.float32(1 + bend) / (a * np.float32(bend) + 1)
     columns = [np.ones_like(y), a, a * a]
     for q in predictors:
-        columns += [q[::every], q[::every] * a]
+        columns += [q, q * a]
     x = np.stack(columns)
     mean = y.mean()  # the constant is not drawn to zero
     ridge = (1e-6 * y.size + 1e-3) * np.eye(len(x))
     solution = np.linalg.solve((x @ x.T).astype(np.float64) + ridge, (x @ (y - mean)).astype(np.float64))
     solution[0] += mean
-    return np.clip(solution, -60000, 60000).astype("<f2")
+    return np.append(bend, np.clip(solution, -60000, 60000)).astype("<f2")
 
 
-def levels_of(c: NDArray[np.float16], a: Float32Array, predictors: list[Float32Array]) -> NDArray[np.uint8]:
-    """The level of each bit's probability, uint8 (count,); every operation here must round alike everywhere."""
-    c = c.astype(np.float32) * np.float32(_STEPS)
-    p = a * c[2]
-    p += c[1]
-    for number, q in enumerate(predictors):
-        p += q * c[4 + 2 * number]
-    p *= a
-    p += c[0]
-    for number, q in enumerate(predictors):
-        p += q * c[3 + 2 * number]
-    np.clip(p, 0, _STEPS - 1, out=p)
-    levels: NDArray[np.uint8] = _level_table().take(p.astype(np.uint16))
-    return levels
-
-
-def probability_at(x: float) -> float:
-    """Probability at x in [0, 1] along the levels; their distances shrink towards 0 and 1 as the coding loss asks."""
-    return x * x * (3 - 2 * x)
-
-
-@cache
-def _level_table() -> NDArray[np.uint8]:
-    """The level of each step of probability: the last one that starts at or before the step's middle."""
-    starts = [probability_at(level / LEVELS) for level in range(LEVELS)]
-    middles = (np.arange(_STEPS) + 0.5) / _STEPS
-    table: NDArray[np.uint8] = (np.searchsorted(starts, middles, side="right") - 1).astype(np.uint8)
-    return table
+def shares_of(
+    part: Part, side: SideInformation, fitted: NDArray[np.float16], known: PartKnown, kernels: Kernels
+) -> NDArray[np.uint16]:
+    """The shares of the bits of a part, uint16 (count,)."""
+    c = np.zeros(9, np.float32)
+    c[:3] = fitted[1:4]
+    rest = 3 if side.trend is not None else 5
+    c[rest : rest + fitted.size - 4] = fitted[4:]
+    return kernels.find_shares(known.evidence, c * np.float32(STEPS), np.float32(fitted[0]), known.push, known.density)

@@ -1,6 +1,6 @@
 """The payload: all that a client uploads in a round, as one string of bytes.
 
-Layout, little-endian, version 2:
+Layout, little-endian, version 3:
 
     offset  bytes  field
          0      2  magic "FM"
@@ -31,7 +31,7 @@ from fedmrn_app.errors import PayloadError
 from fedmrn_app.wire.body import Body
 
 MAGIC = b"FM"
-VERSION = 2
+VERSION = 3
 _FIELDS = struct.Struct("<2sBBBBIQIIIfff")
 _CHECKSUM = struct.Struct("<I")
 HEADER_SIZE = _FIELDS.size + _CHECKSUM.size

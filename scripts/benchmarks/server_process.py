@@ -20,6 +20,7 @@ import torch
 from fedmrn_app.federation.agreement import Agreement, GlobalState, Order
 from fedmrn_app.federation.server import close_round, open_round
 from fedmrn_app.federation.upload import Update, header_of, write_upload
+from fedmrn_app.kernels.words import known_key, uniforms
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.messages import pack_state, unpack_state
 from fedmrn_app.methods import build_method
@@ -78,8 +79,8 @@ def make_payload(agreement: Agreement, order: Order, coder: Coder) -> bytes:
         codec, noise = agreement.method.codec, NOISE(order.seed, count)
         assert isinstance(codec, NoiseMask)
         update = random.standard_normal(count, np.float32) * np.float32(NOISE.alpha / 4)
-        kept = random.random(count, np.float32) < update / noise  # drawn with less memory than a client's
-        body = pack_mask(kept, partial(codec.side, noise, agreement.unpack(order.vector, None)), "auto")
+        kept = uniforms(known_key(order.seed), count) < update / noise  # drawn with less memory than a client's
+        body = pack_mask(kept, partial(codec.side, noise, agreement.unpack(order.vector, None), order.seed), "auto")
     header = header_of(agreement, order.seed, SAMPLES, count)
     return write_upload(agreement, header, Update(body, DENSE), order.dense)
 

@@ -1,0 +1,218 @@
+"""Bits by asymmetric numeral systems: `mask_coder_plain.py` compiled, the same numbers operation by operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numba
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+
+from fedmrn_app.kernels.mask_coder_plain import GRAIN, LOWEST, STEPS, Evidence, States, Words
+from fedmrn_app.layout import Float32Array
+
+_WIDEST = 8  # lanes of long masks
+
+
+def lanes_of(count: int) -> int:
+    """How many lanes masks of `count` bits have: more are faster, and take up to four bytes each."""
+    return _WIDEST if count >= 1 << 17 else 1
+
+
+def count_runs(evidence: Evidence) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """As the plain one."""
+    runs = len(evidence.size)
+    counts, effects = np.empty(runs, np.int64), np.empty(runs, np.int64)
+    sign = evidence.size if evidence.sign is None else evidence.sign
+    _count_runs()(evidence.size, sign, evidence.sign is not None, evidence.bits, evidence.first, counts, effects)
+    return counts, effects
+
+
+def find_shares(
+    evidence: Evidence, c: Float32Array, bend: np.float32, push: Float32Array, density: Float32Array
+) -> NDArray[np.uint16]:
+    """As the plain one."""
+    size = evidence.size
+    shares = np.empty(len(size) * (evidence.last - evidence.first), np.uint16)
+    sign = size if evidence.sign is None else evidence.sign
+    trend = size if evidence.trend is None else evidence.trend
+    known = (evidence.sign is not None, evidence.trend is not None)
+    place = (evidence.first, evidence.last)
+    _find_shares()(size, sign, trend, *known, *place, c, bend, push, density, shares)
+    return shares
+
+
+def encode(bits: NDArray[np.uint8], shares: NDArray[np.uint16], states: States, words: Words, end: int) -> int:
+    """As the plain one."""
+    if not (bits.size == shares.size <= end <= words.size):
+        raise ValueError(f"no room for {bits.size} bits with {shares.size} shares before place {end} of {words.size}")
+    return int(_encode(states.size)(bits, shares, states, words, end))
+
+
+def decode(shares: NDArray[np.uint16], states: States, words: Words, place: int, out: NDArray[np.uint8]) -> int:
+    """As the plain one."""
+    if shares.size != out.size or place < 0:
+        raise ValueError(f"{shares.size} shares for {out.size} bits from place {place} on")
+    return int(_decode(states.size)(shares, states, words, place, out))
+
+
+def _compile(signature: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile for one signature; what is compiled is kept on disk where there is a place for it.
+
+    Without fastmath nothing is reordered or fused, so the results are those of the plain operations.
+    """
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+    try:
+        compiled: Callable[..., Any] = numba.njit([signature], cache=True, **options)(function)
+    except RuntimeError:  # neither the package's folder nor the user's can be written
+        compiled = numba.njit([signature], **options)(function)
+    return compiled
+
+
+_FLOATS, _MATRIX = types.Array(types.float32, 1, "C"), types.Array(types.float32, 2, "C", readonly=True)
+_OCTETS = types.Array(types.uint8, 1, "C")
+_SHARES, _WORDS = types.Array(types.uint16, 1, "C"), types.Array(types.uint16, 1, "C")
+_STATES = types.Array(types.uint32, 1, "C")
+_TOTALS = types.Array(types.int64, 1, "C")
+
+
+@cache
+def _count_runs() -> Callable[..., Any]:
+    grain = np.float32(GRAIN)
+
+    def count(size: Any, sign: Any, signed: Any, bits: Any, first: Any, counts: Any, effects: Any) -> None:
+        for run in range(size.shape[0]):
+            total, effect = np.int64(0), np.int64(0)
+            for i in range(first):
+                bit = np.int32(bits[run, i])
+                moved = np.int32(size[run, i] * grain) * bit
+                effect += moved * np.int32(sign[run, i]) if signed else moved
+                total += bit
+            counts[run] = total
+            effects[run] = effect
+
+    bits = types.Array(types.uint8, 2, "C")
+    return _compile(types.void(_MATRIX, _MATRIX, types.boolean, bits, types.int64, _TOTALS, _TOTALS), count)
+
+
+@cache
+def _find_shares() -> Callable[..., Any]:
+    one, half, zero, most = np.float32(1), np.float32(0.5), np.float32(0), np.float32(STEPS - 1)
+
+    def find(
+        size: Any, sign: Any, trend: Any, signed: Any, trending: Any, first: Any, last: Any, c: Any, bend: Any,
+        push: Any, density: Any, shares: Any,
+    ) -> None:  # fmt: skip
+        width = last - first
+        c0 = c[0] + half
+        bend1 = one + bend
+        c1, c2, c3, c4, c5, c6, c7, c8 = c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8]
+        for run in range(size.shape[0]):
+            pushed, dense = push[run], density[run]
+            dense7, dense8 = dense * c7, dense * c8
+            out = shares[run * width : (run + 1) * width]
+            sizes, signs, trends = size[run, first:last], sign[run, first:last], trend[run, first:last]
+            for i in range(width):
+                a = sizes[i] * bend1 / (sizes[i] * bend + one)
+                t = trends[i] if trending else zero
+                q = pushed * signs[i] if signed else pushed
+                p = a * c2 + c1 + t * c4 + q * c6 + dense8
+                p = p * a + c0 + t * c3 + q * c5 + dense7
+                p = p if p > one else one
+                p = p if p < most else most
+                out[i] = np.uint16(np.int32(p))
+
+    flag, place, number = types.boolean, types.int64, types.float32
+    signature = types.void(
+        _MATRIX, _MATRIX, _MATRIX, flag, flag, place, place, _FLOATS, number, _FLOATS, _FLOATS, _SHARES
+    )
+    return _compile(signature, find)
+
+
+@cache
+def _encode(lanes: int) -> Callable[..., Any]:
+    u32, steps = np.uint32, np.uint32(STEPS)
+
+    def encode(bits: Any, shares: Any, states: Any, words: Any, end: Any) -> Any:
+        i = bits.size - 1
+        while i >= 0:
+            lane = i % lanes
+            for j in range(lane + 1):
+                x = states[lane - j]
+                share, bit = u32(shares[i - j]), bits[i - j] != 0
+                width = share if bit else steps - share
+                start = u32(0) if bit else share
+                if x >= u32(width << u32(20)):
+                    end -= 1
+                    words[end] = x & u32(0xFFFF)
+                    x >>= u32(16)
+                ratio = u32(x // width)
+                states[lane - j] = u32(ratio * steps) + u32(x - ratio * width) + start
+            i -= lane + 1
+        return end
+
+    return _compile(types.int64(_OCTETS, _SHARES, _STATES, _WORDS, types.int64), encode)
+
+
+@cache
+def _decode(lanes: int) -> Callable[..., Any]:
+    u32, i32, steps, lowest = np.uint32, np.int32, np.uint32(STEPS), np.int64(LOWEST)
+    u64 = np.uint64  # of places and counts: signed ones would be looked at for counting from the end
+
+    @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
+    def step(x: Any, share: Any, word: Any) -> Any:
+        """Return the bit, the next state, and whether the word has been used.
+
+        By masks, since which bit it is and whether a word is due are hard to foretell, and branches would be.
+        """
+        share, word = u32(share), u32(word)
+        rest = u32(x & u32(steps - u32(1)))
+        unset = u32(~(i32(rest - share) >> i32(31)))  # all ones where the bit is not set
+        width = u32(share + u32(unset & u32(steps - u32(share << u32(1)))))
+        x = u32(u32(width * u32(x >> u32(12))) + u32(rest - u32(share & unset)))
+        short = u32((np.int64(x) - lowest) >> np.int64(63))  # all ones where the state is too small
+        x = u32(u32(x << u32(short & u32(16))) | u32(word & short))
+        return u32(unset + u32(1)), x, u64(short & u32(1))
+
+    def decode(shares: Any, states: Any, words: Any, place: Any, out: Any) -> Any:
+        i, size, count, width = u64(0), u64(words.size), u64(out.size), u64(lanes)
+        place = u64(place)
+        if lanes == 8:
+            x0, x1, x2, x3, x4, x5, x6, x7 = (  # as variables they stay in registers
+                states[0], states[1], states[2], states[3], states[4], states[5], states[6], states[7],
+            )  # fmt: skip
+            while i + u64(8) <= count and place + u64(8) <= size:  # no lane can run out of words
+                out[i], x0, used = step(x0, shares[i], words[place])
+                place += used
+                out[i + u64(1)], x1, used = step(x1, shares[i + u64(1)], words[place])
+                place += used
+                out[i + u64(2)], x2, used = step(x2, shares[i + u64(2)], words[place])
+                place += used
+                out[i + u64(3)], x3, used = step(x3, shares[i + u64(3)], words[place])
+                place += used
+                out[i + u64(4)], x4, used = step(x4, shares[i + u64(4)], words[place])
+                place += used
+                out[i + u64(5)], x5, used = step(x5, shares[i + u64(5)], words[place])
+                place += used
+                out[i + u64(6)], x6, used = step(x6, shares[i + u64(6)], words[place])
+                place += used
+                out[i + u64(7)], x7, used = step(x7, shares[i + u64(7)], words[place])
+                place += used
+                i += u64(8)
+            states[0], states[1], states[2], states[3] = x0, x1, x2, x3
+            states[4], states[5], states[6], states[7] = x4, x5, x6, x7
+        while i < count and place < size:
+            out[i], states[i % width], used = step(states[i % width], shares[i], words[place])
+            place += used
+            i += u64(1)
+        while i < count:  # all words are read: what needs one more fails
+            out[i], states[i % width], missing = step(states[i % width], shares[i], u32(0))
+            if missing:
+                return np.int64(-1)
+            i += u64(1)
+        return np.int64(place)
+
+    return _compile(types.int64(_SHARES, _STATES, _WORDS, types.int64, _OCTETS), decode)
