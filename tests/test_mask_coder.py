@@ -133,4 +133,4 @@ def test_compiles_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> 
     def double(x: int) -> int:
         return 2 * x
 
-    assert mask_coder._compile(types.int64(types.int64), double)(21) == 42
+    assert mask_coder.compile_loop(types.int64(types.int64), double)(21) == 42

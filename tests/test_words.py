@@ -1,8 +1,10 @@
 """Random words by counting are uniform, differ between keys, and any part of them can be drawn alone."""
 
 import numpy as np
+import pytest
 import torch
 
+from fedmrn_app.kernels import thresholds
 from fedmrn_app.kernels.words import known_key, random_words, step_key, uniforms, unit_floats
 
 KEY = 0xDEADBEEF12345678
@@ -29,5 +31,17 @@ def test_random_words_are_uniform_and_differ_between_keys() -> None:
 
 def test_uniforms_are_those_of_the_random_words() -> None:
     for key in (KEY, 0xFFFFFFFFFFFFFFFF, known_key(3)):
+        assert np.array_equal(thresholds.uniforms(key, 40_000), uniforms(key, 40_000))
         assert np.array_equal(uniforms(key, 40_000), unit_floats(random_words(key, 40_000)).numpy())
     assert known_key(3) == step_key(3, 0)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_compiled_thresholds_are_the_plain_ones(signed: bool) -> None:
+    random = np.random.default_rng(0)
+    n, trend = random.normal(size=(2, 50_001)).astype(np.float32)
+    ours, plain = (
+        way(n, KEY, np.float32(0.4), signed, trend) for way in (thresholds.measure, thresholds.measure_plain)
+    )
+    for name in ("size", "sign", "trend", "flipped"):
+        assert np.array_equal(getattr(ours, name), getattr(plain, name))

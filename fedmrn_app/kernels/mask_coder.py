@@ -59,7 +59,7 @@ def decode(shares: NDArray[np.uint16], states: States, words: Words, place: int,
     return int(_decode(states.size)(shares, states, words, place, out))
 
 
-def _compile(signature: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+def compile_loop(signature: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile for one signature; what is compiled is kept on disk where there is a place for it.
 
     Without fastmath nothing is reordered or fused, so the results are those of the plain operations.
@@ -72,7 +72,8 @@ def _compile(signature: Any, function: Callable[..., Any]) -> Callable[..., Any]
     return compiled
 
 
-_FLOATS, _MATRIX = types.Array(types.float32, 1, "C"), types.Array(types.float32, 2, "C", readonly=True)
+FLOATS, KNOWN_FLOATS = types.Array(types.float32, 1, "C"), types.Array(types.float32, 1, "C", readonly=True)
+_MATRIX = types.Array(types.float32, 2, "C", readonly=True)
 _OCTETS = types.Array(types.uint8, 1, "C")
 _SHARES, _WORDS = types.Array(types.uint16, 1, "C"), types.Array(types.uint16, 1, "C")
 _STATES = types.Array(types.uint32, 1, "C")
@@ -95,7 +96,7 @@ def _count_runs() -> Callable[..., Any]:
             effects[run] = effect
 
     bits = types.Array(types.uint8, 2, "C")
-    return _compile(types.void(_MATRIX, _MATRIX, types.boolean, bits, types.int64, _TOTALS, _TOTALS), count)
+    return compile_loop(types.void(_MATRIX, _MATRIX, types.boolean, bits, types.int64, _TOTALS, _TOTALS), count)
 
 
 @cache
@@ -126,10 +127,8 @@ def _find_shares() -> Callable[..., Any]:
                 out[i] = np.uint16(np.int32(p))
 
     flag, place, number = types.boolean, types.int64, types.float32
-    signature = types.void(
-        _MATRIX, _MATRIX, _MATRIX, flag, flag, place, place, _FLOATS, number, _FLOATS, _FLOATS, _SHARES
-    )
-    return _compile(signature, find)
+    signature = types.void(_MATRIX, _MATRIX, _MATRIX, flag, flag, place, place, FLOATS, number, FLOATS, FLOATS, _SHARES)
+    return compile_loop(signature, find)
 
 
 @cache
@@ -154,28 +153,30 @@ def _encode(lanes: int) -> Callable[..., Any]:
             i -= lane + 1
         return end
 
-    return _compile(types.int64(_OCTETS, _SHARES, _STATES, _WORDS, types.int64), encode)
+    return compile_loop(types.int64(_OCTETS, _SHARES, _STATES, _WORDS, types.int64), encode)
 
 
 @cache
 def _decode(lanes: int) -> Callable[..., Any]:
-    u32, i32, steps, lowest = np.uint32, np.int32, np.uint32(STEPS), np.int64(LOWEST)
+    u32, lowest = np.uint32, np.uint32(LOWEST)
     u64 = np.uint64  # of places and counts: signed ones would be looked at for counting from the end
 
     @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
     def step(x: Any, share: Any, word: Any) -> Any:
         """Return the bit, the next state, and whether the word has been used.
 
-        By masks, since which bit it is and whether a word is due are hard to foretell, and branches would be.
+        Both sides of each choice are worked out before it, so that no branch comes of it: branches would be mistaken.
         """
         share, word = u32(share), u32(word)
-        rest = u32(x & u32(steps - u32(1)))
-        unset = u32(~(i32(rest - share) >> i32(31)))  # all ones where the bit is not set
-        width = u32(share + u32(unset & u32(steps - u32(share << u32(1)))))
-        x = u32(u32(width * u32(x >> u32(12))) + u32(rest - u32(share & unset)))
-        short = u32((np.int64(x) - lowest) >> np.int64(63))  # all ones where the state is too small
-        x = u32(u32(x << u32(short & u32(16))) | u32(word & short))
-        return u32(unset + u32(1)), x, u64(short & u32(1))
+        rest, ratio = u32(x & u32(STEPS - 1)), u32(x >> u32(12))
+        bit = rest < share
+        if_set = u32(u32(share * ratio) + rest)
+        if_not = u32(x - u32(share * u32(ratio + u32(1))))
+        x = if_set if bit else if_not
+        short = x < lowest
+        longer = u32(u32(x << u32(16)) | word)
+        x = longer if short else x
+        return bit, x, u64(short)
 
     def decode(shares: Any, states: Any, words: Any, place: Any, out: Any) -> Any:
         i, size, count, width = u64(0), u64(words.size), u64(out.size), u64(lanes)
@@ -215,4 +216,4 @@ def _decode(lanes: int) -> Callable[..., Any]:
             i += u64(1)
         return np.int64(place)
 
-    return _compile(types.int64(_SHARES, _STATES, _WORDS, types.int64, _OCTETS), decode)
+    return compile_loop(types.int64(_SHARES, _STATES, _WORDS, types.int64, _OCTETS), decode)

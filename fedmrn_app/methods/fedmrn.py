@@ -28,7 +28,8 @@ from torch import Tensor
 
 from fedmrn_app.kernels.masked_step import masked_step
 from fedmrn_app.kernels.masking import MaskKind, Vectors, mask_probability
-from fedmrn_app.kernels.words import known_key, step_key, uniforms
+from fedmrn_app.kernels.thresholds import measure, uniforms
+from fedmrn_app.kernels.words import known_key, step_key
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel, to_tensor
 from fedmrn_app.methods.known import Known
@@ -127,21 +128,13 @@ class NoiseMask(Codec):
         That is rare where the threshold is large, and where the weight has gone the other way so far. Masks that are
         not drawn have no threshold: there it is the noise.
         """
-        flipped = None
-        sign = np.copysign(np.float32(1), n)
-        size = np.abs(n)
-        size *= np.float32(1 / (self.noise.largest * self.noise.alpha))
+        scale = np.float32(1 / (self.noise.largest * self.noise.alpha))
         if not self.kind.deterministic:
-            v = uniforms(known_key(seed), n.size)
-            if self.kind.signed:
-                v += v
-                v -= np.float32(1)
-                flipped = v < 0
-                np.copysign(sign, n * v, out=sign)
-                np.abs(v, out=v)
-            size *= v
-        np.minimum(size, 1, out=size)
-        return SideInformation(known.layout, size, sign, known.trend * sign, flipped)
+            found = measure(n, known_key(seed), scale, self.kind.signed, known.trend)
+            return SideInformation(known.layout, found.size, found.sign, found.trend, found.flipped)
+        sign = np.copysign(np.float32(1), n)
+        size = np.minimum(np.abs(n) * scale, np.float32(1))
+        return SideInformation(known.layout, size, sign, known.trend * sign)
 
     def max_bytes(self, layout: Layout) -> int:
         """One bit per weight."""

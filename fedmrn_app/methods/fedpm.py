@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from fedmrn_app.errors import ConfigError
-from fedmrn_app.kernels.words import known_key, uniforms
+from fedmrn_app.kernels.thresholds import uniforms
+from fedmrn_app.kernels.words import known_key
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel, to_tensor
 from fedmrn_app.methods.known import Known

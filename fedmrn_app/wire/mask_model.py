@@ -24,7 +24,7 @@ from fedmrn_app.layout import Float32Array, Layout
 
 T = TypeVar("T", bound=np.generic)
 
-_SAMPLE, _SHARE = 1 << 13, 32  # bits of a part that its coefficients are fitted to, at least; one in so many
+_SAMPLE, _SHARE = 1 << 13, 64  # bits of a part that its coefficients are fitted to, at least; one in so many
 _SMALL = 0.25  # mean size of set bits below which sizes are bent
 _CUT_SIZE, _CUT_RUN = 1 << 14, 8  # the fewest elements, of a tensor and of a run, that are coded in three parts
 

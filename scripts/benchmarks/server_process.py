@@ -20,7 +20,8 @@ import torch
 from fedmrn_app.federation.agreement import Agreement, GlobalState, Order
 from fedmrn_app.federation.server import close_round, open_round
 from fedmrn_app.federation.upload import Update, header_of, write_upload
-from fedmrn_app.kernels.words import known_key, uniforms
+from fedmrn_app.kernels.thresholds import uniforms
+from fedmrn_app.kernels.words import known_key
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.messages import pack_state, unpack_state
 from fedmrn_app.methods import build_method
