@@ -11,16 +11,20 @@ Beta(lambda, lambda) is reset each round; with lambda = 1 that is the clients' m
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedmrn_app.errors import ConfigError
+from fedmrn_app.kernels.score_step import score_step
+from fedmrn_app.kernels.scoring import Scores
 from fedmrn_app.kernels.thresholds import uniforms
-from fedmrn_app.kernels.words import known_key
+from fedmrn_app.kernels.words import known_key, step_key
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel, to_tensor
 from fedmrn_app.methods.known import Known
@@ -42,8 +46,9 @@ class FrozenNetwork:
     def weights(self, layout: Layout) -> Float32Array:
         """All its weights, float32 (d,)."""
         frozen = generate_noise(self.seed, layout.count, "bernoulli", 1.0)
-        scales = [math.sqrt(2 / math.prod(shape[1:])) for shape in layout.shapes]
-        return frozen * np.repeat(np.array(scales, np.float32), layout.sizes)
+        for tensor, shape in zip(layout.split(frozen), layout.shapes, strict=True):
+            tensor *= np.float32(math.sqrt(2 / math.prod(shape[1:])))
+        return frozen
 
 
 @dataclass(frozen=True)
@@ -56,23 +61,20 @@ class ScoreTraining(LocalTraining):
 
     def train(self, model: FlatModel, local: LocalRound) -> Trained:
         """Train the scores."""
-        generator = local.generator(model.device)
         frozen = to_tensor(self.network.weights(model.layout)).to(model.device)
-        scores = torch.logit(model.weights, eps=self.min_probability)
+        scores = model.weights.clamp(self.min_probability, 1 - self.min_probability).logit_()
+        probabilities = torch.zeros_like(scores)
+        step_on = score_step(Scores(scores, probabilities, frozen, model.weights))
 
-        def draw() -> torch.Tensor:
-            random = torch.rand(scores.shape, generator=generator, device=scores.device)
-            return random < torch.sigmoid(scores)
+        def mask_weights(step: int, grads: Iterable[tuple[int, Tensor]], lr: float) -> None:
+            """Subtract the gradients from the scores and draw the mask for the forward pass of `step`."""
+            key = step_key(local.private_seed, step)
+            for start, grad in grads:
+                step_on(start, grad, lr, key)
 
-        def mask_weights(step: int) -> None:
-            torch.mul(frozen, draw(), out=model.weights)
-
-        def update_scores(step: int) -> None:
-            p = torch.sigmoid(scores)
-            scores.add_(model.weight_grads.mul_(frozen).mul_(p * (1 - p)), alpha=-self.score_lr)
-
-        loss = local.sgd(model, before_step=mask_weights, update=update_scores)
-        return Trained(torch.sigmoid(scores).cpu().numpy(), loss)
+        mask_weights(1, [(0, frozen)], 0.0)  # the first mask is that of the scores as they are, whatever the gradient
+        loss = local.sgd(model, update=lambda step: mask_weights(step + 1, model.grad_parts(), self.score_lr))
+        return Trained(probabilities.cpu().numpy(), loss)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import torch
 
+from fedmrn_app.kernels.pruning import make_pruner
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.methods.known import Known, softsign
@@ -34,17 +34,17 @@ class PrunedTraining(LocalTraining):
         """Train and prune by turns, then prune to the final sparsity."""
         steps = len(local.batches)
         every = -(-steps // self.prunings)
-        mask = torch.ones_like(model.weights)
+        pruner = make_pruner(model.weights)
 
         def prune_weights(step: int) -> None:
             if step % every == 0:
-                _prune(model, mask, 1 - self.sparsity(step / steps))
-            model.weights.mul_(mask)
+                pruner.prune(kept_count(model.weights.numel(), 1 - self.sparsity(step / steps)))
+            else:
+                pruner.apply()
 
         loss = local.sgd(model, before_step=prune_weights)
-        model.weights.mul_(mask)
-        _prune(model, mask, self.ratio)
-        model.weights.mul_(mask)
+        pruner.apply()
+        pruner.prune(kept_count(model.weights.numel(), self.ratio))
         return Trained(model.weights.cpu().numpy(), loss)
 
     def sparsity(self, progress: float) -> float:
@@ -110,11 +110,3 @@ class FedSparsify(Recipe):
 def _side(known: Known) -> SideInformation:
     """What is large in the global model is likely to be left in the client's."""
     return SideInformation(known.layout, np.abs(softsign(known.vector, known.layout)))
-
-
-def _prune(model: FlatModel, mask: torch.Tensor, ratio: float) -> None:
-    """Leave only the largest |w| in `mask`, `ratio` of all."""
-    count = kept_count(mask.numel(), ratio)
-    kept = torch.topk(model.weights.abs(), count, sorted=False).indices
-    mask.zero_()
-    mask[kept] = 1

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fedmrn_app.layout import Float32Array, Layout
@@ -81,10 +80,6 @@ class LocalRound:
             before_step=before_step,
             update=update,
         )
-
-    def generator(self, device: torch.device) -> torch.Generator:
-        """Return a new PyTorch generator of the private seed."""
-        return torch.Generator(device).manual_seed(self.private_seed)
 
 
 @dataclass(frozen=True)
