@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.agreement import GlobalState, Order
 
+STEERING = "steering"  # of a state; most have none
 RECORD = FIELD = ""  # of the reply that holds the payload; names cost bytes
 _STYPE = "numpy.ndarray"  # Flower's name for arrays that are written as np.save does
 
@@ -39,6 +40,8 @@ def order_content(order: Order, shared: ArrayRecord | None, config: bytes | None
     """
     arrays = shared or ArrayRecord({"vector": to_array(order.vector), "dense": to_array(order.dense)})
     task = ConfigRecord({"client": order.client, "round": order.server_round, "seed": order.seed})
+    if order.scales is not None:
+        task["scales"] = order.scales.astype("<f4").tobytes()
     content = RecordDict({"model": arrays, "task": task})
     if config is not None:
         content["run"] = ConfigRecord({"config": config})
@@ -47,9 +50,11 @@ def order_content(order: Order, shared: ArrayRecord | None, config: bytes | None
 
 def read_order(content: RecordDict) -> Order:
     """The order in a message's content."""
-    task = cast(Mapping[str, int], content["task"])
+    task = cast(Mapping[str, Any], content["task"])
     arrays = cast(ArrayRecord, content["model"])
-    return Order(task["client"], task["round"], task["seed"], from_array(arrays["vector"]), from_array(arrays["dense"]))
+    vector, dense = (from_array(arrays[name]) for name in ("vector", "dense"))
+    scales = np.frombuffer(task["scales"], "<f4") if "scales" in task else None
+    return Order(task["client"], task["round"], task["seed"], vector, dense, scales)
 
 
 def pack_config(values: Mapping[str, Any]) -> bytes:
@@ -116,13 +121,19 @@ def _integers(record: ConfigRecord | None, name: str) -> list[int] | None:
 
 
 def pack_state(state: GlobalState) -> ArrayRecord:
-    """The global state as Flower's strategies pass it on: the method's `vector` (d,) and `dense` (m,)."""
-    return ArrayRecord({"vector": to_array(state.vector), "dense": to_array(state.dense)})
+    """The global state as Flower's strategies pass it on: the method's `vector` (d,), `dense` (m,), `steering`."""
+    return ArrayRecord({name: to_array(array) for name, array in vars(state).items() if array is not None})
 
 
 def unpack_state(arrays: ArrayRecord) -> GlobalState:
     """The inverse of `pack_state`."""
-    return GlobalState(from_array(arrays["vector"]), from_array(arrays["dense"]))
+    steering = from_array(arrays[STEERING]) if STEERING in arrays else None
+    return GlobalState(from_array(arrays["vector"]), from_array(arrays["dense"]), steering)
+
+
+def sent_as_is(arrays: ArrayRecord) -> ArrayRecord:
+    """The arrays of a state that clients get, where they are sent as they are; nothing is copied."""
+    return ArrayRecord({name: array for name, array in arrays.items() if name != STEERING})
 
 
 class Content(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -67,8 +68,8 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
     method = build_run_method(config)
     model = build_flat_model(config, task, method)
     agreement = Agreement.of(method, model, config.seed, config.uplink.dense_bits, config.downlink.step)
-    vector = agreement.first.copy()
-    done = folder.start(values, model, vector, resume=config.resume)
+    state = agreement.begin(model.state()[1])
+    done = folder.start(values, model, state, resume=config.resume)
     if done >= config.rounds:
         raise RunError(f"rounds={config.rounds}: {folder.path} has {done} rounds already; ask for more")
     report(f"run folder {folder.path}")
@@ -103,7 +104,7 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
 
     strategy.start(
         grid,
-        pack_state(GlobalState(vector, model.state()[1])),
+        pack_state(replace(state, dense=model.state()[1])),
         num_rounds=config.rounds - done,
         timeout=config.round_timeout,
         evaluate_fn=evaluate_round,

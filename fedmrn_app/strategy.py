@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import Strategy
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.agreement import Agreement
 from fedmrn_app.federation.server import OpenRound, RoundReport, close_round, open_round
-from fedmrn_app.messages import content_bytes, order_content, pack_state, read_payload, unpack_state
+from fedmrn_app.messages import content_bytes, order_content, pack_state, read_payload, sent_as_is, unpack_state
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class PayloadStrategy(Strategy):
         samples = {client: host.samples for client, host in self.hosts.items()}
         number = server_round + self.finished_rounds
         opened = open_round(self.agreement, unpack_state(arrays), number, samples, self.clients_per_round)
-        shared = arrays if self.agreement.method.packing == "float32" else None
+        shared = sent_as_is(arrays) if self.agreement.method.packing == "float32" else None
         messages, traffic = {}, Traffic()
         for client in opened.clients:
             order = opened.order(client)

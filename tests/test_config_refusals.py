@@ -90,6 +90,11 @@ REFUSED: list[tuple[Sequence[str], str]] = [
     (["round_timeout=0"], "round_timeout=0.0: must be above 0"),
     (["node_timeout=inf"], "node_timeout=inf: must be a finite number"),
     (["client_gpus=-1"], "client_gpus=-1.0: must be at least 0"),
+    (["uplink.bits=0"], "uplink.bits=0.0: must be above 0"),
+    (["uplink.bits=x"], "uplink.bits=x: must be a number, or null"),
+    (["uplink.bits=0.3", "strategy=eden"], "uplink.bits=0.3: eden has no noise whose scale could be set"),
+    (["uplink.bits=0.3", "uplink.coder=packed"], "uplink.bits=0.3: uplink.coder=packed is a bit per weight"),
+    (["uplink.bits=0.3", "strategy.masking=dm"], "uplink.bits=0.3: masks by strategy.masking=dm take a bit"),
     # partitions
     (["partition=dirichlet", "partition.alpha=0"], "partition.alpha=0.0: must be above 0"),
     (["partition=dirichlet", "partition.alpha=abc"], "partition.alpha=abc: must be a number"),

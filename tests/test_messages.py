@@ -1,11 +1,14 @@
 """What travels in messages comes back as it was, and what is malformed is refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.agreement import Order
+from fedmrn_app.federation.server import FRAMING
 from fedmrn_app.messages import (
     FIELD,
     RECORD,
@@ -21,12 +24,14 @@ from fedmrn_app.messages import (
     read_order,
     read_payload,
     remote_reason,
+    sent_as_is,
     to_array,
     unpack_config,
     unpack_state,
 )
 from tests.reference import STATE
 
+SCALES = np.array([0.01, 0.5, 3], np.float32)
 VECTORS = [
     np.arange(5, dtype=np.float32),
     np.zeros(0, np.float32),
@@ -83,6 +88,14 @@ def test_order_comes_as_it_was_given(vector: np.ndarray, config: bytes | None) -
         assert content.config_records["run"]["config"] == config
 
 
+def test_noise_scales_take_a_few_bytes() -> None:
+    order = Order(1, 1, 1, STATE.vector, STATE.dense)
+    assert read_order(order_content(order, None, None)).scales is None
+    content = order_content(replace(order, scales=SCALES), None, None)
+    assert np.array_equal(read_order(content).scales, SCALES)  # type: ignore[arg-type]
+    assert content_bytes(content) - content_bytes(order_content(order, None, None)) < 4 * SCALES.size + 20
+
+
 def test_order_takes_the_record_of_another() -> None:
     first = order_content(Order(1, 1, 1, STATE.vector, STATE.dense), None, None)
     shared = first.array_records["model"]
@@ -111,6 +124,10 @@ def test_state_comes_as_it_was_given() -> None:
     back = unpack_state(pack_state(STATE))
     assert np.array_equal(back.vector, STATE.vector)
     assert np.array_equal(back.dense, STATE.dense)
+    assert back.steering is None
+    steered = unpack_state(pack_state(replace(STATE, steering=SCALES)))
+    assert np.array_equal(steered.steering, SCALES)  # type: ignore[arg-type]
+    assert set(sent_as_is(pack_state(replace(STATE, steering=SCALES)))) == {"vector", "dense"}
     with pytest.raises(KeyError):
         unpack_state(ArrayRecord({"vector": to_array(STATE.vector)}))
 
@@ -119,7 +136,7 @@ def test_state_comes_as_it_was_given() -> None:
 def test_payload_comes_as_it_was_given(payload: bytes) -> None:
     content = payload_content(payload)
     assert read_payload(reply(content)) == payload
-    assert len(payload) < content_bytes(content) < len(payload) + 190
+    assert abs(content_bytes(content) - len(payload) - FRAMING) < 10
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from fedmrn_app.errors import RunError
-from fedmrn_app.layout import Float32Array
+from fedmrn_app.federation.agreement import GlobalState
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.models.build import build_model
 from fedmrn_app.learning.models.cnn import digits
@@ -37,8 +37,9 @@ def model(seed: int = 0) -> FlatModel:
     return FlatModel(build_model(digits, {}, IMAGES, seed))
 
 
-def vector(seed: int = 0) -> Float32Array:
-    return np.full(7, seed, np.float32)
+def state(seed: int = 0) -> GlobalState:
+    """A vector that is not the model's weights, and what steers the noise."""
+    return GlobalState(np.full(7, seed, np.float32), np.empty(0, np.float32), np.full(3, seed + 1, np.float32))
 
 
 def rows_on_disk(folder: Path) -> list[dict[str, str]]:
@@ -48,11 +49,11 @@ def rows_on_disk(folder: Path) -> list[dict[str, str]]:
 
 def test_rows_and_model_are_on_disk_when_a_round_ends(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    assert folder.start(VALUES, model(), vector(), resume=False) == 0
+    assert folder.start(VALUES, model(), state(), resume=False) == 0
     assert rows_on_disk(folder.path) == []
     assert (folder.path / "model.safetensors").is_file()
     for number, accuracy in ((1, 0.5), (2, 0.75)):
-        folder.add_round(row(number, accuracy), model(number), vector(number))
+        folder.add_round(row(number, accuracy), model(number), state(number))
         last = rows_on_disk(folder.path)[-1]
         assert (last["round"], float(last["accuracy"])) == (str(number), accuracy)
         stored = load_file(folder.path / "model.safetensors")
@@ -62,17 +63,17 @@ def test_rows_and_model_are_on_disk_when_a_round_ends(tmp_path: Path) -> None:
 
 def test_vector_is_stored_where_it_is_not_the_weights(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.start(VALUES, model(), model().state()[0], resume=False)
+    folder.start(VALUES, model(), GlobalState(*model().state()), resume=False)
     assert VECTOR not in load_file(tmp_path / "model.safetensors")
-    folder.add_round(row(1, 0.5), model(), vector(3))
-    assert np.array_equal(load_file(tmp_path / "model.safetensors")[VECTOR].numpy(), vector(3))
+    folder.add_round(row(1, 0.5), model(), state(3))
+    assert np.array_equal(load_file(tmp_path / "model.safetensors")[VECTOR].numpy(), state(3).vector)
 
 
 def test_summary_reports_last_and_best(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.start(VALUES, model(), vector(), resume=False)
+    folder.start(VALUES, model(), state(), resume=False)
     for number, accuracy in enumerate((0.5, 0.9, 0.8), 1):
-        folder.add_round(row(number, accuracy), model(), vector())
+        folder.add_round(row(number, accuracy), model(), state())
     summary = folder.summarise({"parameters": 10})
     folder.finish(summary)
     assert summary == json.loads((tmp_path / "summary.json").read_text())
@@ -84,10 +85,10 @@ def test_summary_reports_last_and_best(tmp_path: Path) -> None:
 
 def test_best_round_is_that_of_the_headline(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, ["mean_iou", "pixel_accuracy"])
-    folder.start(VALUES, model(), vector(), resume=False)
+    folder.start(VALUES, model(), state(), resume=False)
     for number, (iou, pixels) in enumerate([(0.3, 0.9), (0.4, 0.7)], 1):
         entry = replace(row(number, 0.0), metrics={"mean_iou": iou, "pixel_accuracy": pixels})
-        folder.add_round(entry, model(), vector())
+        folder.add_round(entry, model(), state())
     summary = folder.summarise({})
     assert (summary["metric"], summary["best_round"]) == ("mean_iou", 2)
     assert (summary["final_mean_iou"], summary["best_mean_iou"]) == (0.4, 0.4)
@@ -122,13 +123,15 @@ def test_line_of_a_round() -> None:
 
 def test_resume_goes_on_after_the_last_saved_round(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.start(VALUES, model(), vector(), resume=False)
-    folder.add_round(row(1, 0.5), model(1), vector(1))
-    folder.add_round(row(2, 0.6), model(2), vector(2))
-    folder.save_model(model(1), vector(1), 1)  # as if the process had died between row 2 and its model
-    again, loaded, state = RunFolder(tmp_path), model(9), vector(9)
-    assert again.start({**VALUES, "rounds": 5}, loaded, state, resume=True) == 1
-    assert np.array_equal(state, vector(1))
+    folder.start(VALUES, model(), state(), resume=False)
+    folder.add_round(row(1, 0.5), model(1), state(1))
+    folder.add_round(row(2, 0.6), model(2), state(2))
+    folder.save_model(model(1), state(1), 1)  # as if the process had died between row 2 and its model
+    again, loaded, kept = RunFolder(tmp_path), model(9), state(9)
+    assert again.start({**VALUES, "rounds": 5}, loaded, kept, resume=True) == 1
+    assert np.array_equal(kept.vector, state(1).vector)
+    assert kept.steering is not None
+    assert kept.steering.tolist() == [2, 2, 2]
     assert all(np.array_equal(a, b) for a, b in zip(loaded.state(), model(1).state(), strict=True))
     assert [r["round"] for r in rows_on_disk(tmp_path)] == ["1"]
     assert again.rounds == [row(1, 0.5)]
@@ -136,16 +139,16 @@ def test_resume_goes_on_after_the_last_saved_round(tmp_path: Path) -> None:
 
 def test_new_start_forgets_how_the_last_one_ended(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.start(VALUES, model(), vector(), resume=False)
+    folder.start(VALUES, model(), state(), resume=False)
     folder.fail("round 1: no usable reply")
     assert (tmp_path / "error.txt").read_text() == "round 1: no usable reply\n"
-    RunFolder(tmp_path).start(VALUES, model(), vector(), resume=True)
+    RunFolder(tmp_path).start(VALUES, model(), state(), resume=True)
     assert not (tmp_path / "error.txt").exists()
 
 
 def test_resume_refuses_another_configuration_or_an_empty_folder(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="holds no run"):
-        RunFolder(tmp_path).start(VALUES, model(), vector(), resume=True)
-    RunFolder(tmp_path).start(VALUES, model(), vector(), resume=False)
+        RunFolder(tmp_path).start(VALUES, model(), state(), resume=True)
+    RunFolder(tmp_path).start(VALUES, model(), state(), resume=False)
     with pytest.raises(RunError, match="seed was 0 and is now 1"):
-        RunFolder(tmp_path).start({**VALUES, "seed": 1}, model(), vector(), resume=True)
+        RunFolder(tmp_path).start({**VALUES, "seed": 1}, model(), state(), resume=True)

@@ -121,8 +121,16 @@ def build_run_method(config: Config) -> Method:
     """Return the method of the run."""
     options = {key: value for key, value in config.strategy.items() if key != "name"}
     seed = derive_seed(config.seed, "frozen")
-    run = RunOptions(config.noise, seed, config.uplink.coder, config.downlink.dtype)
-    return build_method(str(config.strategy.get("name")), options, run)
+    bits = config.uplink.bits
+    run = RunOptions(config.noise, seed, config.uplink.coder, config.downlink.dtype, bits)
+    method = build_method(str(config.strategy.get("name")), options, run)
+    if bits is not None and method.steering is None:
+        raise ConfigError(
+            f"uplink.bits={bits:g}: {method.name} has no noise whose scale could be set; say uplink.bits=null"
+        )
+    if bits is not None and config.uplink.coder == "packed":
+        raise ConfigError(f"uplink.bits={bits:g}: uplink.coder=packed is a bit per weight; say uplink.coder=auto")
+    return method
 
 
 def build_module(config: Config, task: Task, width: float = 1.0) -> nn.Module:

@@ -22,6 +22,7 @@ class UplinkConfig:
 
     coder: Coder
     dense_bits: Literal[4, 5, 6, 7, 8, 16, 32]
+    bits: Positive | None = None  # of a whole reply, per trained parameter, that the noise's scale is steered to
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ class Agreement:
         first: the global vector before the first round, float32 (d,).
         seed: the run's.
         dense_bits: how a value of the dense part is written, see `wire/dense.py`.
+        parameters: trained ones, by which bits per parameter are counted.
         grid_step: of the grid on which the vector is sent, where it is, see `wire/grid.py`.
     """
 
@@ -36,6 +37,7 @@ class Agreement:
     first: Float32Array
     seed: int
     dense_bits: int
+    parameters: int = 0
     grid_step: float = GRID_STEP
 
     @classmethod
@@ -44,7 +46,12 @@ class Agreement:
     ) -> Agreement:
         """Agree on a model that holds its first weights."""
         first = method.server.first(model.state()[0], model.layout)
-        return cls(method, model.layout, model.dense_sizes, first, seed, dense_bits, grid_step)
+        return cls(method, model.layout, model.dense_sizes, first, seed, dense_bits, model.parameter_count, grid_step)
+
+    def begin(self, dense: Float32Array) -> GlobalState:
+        """The state before the first round, with the model's first dense part (m,)."""
+        steering = self.method.steering
+        return GlobalState(self.first.copy(), dense, None if steering is None else steering.first(self.layout))
 
     def pack(self, vector: Float32Array, held: NDArray[np.bool_] | None) -> NDArray[Any]:
         """The global vector (d,), or only what is held of it, as it is sent."""
@@ -76,10 +83,17 @@ class Agreement:
 
 @dataclass(frozen=True)
 class GlobalState:
-    """The global model: the method's vector, float32 (d,), and the dense part, float32 (m,)."""
+    """What goes from round to round.
+
+    Attributes:
+        vector: the method's, float32 (d,).
+        dense: the dense part, float32 (m,).
+        steering: of the noise's scales, see `methods/steering.py`; None where they are fixed.
+    """
 
     vector: Float32Array
     dense: Float32Array
+    steering: Float32Array | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +106,7 @@ class Order:
         seed: the 64-bit seed that the client is given.
         vector: the global vector as `Agreement.pack` makes it.
         dense: the global dense part, float32 or float16 (m,).
+        scales: of each tensor's noise in this round, float32 (T,), where the server sets them.
     """
 
     client: int
@@ -99,3 +114,4 @@ class Order:
     seed: int
     vector: NDArray[Any]
     dense: NDArray[Any]
+    scales: Float32Array | None = None

@@ -17,7 +17,7 @@ def run_rounds(worker: Worker, left_out: frozenset[int] = frozenset()) -> Global
     """
     config = worker.config
     model, agreement = worker.model()
-    state = GlobalState(agreement.first.copy(), model.state()[1])
+    state = agreement.begin(model.state()[1])
     samples = {client: worker.sample_count(client) for client in range(config.clients)}
     residuals: dict[int, Float32Array | None] = {}
     for number in range(1, config.rounds + 1):

@@ -18,6 +18,8 @@ from fedmrn_app.methods.known import Known
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.wire.payload import Header, Payload
 
+FRAMING = 180  # bytes that Flower puts around a payload, about
+
 
 def sample_clients(clients: Sequence[int], count: int, seed: int, server_round: int) -> list[int]:
     """Draw `count` different clients of a round, in ascending order; the same for the same seed and round."""
@@ -54,14 +56,14 @@ class OpenRound:
         """What a client is sent; clients that hold all weights are sent the same arrays."""
         held = self.held(client)
         packed = self._packed if held is None else self.agreement.pack(self.state.vector, held)
-        return Order(client, self.number, self.seed(client), packed, self._packed_dense)
+        return Order(client, self.number, self.seed(client), packed, self._packed_dense, self._scales)
 
     def known(self, client: int) -> Known:
         """What the server and a client both know, worked out anew where clients hold different weights."""
         held = self.held(client)
         if held is None:
             return self._known
-        return self.agreement.unpack(self.agreement.pack(self.state.vector, held), held)
+        return self.agreement.unpack(self.agreement.pack(self.state.vector, held), held).with_scales(self._scales)
 
     def header(self, client: int, known: Known) -> Header:
         """The header that a client's payload must have."""
@@ -84,7 +86,12 @@ class OpenRound:
 
     @cached_property
     def _known(self) -> Known:
-        return self.agreement.unpack(self._packed, None)
+        return self.agreement.unpack(self._packed, None).with_scales(self._scales)
+
+    @property
+    def _scales(self) -> Float32Array | None:
+        steering, state = self.agreement.method.steering, self.state.steering
+        return None if steering is None or state is None else steering.scales(state)
 
 
 def open_round(
@@ -150,7 +157,7 @@ def close_round(opened: OpenRound, replies: Mapping[int, bytes | PayloadError]) 
     total, dense_total = np.zeros_like(state.vector), np.zeros_like(state.dense)
     # samples of the clients that hold a weight
     holders = np.zeros_like(state.vector) if server.averages_holders else None
-    samples = 0
+    samples, spent = 0, []
     for client in opened.clients:
         known = opened.known(client)
         header = opened.header(client, known)
@@ -158,7 +165,7 @@ def close_round(opened: OpenRound, replies: Mapping[int, bytes | PayloadError]) 
             data = replies.get(client, PayloadError("no reply within round_timeout"))
             if isinstance(data, PayloadError):
                 raise data
-            payload = add_upload(data, opened.agreement, header, known, opened.dense, total, dense_total)
+            payload, told = add_upload(data, opened.agreement, header, known, opened.dense, total, dense_total)
         except PayloadError as error:
             report.failures[client] = str(error)
             continue
@@ -166,6 +173,7 @@ def close_round(opened: OpenRound, replies: Mapping[int, bytes | PayloadError]) 
         if holders is not None:
             holders[known.held_weights()] += np.float32(header.samples)
         report.note(client, payload)
+        spent.append((len(data), len(payload.body), told))
     if samples == 0:
         reasons = "; ".join(f"client {client}: {reason}" for client, reason in report.failures.items())
         raise RunError(f"round {opened.number}: no usable reply ({reasons})")
@@ -175,4 +183,16 @@ def close_round(opened: OpenRound, replies: Mapping[int, bytes | PayloadError]) 
     report.decode_seconds = time.perf_counter() - start
     if not (np.isfinite(vector).all() and np.isfinite(dense).all()):
         raise RunError(f"round {opened.number}: the global model is no longer finite; take a smaller local.lr")
-    return GlobalState(vector, dense), report
+    return GlobalState(vector, dense, _steer(opened, spent)), report
+
+
+def _steer(opened: OpenRound, spent: Sequence[tuple[int, int, Float32Array | None]]) -> Float32Array | None:
+    """What steers the noise in the next round, from each reply's bytes, its body's and what the body told."""
+    agreement, state = opened.agreement, opened.state.steering
+    steering, told = agreement.method.steering, [shares for _, _, shares in spent if shares is not None]
+    if steering is None or state is None or not told:
+        return state
+    whole, body = (float(np.mean([sizes[i] for sizes in spent])) for i in range(2))
+    beside = whole - body + FRAMING
+    left = (steering.bits * agreement.parameters - 8 * beside) / agreement.layout.count
+    return steering.next(state, agreement.layout, np.mean(told, 0), 8 * body / agreement.layout.count, left)

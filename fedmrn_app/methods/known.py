@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmrn_app.errors import PayloadError
 from fedmrn_app.layout import Float32Array, Layout
-from fedmrn_app.noise import Noise
+from fedmrn_app.noise import MAX_ALPHA, MIN_ALPHA, Noise
 from fedmrn_app.wire.mask_model import SideInformation, stride
 
 
@@ -22,12 +23,14 @@ class Known:
         vector: the global vector as clients received it, float32 (d,); zero what a client does not hold.
         first: the global vector before the first round, float32 (d,).
         held: which weights this client holds, bool (d,), where clients hold different ones; else None.
+        scales: of each tensor's noise, float32 (T,), where the server sets them; None for that of the distribution.
     """
 
     layout: Layout
     vector: Float32Array
     first: Float32Array
     held: NDArray[np.bool_] | None = None
+    scales: Float32Array | None = None
     _noise: dict[tuple[Noise, int], Float32Array] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -43,8 +46,37 @@ class Known:
         """`G(seed)` for all weights, float32 (d,), not to be changed; the last one is kept for whoever needs it too."""
         if (distribution, seed) not in self._noise:
             self._noise.clear()
-            self._noise[distribution, seed] = distribution(seed, self.count)
+            self._noise[distribution, seed] = self.new_noise(distribution, seed)
         return self._noise[distribution, seed]
+
+    def new_noise(self, distribution: Noise, seed: int) -> Float32Array:
+        """The same in memory of its own."""
+        if self.scales is None:
+            return distribution(seed, self.count)
+        noise = replace(distribution, alpha=1.0)(seed, self.count)
+        for part, scale in zip(self.layout.slices, self.scales, strict=True):
+            noise[part] *= scale
+        return noise
+
+    def alphas(self, distribution: Noise) -> list[float]:
+        """The scale of each tensor's noise."""
+        if self.scales is None:
+            return [distribution.alpha] * len(self.layout.shapes)
+        return [float(scale) for scale in self.scales]
+
+    def with_scales(self, scales: Float32Array | None) -> Known:
+        """The same with the scales that the server set for this round.
+
+        Raises:
+            PayloadError: they are not one for each tensor, or out of range.
+        """
+        if scales is None:
+            return self
+        if scales.shape != (len(self.layout.shapes),):
+            raise PayloadError(f"the server sent {scales.size} noise scales for {len(self.layout.shapes)} tensors")
+        if not ((scales >= MIN_ALPHA) & (scales <= MAX_ALPHA)).all():
+            raise PayloadError("the server sent noise scales that are out of range")
+        return replace(self, scales=scales)
 
     @cached_property
     def trend(self) -> Float32Array:

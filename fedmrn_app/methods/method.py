@@ -19,6 +19,7 @@ from fedmrn_app.learning.batches import Batches
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.sgd import Precision, local_sgd
 from fedmrn_app.methods.known import Known
+from fedmrn_app.methods.steering import Steering
 from fedmrn_app.noise import Noise
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.wire.body import Body, Coder
@@ -125,8 +126,11 @@ class Codec(ABC):
             PayloadError: the body is not one that `encode` writes for such a model.
         """
 
-    def add(self, body: Body, known: Known, seed: int, share: np.float32, total: Float32Array) -> None:
+    def add(self, body: Body, known: Known, seed: int, share: np.float32, total: Float32Array) -> Float32Array | None:
         """Add `share` times what a body stands for to `total`, float32 (d,), in place.
+
+        Returns:
+            What a method whose noise is steered tells from each tensor, see `methods/steering.py`; else None.
 
         Raises:
             PayloadError: as `decode`; `total` is as it was then.
@@ -135,6 +139,7 @@ class Codec(ABC):
         for start in range(0, total.size, _BLOCK):
             part = slice(start, start + _BLOCK)
             total[part] += share * contribution[part]
+        return None
 
     @abstractmethod
     def max_bytes(self, layout: Layout) -> int:
@@ -203,6 +208,7 @@ class Method:
         shared_seed: whether all clients of a round are given one seed.
         packing: how the global vector is sent.
         error_feedback: whether clients add what an upload left out to the next one.
+        steering: of the noise's scale, where it is not fixed.
     """
 
     name: str
@@ -215,6 +221,7 @@ class Method:
     shared_seed: bool = False
     packing: Packing = "float32"
     error_feedback: bool = False
+    steering: Steering | None = None
 
     def client_seed(self, run_seed: int, server_round: int, client: int) -> int:
         """The 64-bit seed that the server gives a client for a round."""
@@ -230,12 +237,14 @@ class RunOptions:
         seed: 64 bits, of whatever is random but the same for all clients and rounds.
         coder: whether bodies are coded where that is smaller.
         downlink: how the global vector is sent.
+        bits: of a whole reply, per trained parameter, that the noise's scale is steered to; None if it is fixed.
     """
 
     noise: Noise
     seed: int = 0
     coder: Coder = "auto"
     downlink: DownlinkDtype = "float32"
+    bits: float | None = None
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from fedmrn_app.errors import RunError
-from fedmrn_app.layout import Float32Array
+from fedmrn_app.federation.agreement import GlobalState
 from fedmrn_app.learning.flat import FlatModel, to_tensor
 from fedmrn_app.results.curves import draw_curves
 from fedmrn_app.results.rows import Round, columns, from_row, to_row
 
 END_FILES = ("summary.json", "error.txt")  # a run leaves one of them as its last file
 VECTOR = "fedmrn.global_vector"  # in model.safetensors beside the module's state, where that is not the vector
+STEERING = "fedmrn.steering"  # likewise, where the noise is steered
 
 _MAY_CHANGE = ("rounds", "resume", "round_timeout", "node_timeout")  # when a run goes on
 
@@ -41,13 +42,13 @@ class RunFolder:
         self.rounds: list[Round] = []
         path.mkdir(parents=True, exist_ok=True)
 
-    def start(self, values: Mapping[str, Any], model: FlatModel, vector: Float32Array, *, resume: bool) -> int:
-        """Write the configuration; when resuming, load the last round's model, vector and rows.
+    def start(self, values: Mapping[str, Any], model: FlatModel, state: GlobalState, *, resume: bool) -> int:
+        """Write the configuration; when resuming, load the last round's model, state and rows.
 
         Args:
             values: the configuration as plain nested values.
             model: the model with its first weights; when resuming, it gets those of the last round.
-            vector: the method's first global vector (d,), changed in place likewise.
+            state: the first one; its arrays but the dense part, which is the model's, are changed in place likewise.
             resume: whether to go on with the run that the folder holds.
 
         Returns:
@@ -57,7 +58,7 @@ class RunFolder:
             RunError: the folder holds no run to go on with, or one of another configuration.
         """
         config = self.path / "config.yaml"
-        done = self._resume(config, values, model, vector) if resume else 0
+        done = self._resume(config, values, model, state) if resume else 0
         _write_atomically(config, OmegaConf.to_yaml(OmegaConf.create(dict(values))).encode())
         with (self.path / "rounds.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, columns(self.metrics))
@@ -66,10 +67,10 @@ class RunFolder:
         for name in END_FILES:
             (self.path / name).unlink(missing_ok=True)
         if not done:
-            self.save_model(model, vector, 0)
+            self.save_model(model, state, 0)
         return done
 
-    def _resume(self, config: Path, values: Mapping[str, Any], model: FlatModel, vector: Float32Array) -> int:
+    def _resume(self, config: Path, values: Mapping[str, Any], model: FlatModel, state: GlobalState) -> int:
         stored = self.path / "model.safetensors"
         if not (config.is_file() and stored.is_file()):
             raise RunError(f"resume=true: {self.path} holds no run; name its folder with hydra.run.dir=FOLDER")
@@ -79,31 +80,37 @@ class RunFolder:
                 raise RunError(f"resume=true: {key} was {before.get(key)} and is now {values.get(key)}")
         with safe_open(stored, "pt") as file:
             done = int(file.metadata()["round"])
-        state = load_file(stored)
-        kept = state.pop(VECTOR, None)
-        model.module.load_state_dict(state)
-        vector[:] = model.state()[0] if kept is None else kept.numpy()
+        tensors = load_file(stored)
+        kept, steering = tensors.pop(VECTOR, None), tensors.pop(STEERING, None)
+        model.module.load_state_dict(tensors)
+        state.vector[:] = model.state()[0] if kept is None else kept.numpy()
+        if steering is not None and state.steering is not None:
+            state.steering[:] = steering.numpy()
         with (self.path / "rounds.csv").open(newline="") as file:
             rows = [row for row in csv.DictReader(file) if int(row["round"]) <= done]
         self.rounds = [from_row(row, self.metrics) for row in rows]
         return done
 
-    def add_round(self, row: Round, model: FlatModel, vector: Float32Array) -> None:
+    def add_round(self, row: Round, model: FlatModel, state: GlobalState) -> None:
         """Append a row to rounds.csv and save the round's model."""
         self.rounds.append(row)
         with (self.path / "rounds.csv").open("a", newline="") as file:
             csv.DictWriter(file, columns(self.metrics)).writerow(to_row(row))
             file.flush()
             os.fsync(file.fileno())
-        self.save_model(model, vector, row.round)
+        self.save_model(model, state, row.round)
 
-    def save_model(self, model: FlatModel, vector: Float32Array, done: int) -> None:
-        """Write model.safetensors: the module's state dict after `done` rounds, and the vector where it differs."""
-        state = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.module.state_dict().items()}
-        if not np.array_equal(model.state()[0], vector):
-            state[VECTOR] = to_tensor(vector)
+    def save_model(self, model: FlatModel, state: GlobalState, done: int) -> None:
+        """Write model.safetensors: the module's state dict after `done` rounds, and what else the state has."""
+        tensors = {
+            name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.module.state_dict().items()
+        }
+        if not np.array_equal(model.state()[0], state.vector):
+            tensors[VECTOR] = to_tensor(state.vector)
+        if state.steering is not None:
+            tensors[STEERING] = to_tensor(state.steering)
         partial = self.path / "model.safetensors.partial"
-        save_file(state, partial, {"round": str(done)})
+        save_file(tensors, partial, {"round": str(done)})
         partial.chmod(0o644 & ~_umask())
         partial.replace(self.path / "model.safetensors")
 

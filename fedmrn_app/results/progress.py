@@ -86,7 +86,7 @@ class Progress:
             decode_seconds=done.decode_seconds / max(1, len(downlink)),
             seconds=now - self._started,
         )
-        self.folder.add_round(row, self.model, state.vector)
+        self.folder.add_round(row, self.model, state)
         left = (now - self._first) / (done.number - self._before) * (self.rounds - done.number)
         self.report(progress_line(row, self.rounds, left))
         self._started = now
