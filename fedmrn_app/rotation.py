@@ -23,6 +23,16 @@ def block_lengths(size: int) -> list[int]:
     return [BLOCK] * (size // BLOCK) + ([size % BLOCK] if size % BLOCK else [])
 
 
+def stretch_lengths(size: int) -> list[int]:
+    """Lengths of the stretches of R x in which all coordinates have one distribution.
+
+    They are the blocks, but for a last one of two windows: what the second window leaves out is a stretch of its own.
+    """
+    *whole, last = block_lengths(size)
+    outside = last - (1 << (last.bit_length() - 1))
+    return [*whole, outside, last - outside] if outside else [*whole, last]
+
+
 def rotate(x: Float32Array, seed: int) -> Float32Array:
     """Return the rotated vector R x of shape (d,); R is orthogonal and follows from the 64-bit seed."""
     y = x.astype(np.float32)

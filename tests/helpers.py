@@ -39,10 +39,18 @@ CLIENT = 2  # who holds a part of the model, where clients hold parts
 
 # methods
 METHODS = sorted(find_methods())
+# every layout of bodies: a method's name, and behind it the options that the layout comes with
+CASES = [
+    "-".join([name, *(f"{option}-{value}" for option, value in options.items())])
+    for name in METHODS
+    for options in find_methods()[name].layouts
+]
 
 
 def make_method(name: str, coder: Any = "auto", noise: Noise | None = None, **options: Any) -> Method:
-    """The method as its file in conf/ has it, but for the options given."""
+    """The method as its file in conf/ has it, but for the options given, here or behind the name as in CASES."""
+    name, *words = name.split("-")
+    options = dict(zip(words[::2], map(int, words[1::2]), strict=True)) | options
     path = find_conf() / "strategy" / f"{name}.yaml"
     values: Any = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {"strategy": {}}
     options = {**values["strategy"], **options}
@@ -51,7 +59,7 @@ def make_method(name: str, coder: Any = "auto", noise: Noise | None = None, **op
 
 
 # those that train as FedAvg does: what they encode is an update, and it may be any update
-COMPRESSORS = [name for name in METHODS if type(make_method(name).training) is LocalTraining]
+COMPRESSORS = [name for name in CASES if type(make_method(name).training) is LocalTraining]
 
 # data and models
 IMAGES = Classification(channels=1, height=8, width=8, classes=10, mean=(0.5,), std=(0.5,))

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fedmrn_app.kernels.masked_step import masked_step
-from fedmrn_app.kernels.masked_step_cpu import PART
 from fedmrn_app.kernels.masking import MaskedStep, MaskKind, Vectors, clip_update, mask_probability, plain_step
+from fedmrn_app.kernels.team import PART
 from fedmrn_app.kernels.words import random_words, unit_floats
 
 KINDS = [MaskKind(signed, deterministic) for signed in (False, True) for deterministic in (False, True)]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedmrn_app.noise import generate_noise
-from fedmrn_app.rotation import BLOCK, block_lengths, rotate, rotate_back
+from fedmrn_app.rotation import BLOCK, block_lengths, rotate, rotate_back, stretch_lengths
 from tests.helpers import GAUSSIAN
 
 
@@ -39,3 +39,18 @@ def test_blocks() -> None:
     assert block_lengths(5) == [5]
     assert block_lengths(2 * BLOCK) == [BLOCK, BLOCK]
     assert block_lengths(BLOCK + 1) == [BLOCK, 1]
+
+
+def test_stretches_are_of_one_distribution() -> None:
+    """The update is large in one half; what the second window leaves out knows of the first window alone."""
+    assert stretch_lengths(5) == [1, 4]
+    assert stretch_lengths(64) == [64]
+    assert stretch_lengths(2 * BLOCK) == [BLOCK, BLOCK]
+    assert stretch_lengths(BLOCK + 24) == [BLOCK, 8, 16]
+    x = GAUSSIAN[:1500].copy()
+    x[:700] *= 5
+    power = np.mean([np.square(rotate(x, seed)) for seed in range(2000)], axis=0)
+    for part in np.split(power, np.cumsum(stretch_lengths(x.size))[:-1]):
+        np.testing.assert_allclose(part, part.mean(), rtol=0.25)
+    outside, inside = np.split(power, [1500 - 1024])
+    assert outside.mean() > 1.3 * inside.mean()

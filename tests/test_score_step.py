@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedmrn_app.kernels.masked_step_cpu import PART
 from fedmrn_app.kernels.score_step import score_step
 from fedmrn_app.kernels.scoring import Scores, ScoreStep, plain_score_step, sigmoid
+from fedmrn_app.kernels.team import PART
 
 KEY = 0xDEADBEEF12345678
 Make = Callable[[Scores], ScoreStep]

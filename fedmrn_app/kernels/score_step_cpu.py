@@ -8,45 +8,20 @@ from typing import Any
 
 import numba
 import numpy as np
-import torch
-from numba import types
 from torch import Tensor
 
 from fedmrn_app.kernels import scoring
-from fedmrn_app.kernels.masked_step_cpu import PART
-from fedmrn_app.kernels.openmp import openmp
 from fedmrn_app.kernels.scoring import Scores, ScoreStep
-from fedmrn_app.kernels.words import MULTIPLIERS, split_key
-
-_SIGNATURE = types.void(*[types.Array(types.float32, 1, "C")] * 5, types.float32, types.uint32, types.uint32)
-_ENTRY_SIGNATURE = types.void(types.CPointer(types.CPointer(types.float32)))
+from fedmrn_app.kernels.team import LOOP, on_team
+from fedmrn_app.kernels.words import MULTIPLIERS
 
 
 def cpu_score_step(vectors: Scores) -> ScoreStep:
     """Return the step on given vectors."""
-    loop = _compile_loop()
-    team = openmp()
-    arrays = [vector.numpy() for vector in (vectors.scores, vectors.probabilities, vectors.frozen, vectors.out)]
-    bases = [array.ctypes.data for array in arrays]
-    numbers = np.zeros(5, np.float32)  # what the threads of a team are told, besides addresses
-    words = numbers.view(np.uint32)
-    addresses = np.zeros(6, np.uint64)
-    addresses[5] = numbers.ctypes.data
+    run = on_team(_compile_loop(), (vectors.scores, vectors.probabilities, vectors.frozen, vectors.out))
 
     def step(start: int, grad: Tensor, lr: float, key: int) -> None:
-        count = grad.numel()
-        low, high = split_key(key)
-        first = (start + low) & 0xFFFFFFFF
-        threads = min(torch.get_num_threads(), count // PART)
-        if team is None or threads < 2:
-            parts = [array[start : start + count] for array in arrays]
-            loop(*parts, grad.numpy(), lr, np.uint32(first), np.uint32(high))
-            return
-        numbers[0] = lr
-        words[1:] = first, high, count & 0xFFFFFFFF, count >> 32
-        addresses[:4] = [base + 4 * start for base in bases]
-        addresses[4] = grad.data_ptr()
-        team.run(_compile_entry().address, addresses.ctypes.data, threads)
+        run(start, grad, (lr,), key)
 
     return step
 
@@ -82,8 +57,9 @@ def _compile_loop() -> Callable[..., None]:
     sigmoid = _compile_sigmoid()
 
     # fastmath would let the compiler fuse and reorder; without it the results are those of the plain operations
-    @numba.njit([_SIGNATURE], nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-    def loop(s: Any, p: Any, frozen: Any, out: Any, grad: Any, lr: Any, start: Any, high: Any) -> None:
+    @numba.njit([LOOP], nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+    def loop(s: Any, p: Any, frozen: Any, out: Any, grad: Any, settings: Any, start: Any, high: Any) -> None:
+        lr = settings[0]
         for i in range(s.size):
             x = u32(u32(i) + start)
             x = u32((x ^ (x >> u32(16))) * multiply_first) ^ high
@@ -98,32 +74,3 @@ def _compile_loop() -> Callable[..., None]:
 
     compiled: Callable[..., None] = loop
     return compiled
-
-
-@cache
-def _compile_entry() -> Any:
-    """Compile what each thread of a team runs: its part of the loop over the vectors at the given addresses."""
-    loop = _compile_loop()
-    team = openmp()
-    assert team is not None
-    thread_number, thread_count = team.thread_functions
-
-    @numba.cfunc(_ENTRY_SIGNATURE)  # type: ignore[untyped-decorator]
-    def entry(addresses: Any) -> None:
-        numbers = numba.carray(addresses[5], 5)
-        words = numbers.view(np.uint32)
-        count = np.int64(words[3]) + (np.int64(words[4]) << np.int64(32))
-        start = count * thread_number() // thread_count()
-        end = count * (thread_number() + 1) // thread_count()
-        loop(
-            numba.carray(addresses[0], count)[start:end],
-            numba.carray(addresses[1], count)[start:end],
-            numba.carray(addresses[2], count)[start:end],
-            numba.carray(addresses[3], count)[start:end],
-            numba.carray(addresses[4], count)[start:end],
-            numbers[0],
-            np.uint32(words[1] + np.uint32(start)),
-            words[2],
-        )
-
-    return entry

@@ -2,7 +2,8 @@
 
 The client rotates its update x by a seeded randomised Hadamard transform R and sends the signs of R x and a scale S for
 each block of the rotation; the server rotates `S * sign` back. S = norm2(x)^2 / norm1(R x) makes that unbiased,
-S = norm1(R x) / d makes its squared error least.
+S = norm1(R x) / d makes its squared error least. One bit per weight is all that the paper has; for more
+bits there is EDEN, see `eden.py`.
 """
 
 from __future__ import annotations
@@ -50,11 +51,7 @@ class RotatedSigns(Codec):
         scales, rest = unpack_scales(body.data, len(lengths))
         rotated = np.repeat(scales * np.float32(self.centroid), lengths)
         rotated *= 2 * unpack_bits(rest, known.count).view(np.int8) - 1
-        with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is checked
-            update = rotate_back(rotated, seed)
-        if not np.isfinite(update).all():
-            raise PayloadError("body holds scales so large that the update is not finite")
-        return update
+        return update_of(rotated, seed)
 
     def max_bytes(self, layout: Layout) -> int:
         """One bit per weight and 32 per block."""
@@ -90,6 +87,19 @@ class Drive(Recipe):
         """Plain SGD, then signs of the rotated update."""
         codec = DriveSigns(self.scale)
         return Method(self.name, self.code, codec, packing=run.downlink, error_feedback=self.error_feedback)
+
+
+def update_of(rotated: Float32Array, seed: int) -> Float32Array:
+    """Rotate back what a body stands for, float32 (d,).
+
+    Raises:
+        PayloadError: what comes of it is not finite.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        update = rotate_back(rotated, seed)
+    if not np.isfinite(update).all():
+        raise PayloadError("body holds scales so large that the update is not finite")
+    return update
 
 
 def ratio_or_zero(numerator: Float32Array, denominator: Float32Array) -> Float32Array:

@@ -7,7 +7,7 @@ options are a `Recipe`, which `conf/strategy/<name>.yaml` fills.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -253,6 +253,7 @@ class Recipe(ABC):
 
     name: ClassVar[str]
     code: ClassVar[int]
+    layouts: ClassVar[Sequence[Mapping[str, int]]] = ({},)  # options with which bodies have a layout of their own
 
     @abstractmethod
     def build(self, run: RunOptions) -> Method:

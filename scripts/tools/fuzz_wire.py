@@ -19,6 +19,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from rich.console import Console
@@ -66,11 +67,16 @@ class Sample:
 
 def make_samples(names: list[str]) -> list[Sample]:
     """Train one client in the second round, so that something has moved already."""
-    return [make_sample(name, coder, bits) for name in names for coder in CODERS for bits in (6, 16, 32)]
+    return [
+        make_sample((f"strategy={name}", *(f"strategy.{option}={value}" for option, value in options.items())), *wire)
+        for name in names
+        for options in find_methods()[name].layouts
+        for wire in product(CODERS, (6, 16, 32))
+    ]
 
 
-def make_sample(name: str, coder: str, bits: int) -> Sample:
-    overrides = (f"strategy={name}", f"uplink.coder={coder}", f"uplink.dense_bits={bits}", "local.epochs=1")
+def make_sample(method: tuple[str, ...], coder: str, bits: int) -> Sample:
+    overrides = (*method, f"uplink.coder={coder}", f"uplink.dense_bits={bits}", "local.epochs=1")
     worker = Worker(load_config(overrides))
     model, agreement = worker.model()
     state = GlobalState(agreement.first, model.state()[1])
@@ -78,7 +84,7 @@ def make_sample(name: str, coder: str, bits: int) -> Sample:
         opened = open_round(agreement, state, number, {0: worker.sample_count(0)}, 1)
         data = worker.train(opened.order(0)).payload
         state, _ = close_round(opened, {0: data})
-    return Sample(f"{name} {coder} {bits}", data, opened)
+    return Sample(f"{' '.join(method)} {coder} {bits}", data, opened)
 
 
 def with_checksum(data: bytes) -> bytes:
