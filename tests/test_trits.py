@@ -11,8 +11,8 @@ from fedmrn_app.wire.trits import max_trit_bytes, pack_trits, unpack_trits
 from tests.helpers import noisy_side
 
 
-@pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 1.0])
-@pytest.mark.parametrize("count", [1, 4, 5, 1001])
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.4, 0.45, 0.5, 1.0])
+@pytest.mark.parametrize("count", [1, 4, 5, 300, 1001])
 @pytest.mark.parametrize("coder", CODERS)
 def test_trits(share: float, count: int, coder: Coder) -> None:
     random = np.random.default_rng(1)

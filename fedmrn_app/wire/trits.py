@@ -28,8 +28,11 @@ def pack_trits(trits: NDArray[np.int8], side: Callable[[], SideInformation], cod
         return plain
     present = trits != 0
     signs = pack_bits(trits[present] > 0)
+    mask = code_mask(present, side())
+    if len(mask) >= packed_size(trits.size):  # such a mask is not read
+        return plain
     count = int(np.count_nonzero(present)).to_bytes(4, "little")
-    return min(Body(count + signs + code_mask(present, side()), CODED), plain, key=len)
+    return min(Body(count + signs + mask, CODED), plain, key=len)
 
 
 def unpack_trits(body: Body, count: int, side: Callable[[], SideInformation]) -> NDArray[np.int8]:
