@@ -40,8 +40,8 @@ def order_content(order: Order, shared: ArrayRecord | None, config: bytes | None
     """
     arrays = shared or ArrayRecord({"vector": to_array(order.vector), "dense": to_array(order.dense)})
     task = ConfigRecord({"client": order.client, "round": order.server_round, "seed": order.seed})
-    if order.scales is not None:
-        task["scales"] = order.scales.astype("<f4").tobytes()
+    if order.scale is not None:
+        task["scale"] = order.scale
     content = RecordDict({"model": arrays, "task": task})
     if config is not None:
         content["run"] = ConfigRecord({"config": config})
@@ -53,8 +53,7 @@ def read_order(content: RecordDict) -> Order:
     task = cast(Mapping[str, Any], content["task"])
     arrays = cast(ArrayRecord, content["model"])
     vector, dense = (from_array(arrays[name]) for name in ("vector", "dense"))
-    scales = np.frombuffer(task["scales"], "<f4") if "scales" in task else None
-    return Order(task["client"], task["round"], task["seed"], vector, dense, scales)
+    return Order(task["client"], task["round"], task["seed"], vector, dense, task.get("scale"))
 
 
 def pack_config(values: Mapping[str, Any]) -> bytes:

@@ -31,7 +31,7 @@ from fedmrn_app.messages import (
 )
 from tests.reference import STATE
 
-SCALES = np.array([0.01, 0.5, 3], np.float32)
+STEERING = np.array([0.01, 0.5, 3], np.float32)
 VECTORS = [
     np.arange(5, dtype=np.float32),
     np.zeros(0, np.float32),
@@ -88,12 +88,12 @@ def test_order_comes_as_it_was_given(vector: np.ndarray, config: bytes | None) -
         assert content.config_records["run"]["config"] == config
 
 
-def test_noise_scales_take_a_few_bytes() -> None:
+def test_scale_of_the_noise_takes_a_few_bytes() -> None:
     order = Order(1, 1, 1, STATE.vector, STATE.dense)
-    assert read_order(order_content(order, None, None)).scales is None
-    content = order_content(replace(order, scales=SCALES), None, None)
-    assert np.array_equal(read_order(content).scales, SCALES)  # type: ignore[arg-type]
-    assert content_bytes(content) - content_bytes(order_content(order, None, None)) < 4 * SCALES.size + 20
+    assert read_order(order_content(order, None, None)).scale is None
+    content = order_content(replace(order, scale=0.07), None, None)
+    assert read_order(content).scale == 0.07
+    assert content_bytes(content) - content_bytes(order_content(order, None, None)) < 40
 
 
 def test_order_takes_the_record_of_another() -> None:
@@ -125,9 +125,9 @@ def test_state_comes_as_it_was_given() -> None:
     assert np.array_equal(back.vector, STATE.vector)
     assert np.array_equal(back.dense, STATE.dense)
     assert back.steering is None
-    steered = unpack_state(pack_state(replace(STATE, steering=SCALES)))
-    assert np.array_equal(steered.steering, SCALES)  # type: ignore[arg-type]
-    assert set(sent_as_is(pack_state(replace(STATE, steering=SCALES)))) == {"vector", "dense"}
+    steered = unpack_state(pack_state(replace(STATE, steering=STEERING)))
+    assert np.array_equal(steered.steering, STEERING)  # type: ignore[arg-type]
+    assert set(sent_as_is(pack_state(replace(STATE, steering=STEERING)))) == {"vector", "dense"}
     with pytest.raises(KeyError):
         unpack_state(ArrayRecord({"vector": to_array(STATE.vector)}))
 

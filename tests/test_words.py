@@ -40,7 +40,8 @@ def test_uniforms_are_those_of_the_random_words() -> None:
 def test_compiled_thresholds_are_the_plain_ones(signed: bool) -> None:
     random = np.random.default_rng(0)
     n, trend = random.normal(size=(2, 50_001)).astype(np.float32)
-    parts = [(slice(0, 777), np.float32(0.4)), (slice(777, 50_001), np.float32(1.3))]
-    ours, plain = (way(n, KEY, parts, signed, trend) for way in (thresholds.measure, thresholds.measure_plain))
+    ours, plain = (
+        way(n, KEY, np.float32(0.4), signed, trend) for way in (thresholds.measure, thresholds.measure_plain)
+    )
     for name in ("size", "sign", "trend", "flipped"):
         assert np.array_equal(getattr(ours, name), getattr(plain, name))

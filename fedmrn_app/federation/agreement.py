@@ -51,7 +51,7 @@ class Agreement:
     def begin(self, dense: Float32Array) -> GlobalState:
         """The state before the first round, with the model's first dense part (m,)."""
         steering = self.method.steering
-        return GlobalState(self.first.copy(), dense, None if steering is None else steering.first(self.layout))
+        return GlobalState(self.first.copy(), dense, None if steering is None else steering.first())
 
     def pack(self, vector: Float32Array, held: NDArray[np.bool_] | None) -> NDArray[Any]:
         """The global vector (d,), or only what is held of it, as it is sent."""
@@ -88,7 +88,7 @@ class GlobalState:
     Attributes:
         vector: the method's, float32 (d,).
         dense: the dense part, float32 (m,).
-        steering: of the noise's scales, see `methods/steering.py`; None where they are fixed.
+        steering: of the noise's scale, see `methods/steering.py`; None where it is fixed.
     """
 
     vector: Float32Array
@@ -106,7 +106,7 @@ class Order:
         seed: the 64-bit seed that the client is given.
         vector: the global vector as `Agreement.pack` makes it.
         dense: the global dense part, float32 or float16 (m,).
-        scales: of each tensor's noise in this round, float32 (T,), where the server sets them.
+        scale: of the noise in this round, where the server sets it.
     """
 
     client: int
@@ -114,4 +114,4 @@ class Order:
     seed: int
     vector: NDArray[Any]
     dense: NDArray[Any]
-    scales: Float32Array | None = None
+    scale: float | None = None

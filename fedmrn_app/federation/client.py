@@ -53,7 +53,7 @@ def train_client(
     # a narrower model consists of what the client holds
     whole = method.selection.width(order.client) == 1
     held = method.selection.held(agreement.layout, order.client, order.server_round, seed) if whole else None
-    known = agreement.unpack(order.vector, held).with_scales(order.scales)
+    known = agreement.unpack(order.vector, held).with_scale(order.scale)
     sent_dense = order.dense.astype(np.float32)
     model.load(known.vector, sent_dense)
     private_seed = derive_seed(agreement.seed, "method", order.server_round, order.client)

@@ -56,14 +56,14 @@ class OpenRound:
         """What a client is sent; clients that hold all weights are sent the same arrays."""
         held = self.held(client)
         packed = self._packed if held is None else self.agreement.pack(self.state.vector, held)
-        return Order(client, self.number, self.seed(client), packed, self._packed_dense, self._scales)
+        return Order(client, self.number, self.seed(client), packed, self._packed_dense, self._scale)
 
     def known(self, client: int) -> Known:
         """What the server and a client both know, worked out anew where clients hold different weights."""
         held = self.held(client)
         if held is None:
             return self._known
-        return self.agreement.unpack(self.agreement.pack(self.state.vector, held), held).with_scales(self._scales)
+        return self.agreement.unpack(self.agreement.pack(self.state.vector, held), held).with_scale(self._scale)
 
     def header(self, client: int, known: Known) -> Header:
         """The header that a client's payload must have."""
@@ -86,12 +86,11 @@ class OpenRound:
 
     @cached_property
     def _known(self) -> Known:
-        return self.agreement.unpack(self._packed, None).with_scales(self._scales)
+        return self.agreement.unpack(self._packed, None).with_scale(self._scale)
 
     @property
-    def _scales(self) -> Float32Array | None:
-        steering, state = self.agreement.method.steering, self.state.steering
-        return None if steering is None or state is None else steering.scales(state)
+    def _scale(self) -> float | None:
+        return None if self.state.steering is None else float(self.state.steering[0])
 
 
 def open_round(
@@ -165,7 +164,7 @@ def close_round(opened: OpenRound, replies: Mapping[int, bytes | PayloadError]) 
             data = replies.get(client, PayloadError("no reply within round_timeout"))
             if isinstance(data, PayloadError):
                 raise data
-            payload, told = add_upload(data, opened.agreement, header, known, opened.dense, total, dense_total)
+            payload = add_upload(data, opened.agreement, header, known, opened.dense, total, dense_total)
         except PayloadError as error:
             report.failures[client] = str(error)
             continue
@@ -173,7 +172,7 @@ def close_round(opened: OpenRound, replies: Mapping[int, bytes | PayloadError]) 
         if holders is not None:
             holders[known.held_weights()] += np.float32(header.samples)
         report.note(client, payload)
-        spent.append((len(data), len(payload.body), told))
+        spent.append((len(data), len(payload.body)))
     if samples == 0:
         reasons = "; ".join(f"client {client}: {reason}" for client, reason in report.failures.items())
         raise RunError(f"round {opened.number}: no usable reply ({reasons})")
@@ -186,13 +185,13 @@ def close_round(opened: OpenRound, replies: Mapping[int, bytes | PayloadError]) 
     return GlobalState(vector, dense, _steer(opened, spent)), report
 
 
-def _steer(opened: OpenRound, spent: Sequence[tuple[int, int, Float32Array | None]]) -> Float32Array | None:
-    """What steers the noise in the next round, from each reply's bytes, its body's and what the body told."""
+def _steer(opened: OpenRound, spent: Sequence[tuple[int, int]]) -> Float32Array | None:
+    """What steers the noise in the next round, from the bytes of each reply and of its body."""
     agreement, state = opened.agreement, opened.state.steering
-    steering, told = agreement.method.steering, [shares for _, _, shares in spent if shares is not None]
-    if steering is None or state is None or not told:
-        return state
-    whole, body = (float(np.mean([sizes[i] for sizes in spent])) for i in range(2))
-    beside = whole - body + FRAMING
-    left = (steering.bits * agreement.parameters - 8 * beside) / agreement.layout.count
-    return steering.next(state, agreement.layout, np.mean(told, 0), 8 * body / agreement.layout.count, left)
+    steering = agreement.method.steering
+    if steering is None or state is None:
+        return None
+    whole, body = (8 * size / agreement.layout.count for size in np.mean(spent, 0))
+    framing = 8 * FRAMING / agreement.layout.count
+    left = steering.bits * agreement.parameters / agreement.layout.count - (whole + framing - body)
+    return steering.next(state, float(body), float(left))

@@ -72,20 +72,17 @@ def add_upload(
     dense: Float32Array,
     total: Float32Array,
     dense_total: Float32Array,
-) -> tuple[Payload, Float32Array | None]:
+) -> Payload:
     """Check and read as `read_upload`, and add what it holds, times the samples, to two sums in place.
-
-    Returns:
-        The payload, and what the codec's `add` returned.
 
     Raises:
         PayloadError: as `read_upload`; the sums are as they were then.
     """
     payload, values = _open(data, agreement, header, dense)
     with np.errstate(over="ignore"):  # whoever uses the sums checks them
-        told = agreement.method.codec.add(payload.body, known, header.seed, np.float32(header.samples), total)
+        agreement.method.codec.add(payload.body, known, header.seed, np.float32(header.samples), total)
         dense_total += np.float32(header.samples) * values
-    return payload, told
+    return payload
 
 
 def _open(data: bytes, agreement: Agreement, header: Header, dense: Float32Array) -> tuple[Payload, Float32Array]:

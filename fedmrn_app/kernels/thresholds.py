@@ -5,7 +5,7 @@ What they equal bit for bit: `uniforms` in `words.py`, and `measure_plain` here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -44,23 +44,16 @@ def uniforms(key: int, count: int) -> Float32Array:
     return v
 
 
-Scaled = Sequence[tuple[slice, np.float32]]  # parts of a vector, all of it together, and what each is multiplied by
-
-
-def measure(n: Float32Array, key: int, parts: Scaled, signed: bool, trend: Float32Array) -> Thresholds:
-    """The thresholds v n or, signed, (2 v - 1) n, with the uniforms v of a key, times the scale of each part."""
+def measure(n: Float32Array, key: int, scale: np.float32, signed: bool, trend: Float32Array) -> Thresholds:
+    """The thresholds v n or, signed, (2 v - 1) n, with the uniforms v of a key, times the scale."""
     size, sign, pull = np.empty_like(n), np.empty_like(n), np.empty_like(n)
     flipped = np.empty(n.size if signed else 0, np.bool_)
-    low, high = words.split_key(key)
-    loop = _measure(signed)
-    for p, scale in parts:
-        first = np.uint32((low + p.start) & 0xFFFFFFFF)
-        turned = flipped[p] if signed else flipped
-        loop(n[p], first, np.uint32(high), scale, trend[p], size[p], sign[p], pull[p], turned)
+    low, high = map(np.uint32, words.split_key(key))
+    _measure(signed)(n, low, high, scale, trend, size, sign, pull, flipped)
     return Thresholds(size, sign, pull, flipped if signed else None)
 
 
-def measure_plain(n: Float32Array, key: int, parts: Scaled, signed: bool, trend: Float32Array) -> Thresholds:
+def measure_plain(n: Float32Array, key: int, scale: np.float32, signed: bool, trend: Float32Array) -> Thresholds:
     """The same by NumPy's operations."""
     v = words.uniforms(key, n.size)
     sign = np.copysign(np.float32(1), n)
@@ -69,8 +62,7 @@ def measure_plain(n: Float32Array, key: int, parts: Scaled, signed: bool, trend:
         v = v + v - np.float32(1)
         flipped = v < 0
         sign = np.where(flipped, -sign, sign)
-    scales = np.concatenate([np.full(part.stop - part.start, scale, np.float32) for part, scale in parts])
-    size = np.minimum(np.abs(n) * scales * np.abs(v), np.float32(1))
+    size = np.minimum(np.abs(n) * scale * np.abs(v), np.float32(1))
     return Thresholds(size, sign, trend * sign, flipped)
 
 

@@ -24,7 +24,6 @@ from typing import ClassVar, Literal, get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmrn_app.errors import ConfigError
@@ -38,7 +37,7 @@ from fedmrn_app.methods.known import Known
 from fedmrn_app.methods.method import Codec, LocalRound, LocalTraining, Method, Recipe, RunOptions, Trained
 from fedmrn_app.methods.steering import Steering
 from fedmrn_app.noise import Noise
-from fedmrn_app.wire.bits import packed_size, unpack_bits
+from fedmrn_app.wire.bits import packed_size
 from fedmrn_app.wire.body import CODED, Body, Coder
 from fedmrn_app.wire.mask_model import SideInformation
 from fedmrn_app.wire.masks import pack_mask, unpack_mask
@@ -51,7 +50,6 @@ Masking = Literal[
     "dm",  # without both
     "post_sm",  # "FedAvg w. SM": plain local SGD, then one SM draw
 ]
-Bits = NDArray[np.bool_]
 MASKINGS: tuple[Masking, ...] = get_args(Masking)
 
 
@@ -103,35 +101,24 @@ class NoiseMask(Codec):
     def decode(self, body: Body, known: Known, seed: int) -> Float32Array:
         """Return `G(seed) * m`."""
         update = np.empty(known.count, np.float32)
-        bits, _, pieces = self._read(body, known, seed)
-        for part, masked in self._masked(bits, pieces):
+        for part, masked in self._masked_noise(body, known, seed):
             update[part] = masked
         return update
 
-    def add(self, body: Body, known: Known, seed: int, share: np.float32, total: Float32Array) -> Float32Array | None:
-        """Add `share * G(seed) * m`; where the scale is steered, return the share of set bits of each tensor, (T,)."""
-        bits, flipped, pieces = self._read(body, known, seed)
-        for part, masked in self._masked(bits, pieces):
+    def add(self, body: Body, known: Known, seed: int, share: np.float32, total: Float32Array) -> None:
+        """Add `share * G(seed) * m`."""
+        for part, masked in self._masked_noise(body, known, seed):
             masked *= share
             total[part] += masked
-        if known.scales is None:
-            return None
-        coded = bits if flipped is None else bits ^ flipped
-        return np.array([np.count_nonzero(part) / max(1, part.size) for part in known.layout.split(coded)], np.float32)
 
-    def _read(
-        self, body: Body, known: Known, seed: int
-    ) -> tuple[Bits, Bits | None, Iterable[tuple[int, Float32Array]]]:
-        """Return the checked mask, which of its bits are turned round when coded, and the noise in pieces."""
-        if body.form != CODED and known.scales is None:
-            body.must_be_plain()
-            return unpack_bits(body.data, known.count).view(np.bool_), None, self.noise.blocks(seed, known.count)
-        noise = known.new_noise(self.noise, seed)  # the side information takes the whole of it
-        side = self.side(noise, known, seed)
-        return unpack_mask(body, known.count, lambda: side), side.flipped, [(0, noise)]
-
-    def _masked(self, bits: Bits, pieces: Iterable[tuple[int, Float32Array]]) -> Iterator[tuple[slice, Float32Array]]:
-        """Yield `G(seed) * m` piece by piece, in the memory of the pieces."""
+    def _masked_noise(self, body: Body, known: Known, seed: int) -> Iterator[tuple[slice, Float32Array]]:
+        """Yield `G(seed) * m` piece by piece; nothing before the whole body is checked."""
+        scaled = known.scaled(self.noise)
+        pieces: Iterable[tuple[int, Float32Array]] = scaled.blocks(seed, known.count)
+        if body.form == CODED:  # the side information takes the whole noise, which is not made twice
+            whole = scaled(seed, known.count)
+            pieces = [(0, whole)]
+        bits = unpack_mask(body, known.count, lambda: self.side(whole, known, seed))
         for start, noise in pieces:
             part = slice(start, start + noise.size)
             kept = bits[part].view(np.int8)
@@ -144,16 +131,12 @@ class NoiseMask(Codec):
         That is rare where the threshold is large, and where the weight has gone the other way so far. Masks that are
         not drawn have no threshold: there it is the noise.
         """
-        scales = [np.float32(1 / (self.noise.largest * alpha)) for alpha in known.alphas(self.noise)]
+        scale = np.float32(1 / (self.noise.largest * known.scaled(self.noise).alpha))
         if not self.kind.deterministic:
-            parts = list(zip(known.layout.slices, scales, strict=True))
-            found = measure(n, known_key(seed), parts, self.kind.signed, known.trend)
+            found = measure(n, known_key(seed), scale, self.kind.signed, known.trend)
             return SideInformation(known.layout, found.size, found.sign, found.trend, found.flipped)
         sign = np.copysign(np.float32(1), n)
-        size = np.abs(n)
-        for part, scale in zip(known.layout.slices, scales, strict=True):
-            size[part] *= scale
-        np.minimum(size, np.float32(1), out=size)
+        size = np.minimum(np.abs(n) * scale, np.float32(1))
         return SideInformation(known.layout, size, sign, known.trend * sign)
 
     def max_bytes(self, layout: Layout) -> int:

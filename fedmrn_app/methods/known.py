@@ -23,14 +23,14 @@ class Known:
         vector: the global vector as clients received it, float32 (d,); zero what a client does not hold.
         first: the global vector before the first round, float32 (d,).
         held: which weights this client holds, bool (d,), where clients hold different ones; else None.
-        scales: of each tensor's noise, float32 (T,), where the server sets them; None for that of the distribution.
+        scale: of the noise, where the server sets it for each round; None for that of the distribution.
     """
 
     layout: Layout
     vector: Float32Array
     first: Float32Array
     held: NDArray[np.bool_] | None = None
-    scales: Float32Array | None = None
+    scale: float | None = None
     _noise: dict[tuple[Noise, int], Float32Array] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -46,37 +46,22 @@ class Known:
         """`G(seed)` for all weights, float32 (d,), not to be changed; the last one is kept for whoever needs it too."""
         if (distribution, seed) not in self._noise:
             self._noise.clear()
-            self._noise[distribution, seed] = self.new_noise(distribution, seed)
+            self._noise[distribution, seed] = self.scaled(distribution)(seed, self.count)
         return self._noise[distribution, seed]
 
-    def new_noise(self, distribution: Noise, seed: int) -> Float32Array:
-        """The same in memory of its own."""
-        if self.scales is None:
-            return distribution(seed, self.count)
-        noise = replace(distribution, alpha=1.0)(seed, self.count)
-        for part, scale in zip(self.layout.slices, self.scales, strict=True):
-            noise[part] *= scale
-        return noise
+    def scaled(self, distribution: Noise) -> Noise:
+        """The distribution with the scale of this round."""
+        return distribution if self.scale is None else replace(distribution, alpha=self.scale)
 
-    def alphas(self, distribution: Noise) -> list[float]:
-        """The scale of each tensor's noise."""
-        if self.scales is None:
-            return [distribution.alpha] * len(self.layout.shapes)
-        return [float(scale) for scale in self.scales]
-
-    def with_scales(self, scales: Float32Array | None) -> Known:
-        """The same with the scales that the server set for this round.
+    def with_scale(self, scale: float | None) -> Known:
+        """The same with the scale that the server set for this round.
 
         Raises:
-            PayloadError: they are not one for each tensor, or out of range.
+            PayloadError: it is out of range.
         """
-        if scales is None:
-            return self
-        if scales.shape != (len(self.layout.shapes),):
-            raise PayloadError(f"the server sent {scales.size} noise scales for {len(self.layout.shapes)} tensors")
-        if not ((scales >= MIN_ALPHA) & (scales <= MAX_ALPHA)).all():
-            raise PayloadError("the server sent noise scales that are out of range")
-        return replace(self, scales=scales)
+        if scale is not None and not MIN_ALPHA <= scale <= MAX_ALPHA:
+            raise PayloadError(f"the server sent the noise scale {scale}, which is out of range")
+        return self if scale is None else replace(self, scale=scale)
 
     @cached_property
     def trend(self) -> Float32Array:

@@ -126,11 +126,8 @@ class Codec(ABC):
             PayloadError: the body is not one that `encode` writes for such a model.
         """
 
-    def add(self, body: Body, known: Known, seed: int, share: np.float32, total: Float32Array) -> Float32Array | None:
+    def add(self, body: Body, known: Known, seed: int, share: np.float32, total: Float32Array) -> None:
         """Add `share` times what a body stands for to `total`, float32 (d,), in place.
-
-        Returns:
-            What a method whose noise is steered tells from each tensor, see `methods/steering.py`; else None.
 
         Raises:
             PayloadError: as `decode`; `total` is as it was then.
@@ -139,7 +136,6 @@ class Codec(ABC):
         for start in range(0, total.size, _BLOCK):
             part = slice(start, start + _BLOCK)
             total[part] += share * contribution[part]
-        return None
 
     @abstractmethod
     def max_bytes(self, layout: Layout) -> int:

@@ -1,12 +1,14 @@
-"""The scale of the noise, set by the server for each tensor and round so that replies meet a budget of bits.
+"""The scale of the noise, set by the server in each round so that replies meet a budget of bits.
 
-Coded masks are short where the noise is large beside the update: a bit that is set then is rare. What decides is the
-ratio r of the mean |update| of a tensor to the noise's scale. The server does not see updates, but the share of set
-bits in a tensor's coded masks tells its r, and dividing gives every tensor the scale at which its r is the one aimed
-at. The papers have one fixed scale.
+Coded masks are short where the noise is large beside the update, for a bit that is set then is rare. What decides is
+the ratio r of the updates' size to the noise's scale. How many bits the last masks took tells the server their r, and
+so the size of the updates; it expects what the size will be in the next round, and divides by the r of the budget.
 
-How bits and shares depend on r is worked out for updates of a Laplace distribution under uniform noise. How far other
-ones are from that shows in each round's bits, and the aim is corrected by it.
+The papers have a fixed scale. One scale is right for all tensors: with scales in proportion to each tensor's updates,
+masks of the same length learned less, for the few large updates of a tensor then are beyond its noise.
+
+How bits depend on r is worked out for updates of a Laplace distribution under uniform noise. For others the sizes come
+out as those that would take as many bits, which is all that is asked of them.
 """
 
 from __future__ import annotations
@@ -17,21 +19,21 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.layout import Float32Array
 from fedmrn_app.noise import MAX_ALPHA, MIN_ALPHA
 
 LEAST_RATIO, MOST_RATIO = 1e-3, 0.6  # an aim beyond these gains nothing: masks of 0.013 and of 0.89 bits
-TREND, MOST_TREND = 0.6, 0.3  # how much of the last change of updates' size goes on, and the most of that
-FASTEST_UP, FASTEST_DOWN = 2.5, 8.0  # how much a scale grows or shrinks in a round, at most: updates shrink at first
-
-Curve = NDArray[np.float64]
+GROWTH, SHRINKAGE = 2.5, 8.0  # of the scale in a round, at most; updates shrink quickly at first
+GAIN, SURPRISE = 0.8, 0.5  # how much of a round's logarithm of the size is believed; all of what is further away
+FIRST_TREND, TREND_GAIN, MOST_TREND = -0.05, 0.2, 0.2  # of the change from round to round
 
 
 @dataclass(frozen=True)
 class Steering:
-    """Sets the scale of each tensor's noise from round to round.
+    """Sets the scale from round to round.
 
-    Its state is float32 (T + 1,): the scales, then the logarithm of the last updates' size, NaN before there were any.
+    Its state is float32 (3,): the scale, the logarithm of the updates' size, NaN before there were any, and by how much
+    that changes in a round.
 
     Attributes:
         bits: of a whole reply, per trained parameter.
@@ -41,42 +43,36 @@ class Steering:
     bits: float
     alpha: float
 
-    def first(self, layout: Layout) -> Float32Array:
+    def first(self) -> Float32Array:
         """The state before the first round."""
-        return np.array([self.alpha] * len(layout.shapes) + [np.nan], np.float32)
+        return np.array([self.alpha, np.nan, FIRST_TREND], np.float32)
 
-    def scales(self, state: Float32Array) -> Float32Array:
-        """The scale of each tensor's noise in a round, float32 (T,)."""
-        return state[:-1]
-
-    def next(
-        self, state: Float32Array, layout: Layout, set_shares: Float32Array, spent: float, left: float
-    ) -> Float32Array:
+    def next(self, state: Float32Array, spent: float, left: float) -> Float32Array:
         """The state of the next round.
 
         Args:
             state: of this round.
-            layout: of the tensors.
-            set_shares: of the coded bits of each tensor those that are set, (T,), mean over the replies.
             spent: bits per masked weight that the masks took, mean over the replies.
             left: bits per masked weight that the budget leaves to masks.
         """
-        ratios, bits, shares = _curves()
-        seen = np.interp(set_shares, shares, ratios)
-        together = np.exp(np.average(np.log(seen), weights=layout.sizes))
-        aim = np.interp(left, bits, ratios) / np.interp(spent, bits, ratios) * together
-        scales = state[:-1].astype(np.float64)
-        size = np.average(np.log(seen * scales), weights=layout.sizes)
-        trend = np.clip(size - state[-1], -MOST_TREND, MOST_TREND) if np.isfinite(state[-1]) else 0
-        change = seen / np.clip(aim, LEAST_RATIO, MOST_RATIO) * np.exp(TREND * trend)
-        scales *= np.clip(change, 1 / FASTEST_DOWN, FASTEST_UP)
-        following: Float32Array = np.append(np.clip(scales, MIN_ALPHA, MAX_ALPHA), size).astype(np.float32)
-        return following
+        ratios, bits = _curve()
+        scale, size, trend = map(float, state)
+        seen = float(np.log(np.interp(spent, bits, ratios) * scale))
+        if np.isnan(size):
+            size = seen
+        else:
+            beside = seen - size - trend
+            size += trend + beside * (GAIN + (1 - GAIN) * min(1.0, abs(beside) / SURPRISE))
+            trend = float(np.clip(trend + TREND_GAIN * beside, -MOST_TREND, MOST_TREND))
+        aim = np.clip(np.interp(left, bits, ratios), LEAST_RATIO, MOST_RATIO)
+        following = np.clip(np.exp(size + trend) / aim, scale / SHRINKAGE, scale * GROWTH)
+        within = np.clip(following, 2 * MIN_ALPHA, MAX_ALPHA / 2)  # in float32 too
+        return np.array([within, size, trend], np.float32)
 
 
 @cache
-def _curves() -> tuple[Curve, Curve, Curve]:
-    """Ratios, and at each of them the bits that a mask takes per weight and the share of its bits that are set.
+def _curve() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Ratios, and the bits that a mask takes per weight at each of them.
 
     A bit is set if the update is on the threshold's side of zero and beyond it. The threshold is the product of two
     uniforms, whose density at t is -log t.
@@ -84,7 +80,7 @@ def _curves() -> tuple[Curve, Curve, Curve]:
     ratios = np.geomspace(1e-4, 10, 120)
     t = (np.arange(4000) + 0.5) / 4000
     t = t**3  # many nodes where thresholds are small
-    weights = -np.log(t) * 3 * t ** (2 / 3) / 4000
+    weights = -np.log(t) * t ** (2 / 3)
     p = np.exp(-t / ratios[:, None]) / 2
     entropy = -(p * np.log2(np.maximum(p, 1e-300)) + (1 - p) * np.log2(1 - p))
-    return ratios, entropy @ weights / weights.sum(), p @ weights / weights.sum()
+    return ratios, entropy @ weights / weights.sum()
