@@ -1,0 +1,127 @@
+"""A small Flower app of somebody's own, and a grid that runs it in this process: for the tests of the plug-in."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.supercore.task_identity import TaskIdentity
+from torch import Tensor, nn
+
+Train = Callable[[nn.Module, Message, Tensor, Tensor], None]
+TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # Flower makes no message without
+NODES = (11, 12, 13)
+STEPS = 20
+
+
+def new_net(*, batch_norm: bool = True) -> nn.Module:
+    """With tied weights, a frozen layer, and batch norm with its integer counter."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(1, 6, 3, padding=1)
+            self.norm = nn.BatchNorm2d(6) if batch_norm else nn.GroupNorm(2, 6)
+            self.frozen = nn.Linear(6 * 16, 24)
+            self.hidden = nn.Linear(24, 24, bias=False)
+            self.tied = nn.Linear(24, 24)
+            self.tied.weight = self.hidden.weight
+            self.head = nn.Linear(24, 3)
+            for parameter in self.frozen.parameters():
+                parameter.requires_grad = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.relu(self.norm(self.conv(x)))
+            x = torch.relu(self.frozen(nn.functional.max_pool2d(x, 2).flatten(1)))
+            y: Tensor = self.head(torch.relu(self.tied(torch.relu(self.hidden(x)))))
+            return y
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Net()
+
+
+def data_of(node: int, count: int = 160) -> tuple[Tensor, Tensor]:
+    """Images whose brightest third is their class; each node's are its own."""
+    random = np.random.default_rng(node)
+    labels = random.integers(0, 3, count)
+    x = random.normal(0, 1, (count, 1, 8, 8)).astype(np.float32)
+    for image, label in zip(x, labels, strict=True):
+        image[0, :, 2 * label : 2 * label + 3] += 1.5
+    return torch.from_numpy(x), torch.from_numpy(labels)
+
+
+def loaded(arrays: ArrayRecord) -> nn.Module:
+    """A network with these arrays."""
+    state = arrays.to_torch_state_dict()
+    net = new_net(batch_norm="norm.running_mean" in state)
+    net.load_state_dict(state)
+    return net
+
+
+def accuracy(arrays: ArrayRecord) -> float:
+    """Of the global model, on rows that no node has."""
+    net = loaded(arrays)
+    x, y = data_of(99, 300)
+    with torch.no_grad():
+        return float((net.eval()(x).argmax(1) == y).float().mean())
+
+
+def run_steps(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, steps: int = STEPS) -> None:
+    net.train()
+    for step in range(steps):
+        rows = torch.arange(16 * step, 16 * (step + 1)) % len(x)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+def new_app(train: Train, mods: list[Any]) -> ClientApp:
+    app = ClientApp(mods=mods)
+
+    @app.train()
+    def _(message: Message, context: Context) -> Message:
+        net = loaded(message.content.array_records["arrays"])
+        x, y = data_of(message.metadata.dst_node_id)
+        train(net, message, x, y)
+        metrics = MetricRecord({"num-examples": len(x)})
+        return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message)
+
+    return app
+
+
+class LocalGrid:
+    """Runs a ClientApp on each message; an exception becomes an error reply, as Flower makes it."""
+
+    def __init__(self, app: ClientApp, tamper: Callable[[int, Message], None] = lambda node, reply: None) -> None:
+        self.app = app
+        self.tamper = tamper
+        self.sent: list[Message] = []
+        self.contexts = {
+            node: Context(run_id=1, node_id=node, node_config={}, state=RecordDict(), run_config={}) for node in NODES
+        }
+
+    def get_node_ids(self) -> list[int]:
+        return list(NODES)
+
+    def send_and_receive(self, messages: Iterable[Message], timeout: float | None = None) -> list[Message]:
+        replies = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = f"message {len(self.sent)}"
+            self.sent.append(message)
+            received = copy.copy(message)
+            received.__dict__ = copy.copy(message.__dict__)
+            received.content = RecordDict(dict(message.content))
+            try:
+                reply = self.app(received, self.contexts[message.metadata.dst_node_id])
+            except Exception as error:
+                reply = Message(Error(0, f"{type(error).__name__}: {error}"), reply_to=message)
+            if reply.has_content():
+                self.tamper(message.metadata.dst_node_id, reply)
+            replies.append(reply)
+        return replies[::-1]
