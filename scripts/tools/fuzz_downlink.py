@@ -145,8 +145,9 @@ def order_splice(order: Order, other: Order, random: np.random.Generator) -> Ord
     """What another type of downlink sends."""
     if random.random() < 0.5:
         return dataclasses.replace(order, vector=other.vector, dense=other.dense)
-    dtype = random.choice([np.float32, np.float16, np.uint16, np.uint8, np.int64])
-    return dataclasses.replace(order, vector=order.vector.astype(dtype).reshape(1, -1) if random.random() < 0.5 else order.vector.astype(dtype))
+    with np.errstate(invalid="ignore"):
+        vector = order.vector.astype(["<f4", "<f2", "<u2", "u1", "<i8"][int(random.integers(5))])
+    return dataclasses.replace(order, vector=vector.reshape(1, -1) if random.random() < 0.5 else vector)
 
 
 ORDER_MUTATIONS: tuple[OrderMutation, ...] = (
