@@ -30,10 +30,13 @@ def train(message: Message, context: Context) -> Message:
         raise RuntimeError("sabotage")
     if misdeed == "late" and worker.config.round_timeout < 60:
         time.sleep(3600)
-    data = read_payload(honest.train(message, context))
+    reply = honest.train(message, context)
+    if misdeed in ("none", "late"):
+        return reply
+    data = read_payload(reply)
     if misdeed == "truncate":
         data = data[:-1]
-    elif misdeed not in ("none", "late"):
+    else:
         _, agreement = worker.model()
         samples = worker.sample_count(order.client)
         known = header_of(agreement, order.seed, samples, agreement.layout.count)
