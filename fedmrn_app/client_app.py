@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedmrn_app.config.build import ALLOW_TARGETS, check_targets, read_config
 from fedmrn_app.errors import ConfigError, FedMRNError
+from fedmrn_app.federation.client import Kept
+from fedmrn_app.federation.download import Version, VersionError
 from fedmrn_app.federation.worker import Worker
-from fedmrn_app.messages import Hosted, hosted_content, payload_content, read_order, unpack_config
+from fedmrn_app.messages import Hosted, hosted_content, lost_content, payload_content, read_order, unpack_config
+from fedmrn_app.wire.grid import Grid
 
 app = ClientApp()
 
@@ -32,28 +35,53 @@ def query(message: Message, context: Context) -> Message:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train one client for one round and reply with its payload, the only thing in the reply."""
-    worker = open_worker(message, context)
+    """Train one client for one round and reply with its payload, the only thing in the reply; or with what it lacks."""
+    try:
+        worker = open_worker(message, context)
+    except LostError:
+        return Message(lost_content("configuration"), reply_to=message)
     order = read_order(message.content)
-    kept = f"residual-{order.client}"
-    residual = cast(ArrayRecord, context.state[kept])["x"].numpy() if kept in context.state else None
-    reply = worker.train(order, residual)
-    if reply.residual is not None:
-        context.state[kept] = ArrayRecord({"x": Array(reply.residual)})
+    try:
+        reply = worker.train(order, read_kept(context.state, order.client))
+    except VersionError:
+        return Message(lost_content("version"), reply_to=message)
+    write_kept(context.state, order.client, reply.kept, memory=worker.config.downlink.memory)
     return Message(payload_content(reply.payload), reply_to=message)
+
+
+def read_kept(state: RecordDict, client: int) -> Kept:
+    """What a client has kept of its last round;"""
+    residual, record = state.array_records.get(f"residual-{client}"), state.config_records.get(f"version-{client}")
+    version = None
+    if record is not None:
+        values = cast(dict[str, Any], dict(record))
+        version = Version(values.pop("round"), Grid.from_kept(values))
+    return Kept(None if residual is None else residual["x"].numpy(), version)
+
+
+def write_kept(state: RecordDict, client: int, kept: Kept, *, memory: bool) -> None:
+    """Keep it, by client, for a node may host several; the version only where the run has use for it."""
+    if kept.residual is not None:
+        state[f"residual-{client}"] = ArrayRecord({"x": Array(kept.residual)})
+    if memory and kept.version is not None:
+        state[f"version-{client}"] = ConfigRecord({"round": kept.version.server_round, **kept.version.grid.kept()})
+
+
+class LostError(ConfigError):
+    """This node no longer has the run's configuration."""
 
 
 def run_config(message: Message, context: Context) -> bytes:
     """The run's configuration, which comes with the first message and is kept on the node.
 
     Raises:
-        ConfigError: it came with none, and the node has none.
+        LostError: it came with none, and the node has none.
     """
     record = message.content.config_records.get("run")
     if record is not None:
         context.state["run"] = ConfigRecord({"config": record["config"]})
     if "run" not in context.state:
-        raise ConfigError("this node has lost the run's configuration; it is sent again in the next round")
+        raise LostError("this node has lost the run's configuration; the server sends it again when it is told")
     return cast(bytes, cast(ConfigRecord, context.state["run"])["config"])
 
 
@@ -61,6 +89,7 @@ def open_worker(message: Message, context: Context) -> Worker:
     """This process's worker for the run.
 
     Raises:
+        LostError: as `run_config`.
         FedMRNError: the configuration names code that this node does not allow, or the node's data do not fit.
     """
     node = context.node_config

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
+import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast, get_args
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
@@ -19,6 +21,10 @@ from fedmrn_app.federation.agreement import GlobalState, Order
 
 STEERING = "steering"  # of a state; most have none
 RECORD = FIELD = ""  # of the reply that holds the payload; names cost bytes
+TASK = "t"  # of an order on a grid, whose content is in FIELD
+_HEAD = struct.Struct("<IIQIIf")  # client, round, seed, round and checksum of the base, scale of the noise or NaN
+LOST = "lost"  # of the reply that holds none
+Lost = Literal["configuration", "version"]  # what a client may have to be sent again, see `OpenRound.order`
 _STYPE = "numpy.ndarray"  # Flower's name for arrays that are written as np.save does
 
 
@@ -36,24 +42,50 @@ def order_content(order: Order, shared: ArrayRecord | None, config: bytes | None
     Args:
         order: what is asked.
         shared: the record of the same arrays from another message, which is then not written again.
-        config: the run's configuration, for a node that has not been told it, see `pack_config`.
+        config: the run's configuration, for a node that has lost it, see `pack_config`.
     """
-    arrays = shared or ArrayRecord({"vector": to_array(order.vector), "dense": to_array(order.dense)})
-    task = ConfigRecord({"client": order.client, "round": order.server_round, "seed": order.seed})
-    if order.scale is not None:
-        task["scale"] = order.scale
-    content = RecordDict({"model": arrays, "task": task})
+    if order.dense is None:  # little enough for names and frames to weigh
+        scale = math.nan if order.scale is None else order.scale
+        head = _HEAD.pack(order.client, order.server_round, order.seed, order.base, order.checksum, scale)
+        content = RecordDict({RECORD: ConfigRecord({FIELD: order.vector.tobytes(), TASK: head})})
+    else:
+        task = ConfigRecord({"client": order.client, "round": order.server_round, "seed": order.seed})
+        if order.scale is not None:
+            task["scale"] = order.scale
+        arrays = shared or ArrayRecord({"vector": to_array(order.vector), "dense": to_array(order.dense)})
+        content = RecordDict({"model": arrays, "task": task})
     if config is not None:
         content["run"] = ConfigRecord({"config": config})
     return content
 
 
 def read_order(content: RecordDict) -> Order:
-    """The order in a message's content."""
-    task = cast(Mapping[str, Any], content["task"])
-    arrays = cast(ArrayRecord, content["model"])
-    vector, dense = (from_array(arrays[name]) for name in ("vector", "dense"))
-    return Order(task["client"], task["round"], task["seed"], vector, dense, task.get("scale"))
+    """The order in a message's content.
+
+    Raises:
+        PayloadError: it is malformed.
+    """
+    try:
+        short = content.config_records.get(RECORD)
+        if short is not None:
+            client, server_round, seed, base, checksum, scale = _HEAD.unpack(cast(bytes, short[TASK]))
+            vector = np.frombuffer(cast(bytes, short[FIELD]), np.uint8)
+            return Order(client, server_round, seed, vector, None, base, checksum, None if math.isnan(scale) else scale)
+        task, arrays = content.config_records["task"], content.array_records["model"]
+        client, server_round, seed = (_whole(task, name) for name in ("client", "round", "seed"))
+        vector, dense = (from_array(arrays[name]) for name in ("vector", "dense"))
+        return Order(client, server_round, seed, vector, dense, scale=cast(float | None, task.get("scale")))
+    except Exception as error:  # whatever NumPy and Python make of a header that they cannot read
+        reason = str(error).splitlines()[0] if str(error) else ""
+        raise PayloadError(f"order is malformed: {type(error).__name__}: {reason}") from error
+
+
+def _whole(record: ConfigRecord, name: str) -> int:
+    """An unsigned number of 64 bits."""
+    value = record[name]
+    if type(value) is not int or not 0 <= value < 1 << 64:
+        raise ValueError(f"{name}={value!r}")
+    return value
 
 
 def pack_config(values: Mapping[str, Any]) -> bytes:
@@ -72,14 +104,28 @@ def payload_content(payload: bytes) -> RecordDict:
     return RecordDict({RECORD: ConfigRecord({FIELD: payload})})
 
 
+def lost_content(what: Lost) -> RecordDict:
+    """The content of the reply of a client that cannot train on an order for what it has lost."""
+    return RecordDict({RECORD: ConfigRecord({LOST: what})})
+
+
+def read_lost(reply: Message) -> Lost | None:
+    """What a client says that it has lost; None for every other reply."""
+    record = None if reply.has_error() else reply.content.config_records.get(RECORD)
+    what = None if record is None else record.get(LOST)
+    return next((known for known in get_args(Lost) if what == known), None)
+
+
 def read_payload(reply: Message) -> bytes:
     """The payload in a reply.
 
     Raises:
-        PayloadError: the client failed, or its reply does not hold exactly one payload.
+        PayloadError: the client failed or has lost what it needs, or its reply does not hold exactly one payload.
     """
     if reply.has_error():
         raise PayloadError(f"failed with: {remote_reason(str(reply.error.reason))}")
+    if (lost := read_lost(reply)) is not None:
+        raise PayloadError(f"has lost the {lost}, and was not sent it again in time")
     content = reply.content
     record = content.config_records.get(RECORD)
     data = record.get(FIELD) if record is not None else None

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.agreement import Agreement
 from fedmrn_app.federation.server import OpenRound, RoundReport, close_round, open_round
-from fedmrn_app.messages import content_bytes, order_content, pack_state, read_payload, sent_as_is, unpack_state
+from fedmrn_app.federation.versions import Versions
+from fedmrn_app.messages import (
+    content_bytes,
+    order_content,
+    pack_state,
+    read_lost,
+    read_payload,
+    sent_as_is,
+    unpack_state,
+)
 
 
 @dataclass(frozen=True)
@@ -28,7 +38,7 @@ class Traffic:
     """Bytes of the contents of a round's messages, Flower's framing included, by client.
 
     Attributes:
-        downlink: sent to each client that was asked.
+        downlink: sent to each client that was asked, in all messages to it.
         uplink: of each reply that was used.
     """
 
@@ -41,8 +51,10 @@ class Sent:
     """What Flower's two calls of a round must both know: the round, how its messages are named, and what they weigh."""
 
     opened: OpenRound
-    messages: Mapping[int, Metadata]  # not their contents, of which each may hold weights of its own
+    messages: dict[int, Metadata]  # not their contents, of which each may hold weights of its own
     traffic: Traffic
+    grid: Grid
+    deadline: float
 
 
 class PayloadStrategy(Strategy):
@@ -50,7 +62,8 @@ class PayloadStrategy(Strategy):
 
     The clients of a round are drawn by the run's seed, not by the node ids, which differ in every run; replies are
     summed in the order of client numbers, weighted by the sample counts that the nodes announced. A reply that is not
-    exactly what was asked for is rejected with its reason.
+    exactly what was asked for is rejected with its reason. A client that says that it has lost the configuration, or
+    the version of the model from which it was sent the difference, is asked again in the same round, once.
 
     Attributes:
         report: what happened in the last round.
@@ -64,6 +77,8 @@ class PayloadStrategy(Strategy):
         *,
         clients_per_round: int,
         config: bytes,
+        round_timeout: float = 3600.0,
+        memory: bool = False,
         finished_rounds: int = 0,
         on_failure: Callable[[int, int, str], None] = lambda server_round, client, reason: None,
     ) -> None:
@@ -71,12 +86,13 @@ class PayloadStrategy(Strategy):
         self.hosts = hosts
         self.clients_per_round = clients_per_round
         self.config = config  # for nodes that have lost it
+        self.round_timeout = round_timeout  # seconds
+        self.versions = Versions(agreement.grid_rule(None).sizes) if memory else None
         self.finished_rounds = finished_rounds  # rounds done before a resumed run; Flower counts from 1 again
         self.on_failure = on_failure
         self.report = RoundReport(finished_rounds)
         self.traffic = Traffic()
         self._sent: Sent | None = None
-        self._uninformed: set[int] = set()  # nodes that may have lost the configuration
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -84,21 +100,40 @@ class PayloadStrategy(Strategy):
         """Address the global model to this round's clients, each with a seed of its own."""
         samples = {client: host.samples for client, host in self.hosts.items()}
         number = server_round + self.finished_rounds
-        opened = open_round(self.agreement, unpack_state(arrays), number, samples, self.clients_per_round)
+        state = unpack_state(arrays)
+        opened = open_round(self.agreement, state, number, samples, self.clients_per_round, self.versions)
         shared = sent_as_is(arrays) if self.agreement.method.packing == "float32" else None
-        messages, traffic = {}, Traffic()
+        self._sent = Sent(opened, {}, Traffic(), grid, time.monotonic() + self.round_timeout)
+        messages = []
         for client in opened.clients:
-            order = opened.order(client)
             everything = opened.held(client) is None
-            node = self.hosts[client].node_id
-            told = self.config if node in self._uninformed else None
-            content = order_content(order, shared if everything else None, told)
+            content = order_content(opened.order(client), shared if everything else None, None)
             if everything:
-                shared = content.array_records["model"]  # written and weighed once for all
-            messages[client] = Message(content, dst_node_id=node, message_type="train", group_id=str(number))
-            traffic.downlink[client] = content_bytes(content)
-        self._sent = Sent(opened, {client: message.metadata for client, message in messages.items()}, traffic)
-        return messages.values()
+                shared = content.array_records.get("model")  # written and weighed once for all
+            messages.append(self._address(self._sent, client, content))
+        return messages
+
+    def _address(self, sent: Sent, client: int, content: RecordDict) -> Message:
+        """A message to a client's node, named and weighed in `sent`."""
+        group = str(sent.opened.number)
+        message = Message(content, dst_node_id=self.hosts[client].node_id, message_type="train", group_id=group)
+        sent.messages[client] = message.metadata
+        sent.traffic.downlink[client] = sent.traffic.downlink.get(client, 0) + content_bytes(content)
+        return message
+
+    def _ask_again(self, sent: Sent, replies: dict[str, Message]) -> None:
+        """Send clients what they say they have lost, and add their replies."""
+        again = []
+        for client, metadata in list(sent.messages.items()):
+            reply = replies.get(metadata.message_id)
+            lost = None if reply is None else read_lost(reply)
+            if lost is not None:
+                config = self.config if lost == "configuration" else None
+                content = order_content(sent.opened.order(client, whole=True), None, config)
+                again.append(self._address(sent, client, content))
+        left = sent.deadline - time.monotonic()
+        if again and left > 0:
+            replies.update(_by_message(sent.grid.send_and_receive(again, timeout=left)))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -109,13 +144,13 @@ class PayloadStrategy(Strategy):
             RunError: no reply is usable, or the new global model is not finite.
         """
         assert self._sent is not None, "Flower calls configure_train first"
-        opened, messages, traffic = self._sent.opened, self._sent.messages, self._sent.traffic
-        self._sent = None
-        by_message = {reply.metadata.reply_to_message_id: reply for reply in replies}
+        sent, self._sent = self._sent, None
+        by_message = _by_message(replies)
+        self._ask_again(sent, by_message)
+        opened, traffic = sent.opened, sent.traffic
         payloads: dict[int, bytes | PayloadError] = {}
-        for client, sent in messages.items():
-            reply = by_message.get(sent.message_id)
-            self._uninformed.add(self.hosts[client].node_id)
+        for client, metadata in sent.messages.items():
+            reply = by_message.get(metadata.message_id)
             if reply is None:
                 continue
             try:
@@ -123,11 +158,10 @@ class PayloadStrategy(Strategy):
             except PayloadError as error:
                 payloads[client] = error
                 continue
-            self._uninformed.discard(self.hosts[client].node_id)
             traffic.uplink[client] = content_bytes(reply.content)
         state, self.report = close_round(opened, payloads)
         number = opened.number
-        del opened, messages, payloads, by_message  # their memory is needed now
+        del opened, sent, payloads, by_message  # their memory is needed now
         for client, reason in self.report.failures.items():
             traffic.uplink.pop(client, None)
             self.on_failure(number, client, reason)
@@ -146,3 +180,7 @@ class PayloadStrategy(Strategy):
 
     def summary(self) -> None:
         """Log nothing beyond the run's own lines."""
+
+
+def _by_message(replies: Iterable[Message]) -> dict[str, Message]:
+    return {reply.metadata.reply_to_message_id: reply for reply in replies}

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from fedmrn_app.config.build import find_conf
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.federation.agreement import Agreement, GlobalState
-from fedmrn_app.federation.client import train_client
+from fedmrn_app.federation.client import Kept, train_client
 from fedmrn_app.federation.loop import run_rounds
 from fedmrn_app.federation.server import OpenRound
 from fedmrn_app.federation.upload import Upload, read_upload
@@ -121,9 +121,10 @@ class Client:
     def train(self, residual: Float32Array | None = None) -> tuple[Upload, Float32Array | None]:
         """Train, and read the reply as the server does; the residual is what the client keeps."""
         settings = LocalSettings(epochs=2, batch_size=8, lr=LR)
-        reply = train_client(self.agreement, self.model, IMAGES, self.samples, self.order, settings, residual=residual)
+        kept = Kept(residual)
+        reply = train_client(self.agreement, self.model, IMAGES, self.samples, self.order, settings, kept=kept)
         header = self.round.header(CLIENT, self.known)
-        return read_upload(reply.payload, self.agreement, header, self.known, self.order.dense), reply.residual
+        return read_upload(reply.payload, self.agreement, header, self.known, self.round.dense), reply.kept.residual
 
 
 # vectors

@@ -8,11 +8,12 @@ from numpy.typing import NDArray
 
 from fedmrn_app.config.build import measure
 from fedmrn_app.config.compose import compose_values
-from fedmrn_app.federation.agreement import Agreement, GlobalState
+from fedmrn_app.federation.agreement import Agreement, GlobalState, Order
 from fedmrn_app.federation.loop import run_rounds
 from fedmrn_app.federation.worker import Worker
 from fedmrn_app.layout import Layout
 from fedmrn_app.learning.flat import state_sha256
+from fedmrn_app.messages import content_bytes, order_content
 from fedmrn_app.methods import build_method
 from fedmrn_app.methods.known import Known
 from fedmrn_app.methods.method import RunOptions
@@ -46,6 +47,21 @@ def reference_run(overrides: tuple[str, ...], left_out: frozenset[int] = frozens
     worker = Worker(config)
     state = run_rounds(worker, left_out)
     return state_sha256(worker.method.server.weights(state.vector, worker.model()[1].layout), state.dense)
+
+
+def reference_downlink(
+    overrides: tuple[str, ...], left_out: frozenset[int], forgets: frozenset[tuple[int, int]]
+) -> tuple[str, list[float]]:
+    """As `reference_run`, and the mean bytes that are sent to a client in each round, in Flower's messages."""
+    _, config, _ = measure(compose_values(overrides))
+    worker = Worker(config)
+    total = [0] * config.rounds
+
+    def weigh(order: Order) -> None:
+        total[order.server_round - 1] += content_bytes(order_content(order, None, None))
+
+    state = run_rounds(worker, left_out, forgets, weigh)
+    return state_sha256(state.vector, state.dense), [size / config.clients_per_round for size in total]
 
 
 def made_up_payload(client: int, seed: int) -> Payload:

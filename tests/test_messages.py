@@ -1,6 +1,6 @@
 """What travels in messages comes back as it was, and what is malformed is refused."""
 
-from dataclasses import replace
+import dataclasses
 
 import numpy as np
 import pytest
@@ -11,16 +11,21 @@ from fedmrn_app.federation.agreement import Order
 from fedmrn_app.federation.server import FRAMING
 from fedmrn_app.messages import (
     FIELD,
+    LOST,
     RECORD,
+    TASK,
     Hosted,
+    Lost,
     content_bytes,
     from_array,
     hosted_content,
+    lost_content,
     order_content,
     pack_config,
     pack_state,
     payload_content,
     read_hosted,
+    read_lost,
     read_order,
     read_payload,
     remote_reason,
@@ -82,6 +87,7 @@ def test_order_comes_as_it_was_given(vector: np.ndarray, config: bytes | None) -
     assert (back.client, back.server_round, back.seed) == (3, 7, (1 << 64) - 1)
     assert back.vector.dtype == vector.dtype
     assert np.array_equal(back.vector, vector)
+    assert back.dense is not None
     assert np.array_equal(back.dense, STATE.dense)
     assert ("run" in content) == (config is not None)
     if config is not None:
@@ -91,9 +97,38 @@ def test_order_comes_as_it_was_given(vector: np.ndarray, config: bytes | None) -
 def test_scale_of_the_noise_takes_a_few_bytes() -> None:
     order = Order(1, 1, 1, STATE.vector, STATE.dense)
     assert read_order(order_content(order, None, None)).scale is None
-    content = order_content(replace(order, scale=0.07), None, None)
+    content = order_content(dataclasses.replace(order, scale=0.07), None, None)
     assert read_order(content).scale == 0.07
     assert content_bytes(content) - content_bytes(order_content(order, None, None)) < 40
+    on_grid = Order(1, 1, 1, np.arange(9, dtype=np.uint8), None, scale=0.0625)
+    assert read_order(order_content(on_grid, None, None)).scale == 0.0625
+
+
+@pytest.mark.parametrize("base", [0, 9])
+def test_order_on_a_grid_comes_as_it_was_given(base: int) -> None:
+    order = Order(3, 7, (1 << 64) - 1, np.arange(100, dtype=np.uint8), None, base, base and (1 << 32) - 1)
+    content = order_content(order, None, b"packed")
+    back = read_order(content)
+    assert np.array_equal(back.vector, order.vector)
+    assert dataclasses.replace(back, vector=order.vector) == order
+    assert content.config_records["run"]["config"] == b"packed"
+    assert content_bytes(order_content(order, None, None)) < 100 + 230
+
+
+@pytest.mark.parametrize("what", ["configuration", "version"])
+def test_what_is_lost_is_told(what: Lost) -> None:
+    told = reply(lost_content(what))
+    assert read_lost(told) == what
+    with pytest.raises(PayloadError, match=f"has lost the {what}, and was not sent it again in time"):
+        read_payload(told)
+
+
+@pytest.mark.parametrize(
+    "content", [RecordDict(), payload_content(b"x"), RecordDict({RECORD: ConfigRecord({LOST: 5})})]
+)
+def test_other_replies_tell_of_no_loss(content: RecordDict) -> None:
+    assert read_lost(reply(content)) is None
+    assert read_lost(Message(Error(1, "boom"), reply_to=asked())) is None
 
 
 def test_order_takes_the_record_of_another() -> None:
@@ -112,12 +147,29 @@ def test_order_takes_the_record_of_another() -> None:
         RecordDict({"model": pack_state(STATE)}),
         RecordDict({"model": pack_state(STATE), "task": ConfigRecord({"client": 1, "seed": 1})}),
         RecordDict({"model": ArrayRecord(), "task": ConfigRecord({"client": 1, "round": 1, "seed": 1})}),
+        RecordDict({"model": pack_state(STATE), "task": ConfigRecord({"client": -1, "round": 1, "seed": 1})}),
+        RecordDict({"model": pack_state(STATE), "task": ConfigRecord({"client": "1", "round": 1, "seed": 1})}),
+        RecordDict({RECORD: ConfigRecord({FIELD: b"x"})}),
+        RecordDict({RECORD: ConfigRecord({FIELD: b"x", TASK: b"x"})}),
+        RecordDict({RECORD: ConfigRecord({FIELD: 5, TASK: bytes(24)})}),
     ],
-    ids=["nothing", "no model", "no task", "no round", "no arrays"],
+    ids=[
+        "nothing",
+        "no model",
+        "no task",
+        "no round",
+        "no arrays",
+        "below 0",
+        "no number",
+        "no head",
+        "short head",
+        "no bytes",
+    ],
 )
 def test_malformed_order_is_an_error(content: RecordDict) -> None:
-    with pytest.raises(KeyError):
+    with pytest.raises(PayloadError, match="order is malformed: ") as caught:
         read_order(content)
+    assert "\n" not in str(caught.value)
 
 
 def test_state_comes_as_it_was_given() -> None:
@@ -125,9 +177,9 @@ def test_state_comes_as_it_was_given() -> None:
     assert np.array_equal(back.vector, STATE.vector)
     assert np.array_equal(back.dense, STATE.dense)
     assert back.steering is None
-    steered = unpack_state(pack_state(replace(STATE, steering=STEERING)))
+    steered = unpack_state(pack_state(dataclasses.replace(STATE, steering=STEERING)))
     assert np.array_equal(steered.steering, STEERING)  # type: ignore[arg-type]
-    assert set(sent_as_is(pack_state(replace(STATE, steering=STEERING)))) == {"vector", "dense"}
+    assert set(sent_as_is(pack_state(dataclasses.replace(STATE, steering=STEERING)))) == {"vector", "dense"}
     with pytest.raises(KeyError):
         unpack_state(ArrayRecord({"vector": to_array(STATE.vector)}))
 

@@ -17,7 +17,7 @@ from fedmrn_app.config.build import measure
 from fedmrn_app.config.compose import compose_values
 from fedmrn_app.errors import RunError
 from fedmrn_app.simulation import run_simulation
-from tests.reference import reference_run
+from tests.reference import reference_downlink, reference_run
 
 pytestmark = pytest.mark.flower
 
@@ -113,10 +113,9 @@ def test_command_is_deterministic_and_equals_a_plain_loop(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_misbehaving_clients_are_left_out(tmp_path: Path) -> None:
-    overrides = (*SMALL, "clients_per_round=7", "downlink.dtype=int8", "evaluate_train=true")
+    overrides = (*SMALL, "clients_per_round=7", "downlink.dtype=grid", "downlink.memory=true", "evaluate_train=true")
     lines: list[str] = []
-    # two nodes for seven clients: a node may host several
-    simulate(overrides, tmp_path, lines, nodes=2)
+    simulate(overrides, tmp_path, lines)
     result = summary(tmp_path)
     assert (result["rounds"], result["clients_failed"]) == (2, 10)
     for client, reason in enumerate(
@@ -130,20 +129,22 @@ def test_misbehaving_clients_are_left_out(tmp_path: Path) -> None:
     ):
         told = [line for line in lines if f"client {client} rejected" in line and reason in line]
         assert [line.split(":")[0] for line in told] == ["round 1", "round 2"], lines
-    assert result["weights_sha256"] == reference_run(overrides, left_out=frozenset(range(5)))
+    weights, downlink = reference_downlink(overrides, frozenset(range(5)), frozenset({(2, 6)}))
+    assert result["weights_sha256"] == weights
     with (tmp_path / "rounds.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["clients_ok"], row["clients_failed"]) for row in rows] == [("2", "5")] * 2
+    assert [float(row["downlink_bytes"]) for row in rows] == downlink
     assert all(abs(float(row["loss_gap"])) + abs(float(row["accuracy_gap"])) < 0.5 for row in rows)
     assert flower_processes() == []
 
 
 @pytest.mark.slow
 def test_late_client_is_left_out_and_nobody_waits_for_it_in_the_end(tmp_path: Path) -> None:
-    overrides = (*SMALL, "rounds=1", "clients_per_round=7", "round_timeout=40", "downlink.dtype=grid")
+    overrides = (*SMALL, "rounds=1", "clients_per_round=7", "round_timeout=40", "downlink.dtype=int8")
     lines: list[str] = []
     start = time.monotonic()
-    simulate(overrides, tmp_path, lines)
+    simulate(overrides, tmp_path, lines, nodes=2)  # for seven clients: a node may host several
     assert time.monotonic() - start < 240
     assert "round 1: client 5 rejected: no reply within round_timeout" in lines
     assert summary(tmp_path)["weights_sha256"] == reference_run(overrides, left_out=frozenset(range(6)))

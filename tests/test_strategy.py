@@ -1,7 +1,7 @@
 """Flower's side of a round: what goes into messages, which replies count, what they weigh."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,16 @@ from flwr.serverapp import Grid
 
 from fedmrn_app.errors import RunError
 from fedmrn_app.federation.server import sample_clients
-from fedmrn_app.messages import FIELD, RECORD, content_bytes, pack_state, payload_content, read_order, unpack_state
+from fedmrn_app.messages import (
+    FIELD,
+    RECORD,
+    content_bytes,
+    lost_content,
+    pack_state,
+    payload_content,
+    read_order,
+    unpack_state,
+)
 from fedmrn_app.methods import build_method
 from fedmrn_app.methods.method import RunOptions
 from fedmrn_app.noise import Noise
@@ -38,8 +47,8 @@ def strategy(failures: list[tuple[int, int, str]]) -> PayloadStrategy:
     return PayloadStrategy(AGREEMENT, HOSTS, clients_per_round=CLIENTS_PER_ROUND, config=CONFIG, on_failure=note)
 
 
-def send(strategy: PayloadStrategy, server_round: int = 1) -> list[Message]:
-    messages = list(strategy.configure_train(server_round, pack_state(STATE), ConfigRecord(), NO_GRID))
+def send(strategy: PayloadStrategy, server_round: int = 1, grid: Any = NO_GRID) -> list[Message]:
+    messages = list(strategy.configure_train(server_round, pack_state(STATE), ConfigRecord(), grid))
     for number, message in enumerate(messages):
         message.metadata.__dict__["_message_id"] = f"message {number}"  # as the grid does when it sends
     return messages
@@ -193,23 +202,66 @@ def test_reply_of_a_client_that_answers_for_another_is_refused(strategy: Payload
     assert "expected" in reason
 
 
-def test_node_that_did_not_answer_is_told_the_configuration_again(strategy: PayloadStrategy) -> None:
-    messages = send(strategy)
-    assert not any("run" in message.content for message in messages)
-    late, failed, *others = messages
-    aggregate(strategy, [Message(Error(1, "boom"), reply_to=failed), *map(good_reply, others)])
-    unsure = {message.metadata.dst_node_id for message in (late, failed)}
-    again: set[int] = set()
-    for server_round in range(2, 12):
-        messages = send(strategy, server_round)
+@dataclasses.dataclass
+class AskedAgain:
+    """Answers whoever is asked for a second time, with what the test says."""
+
+    answer: Callable[[Message], Message | None]
+    messages: list[Message] = dataclasses.field(default_factory=list)
+    timeouts: list[float] = dataclasses.field(default_factory=list)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float) -> list[Message]:
+        self.timeouts.append(timeout)
         for message in messages:
-            node = message.metadata.dst_node_id
-            assert ("run" in message.content) == (node in unsure - again)
-            if "run" in message.content:
-                assert message.content.config_records["run"]["config"] == CONFIG
-        again |= {message.metadata.dst_node_id for message in messages}
-        aggregate(strategy, [good_reply(message) for message in messages])
-    assert again >= unsure
+            message.metadata.__dict__["_message_id"] = f"again {len(self.messages)}"
+            self.messages.append(message)
+        replies = [self.answer(message) for message in self.messages]
+        return [reply for reply in replies if reply is not None]
+
+
+def lost(message: Message) -> Message:
+    return Message(lost_content("configuration"), reply_to=message)
+
+
+def test_node_that_has_lost_the_configuration_is_told_it_in_the_same_round(strategy: PayloadStrategy) -> None:
+    grid = AskedAgain(good_reply)
+    messages = send(strategy, grid=grid)
+    once = content_bytes(messages[0].content)
+    assert not any("run" in message.content for message in messages)
+    weights, _ = aggregate(strategy, [lost(messages[0]), *map(good_reply, messages[1:])])
+    np.testing.assert_allclose(weights, mean_of(payloads_of(messages))[0], rtol=1e-6, atol=1e-8)
+    (again,) = grid.messages
+    assert again.content.config_records["run"]["config"] == CONFIG
+    assert again.metadata.dst_node_id == messages[0].metadata.dst_node_id
+    assert 3590 < grid.timeouts[0] < 3600
+    client = read_order(messages[0].content).client
+    assert strategy.traffic.downlink[client] == once + content_bytes(again.content)
+    assert strategy.report.failures == {}
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [(lost, "has lost the configuration, and was not sent it again in time"), (lambda m: None, "no reply within")],
+)
+def test_client_is_asked_again_once(
+    strategy: PayloadStrategy, answer: Callable[[Message], Message | None], reason: str
+) -> None:
+    grid = AskedAgain(answer)
+    messages = send(strategy, grid=grid)
+    aggregate(strategy, [lost(messages[0]), *map(good_reply, messages[1:])])
+    ((client, said),) = strategy.report.failures.items()
+    assert client == read_order(messages[0].content).client
+    assert reason in said
+
+
+def test_nobody_is_asked_again_after_the_round_s_time() -> None:
+    strategy = PayloadStrategy(AGREEMENT, HOSTS, clients_per_round=4, config=CONFIG, round_timeout=1e-9)
+    grid = AskedAgain(good_reply)
+    messages = send(strategy, grid=grid)
+    aggregate(strategy, [lost(messages[0]), *map(good_reply, messages[1:])])
+    (reason,) = strategy.report.failures.values()
+    assert reason == "no reply within round_timeout"
+    assert grid.messages == []
 
 
 def test_model_that_is_no_longer_finite_ends_the_run(strategy: PayloadStrategy) -> None:

@@ -17,7 +17,7 @@ from fedmrn_app.errors import ConfigError
 from fedmrn_app.learning.flat import FlatModel, trained_parameters
 from fedmrn_app.learning.models.build import build_model
 from fedmrn_app.methods import build_method
-from fedmrn_app.methods.method import Method, RunOptions
+from fedmrn_app.methods.method import Method, RunOptions, Selection
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.tasks import find_tasks
 from fedmrn_app.tasks.task import Report, Task
@@ -57,6 +57,7 @@ def check(config: Config) -> None:
     if config.clients_per_round > config.clients:
         raise ConfigError(f"clients_per_round={config.clients_per_round}: must be from 1 to clients={config.clients}")
     task, method = build_task(config), build_run_method(config)
+    _check_memory(config, method)
     torch_device(config)
     if not task.inputs():
         return  # what is to be read from the data is not known yet
@@ -74,6 +75,17 @@ def check(config: Config) -> None:
         raise ConfigError(
             f"{model_label(config)}: running statistics of narrower models cannot be averaged; "
             "take model=preact_resnet18, or model=cnn4 or another with model.norm=static"
+        )
+
+
+def _check_memory(config: Config, method: Method) -> None:
+    if config.downlink.memory and config.downlink.dtype != "grid":
+        raise ConfigError(
+            f"downlink.memory=true: is of the grid, and downlink.dtype={config.downlink.dtype}; say downlink.dtype=grid"
+        )
+    if config.downlink.memory and type(method.selection) is not Selection:
+        raise ConfigError(
+            f"downlink.memory=true: strategy={method.name} sends each client other weights; say downlink.memory=false"
         )
 
 

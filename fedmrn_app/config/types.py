@@ -31,6 +31,7 @@ class DownlinkConfig:
 
     dtype: DownlinkDtype
     step: Positive = GRID_STEP  # of a grid, in root mean squares of a tensor's first weights
+    memory: bool = False  # whether clients keep a grid, and are sent what has changed since
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.methods.known import Known
 from fedmrn_app.methods.method import Method
-from fedmrn_app.wire.downlink import GRID_STEP, pack_downlink, unpack_downlink
+from fedmrn_app.wire.downlink import GRID_FINE, GRID_STEP, pack_downlink, unpack_downlink
+from fedmrn_app.wire.grid import Grid, GridRule
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Agreement:
         dense_bits: how a value of the dense part is written, see `wire/dense.py`.
         parameters: trained ones, by which bits per parameter are counted.
         grid_step: of the grid on which the vector is sent, where it is, see `wire/grid.py`.
+        first_dense: the dense part before the first round, float32 (m,); None for zeros.
     """
 
     method: Method
@@ -39,14 +42,17 @@ class Agreement:
     dense_bits: int
     parameters: int = 0
     grid_step: float = GRID_STEP
+    first_dense: Float32Array | None = None
 
     @classmethod
     def of(
         cls, method: Method, model: FlatModel, seed: int, dense_bits: int, grid_step: float = GRID_STEP
     ) -> Agreement:
         """Agree on a model that holds its first weights."""
-        first = method.server.first(model.state()[0], model.layout)
-        return cls(method, model.layout, model.dense_sizes, first, seed, dense_bits, model.parameter_count, grid_step)
+        weights, dense = model.state()
+        first = method.server.first(weights, model.layout)
+        sizes, parameters = model.dense_sizes, model.parameter_count
+        return cls(method, model.layout, sizes, first, seed, dense_bits, parameters, grid_step, dense)
 
     def begin(self, dense: Float32Array) -> GlobalState:
         """The state before the first round, with the model's first dense part (m,)."""
@@ -54,31 +60,61 @@ class Agreement:
         return GlobalState(self.first.copy(), dense, None if steering is None else steering.first())
 
     def pack(self, vector: Float32Array, held: NDArray[np.bool_] | None) -> NDArray[Any]:
-        """The global vector (d,), or only what is held of it, as it is sent."""
-        values, first = (vector, self.first) if held is None else (vector[held], self.first[held])
-        return pack_downlink(values, self.layout.held_sizes(held), self.method.packing, first, self.grid_step)
-
-    def pack_dense(self, dense: Float32Array) -> NDArray[Any]:
-        """The dense part (m,) as it is sent: beside a grid in float16, else exactly."""
-        if self.method.packing != "grid":
-            return dense
-        limit = np.finfo(np.float16).max
-        return np.clip(dense, -limit, limit).astype(np.float16)
+        """The global vector (d,), or only what is held of it, as it is sent where that is not on a grid."""
+        assert self.method.packing != "grid"
+        values = vector if held is None else vector[held]
+        return pack_downlink(values, self.layout.held_sizes(held), self.method.packing)
 
     def unpack(self, packed: NDArray[Any], held: NDArray[np.bool_] | None) -> Known:
         """What both sides know once `packed` was sent, which `pack` made.
 
         Raises:
-            ValueError: it has another shape or type.
-        PayloadError: it is malformed.
+            PayloadError: it is malformed, has another shape or type, or holds values that are not finite.
         """
-        first = self.first if held is None else self.first[held]
-        values = unpack_downlink(packed, self.layout.held_sizes(held), self.method.packing, first)
+        assert self.method.packing != "grid"
+        return self.known(unpack_downlink(packed, self.layout.held_sizes(held), self.method.packing), held)
+
+    def known(self, values: Float32Array, held: NDArray[np.bool_] | None) -> Known:
+        """What both sides know where clients received these values of what they hold, float32."""
         if held is None:
             return Known(self.layout, values, self.first)
         vector = np.zeros(held.size, np.float32)
         vector[held] = values
         return Known(self.layout, vector, self.first, held)
+
+    def grid(self, state: GlobalState, held: NDArray[np.bool_] | None) -> Grid:
+        """The global model, or what is held of it and the dense part, rounded to the grid around the first one."""
+        return Grid.rounded(_joined(state.vector, state.dense, held), self._reference(held), self.grid_rule(held))
+
+    def grid_rule(self, held: NDArray[np.bool_] | None) -> GridRule:
+        """How that grid is laid."""
+        sizes = self.layout.held_sizes(held)
+        return GridRule([*sizes, *self.dense_sizes], len(sizes), self.grid_step, GRID_FINE)
+
+    def read_grid(self, grid: Grid, held: NDArray[np.bool_] | None) -> tuple[Known, Float32Array]:
+        """What both sides know once a grid was sent, and the dense part, float32 (m,).
+
+        Raises:
+            PayloadError: it holds values that are not finite.
+        """
+        values = grid.values(self._reference(held), self.grid_rule(held).sizes)
+        count = values.size - sum(self.dense_sizes)
+        return self.known(values[:count], held), values[count:]
+
+    def _reference(self, held: NDArray[np.bool_] | None) -> Float32Array:
+        return self._whole_reference if held is None else _joined(self.first, self._first_dense, held)
+
+    @cached_property
+    def _whole_reference(self) -> Float32Array:
+        return _joined(self.first, self._first_dense, None)
+
+    @property
+    def _first_dense(self) -> Float32Array:
+        return np.zeros(sum(self.dense_sizes), np.float32) if self.first_dense is None else self.first_dense
+
+
+def _joined(vector: Float32Array, dense: Float32Array, held: NDArray[np.bool_] | None) -> Float32Array:
+    return np.concatenate([vector if held is None else vector[held], dense])
 
 
 @dataclass(frozen=True)
@@ -104,8 +140,10 @@ class Order:
         client: its number.
         server_round: number of the round, from 1.
         seed: the 64-bit seed that the client is given.
-        vector: the global vector as `Agreement.pack` makes it.
-        dense: the global dense part, float32 or float16 (m,).
+        vector: the global vector as `Agreement.pack` makes it; on a grid, the coded bytes of that and the dense part.
+        dense: the global dense part, float32 (m,); None on a grid.
+        base: the round of the version from which the grid is coded; 0 is the first vector.
+        checksum: of that version, see `Grid.checksum`; 0 for the first vector.
         scale: of the noise in this round, where the server sets it.
     """
 
@@ -113,5 +151,7 @@ class Order:
     server_round: int
     seed: int
     vector: NDArray[Any]
-    dense: NDArray[Any]
+    dense: Float32Array | None
+    base: int = 0
+    checksum: int = 0
     scale: float | None = None

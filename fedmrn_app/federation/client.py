@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from fedmrn_app.federation.agreement import Agreement, Order
+from fedmrn_app.federation.download import Version, read_download
 from fedmrn_app.federation.upload import Update, header_of, write_upload
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.learning.batches import Batches
@@ -20,11 +21,24 @@ from fedmrn_app.tasks.task import Samples, Task
 
 
 @dataclass(frozen=True)
+class Kept:
+    """What a client keeps for the next round.
+
+    Attributes:
+        residual: float32 (d,), with error feedback what the last upload left out.
+        version: with `downlink.memory` the global model as it was sent.
+    """
+
+    residual: Float32Array | None = None
+    version: Version | None = None
+
+
+@dataclass(frozen=True)
 class Reply:
-    """What a client gives in a round: the payload, and with error feedback the residual (d,) to keep for the next."""
+    """What a client gives in a round: the payload, and what it is to keep."""
 
     payload: bytes
-    residual: Float32Array | None = None
+    kept: Kept
 
 
 def train_client(
@@ -35,7 +49,7 @@ def train_client(
     order: Order,
     local: LocalSettings,
     precision: Precision = "float32",
-    residual: Float32Array | None = None,
+    kept: Kept | None = None,
 ) -> Reply:
     """Train one client for one round.
 
@@ -47,15 +61,20 @@ def train_client(
         order: of the server.
         local: how to train.
         precision: arithmetic of the forward pass.
-        residual: what `Reply` held the last time, with error feedback; None the first time.
+        kept: what `Reply` held the last time; None the first time.
+
+    Raises:
+        VersionError: the order needs a version that was not kept.
+        PayloadError: the order is malformed.
     """
+    kept = kept or Kept()
     method, seed = agreement.method, order.seed
     # a narrower model consists of what the client holds
     whole = method.selection.width(order.client) == 1
     held = method.selection.held(agreement.layout, order.client, order.server_round, seed) if whole else None
-    known = agreement.unpack(order.vector, held).with_scale(order.scale)
-    sent_dense = order.dense.astype(np.float32)
-    model.load(known.vector, sent_dense)
+    sent = read_download(agreement, order, held, kept.version)
+    known = sent.known.with_scale(order.scale)
+    model.load(known.vector, sent.dense)
     private_seed = derive_seed(agreement.seed, "method", order.server_round, order.client)
     batches = Batches(
         task,
@@ -73,7 +92,7 @@ def train_client(
         trained = method.training.train(model, local_round)
     ended = time.perf_counter()
     if method.error_feedback:
-        before = np.zeros_like(trained.x) if residual is None else residual
+        before = np.zeros_like(trained.x) if kept.residual is None else kept.residual
         body, residual = encode_with_feedback(method.codec, trained.x, before, known, seed, private_seed)
     else:
         body, residual = method.codec.encode(trained.x, known, seed, private_seed), None
@@ -81,4 +100,4 @@ def train_client(
     dense = model.dense.cpu().numpy()
     update = Update(body, dense, trained.loss, ended - start, encoded - ended)
     header = header_of(agreement, seed, len(samples), known.count)
-    return Reply(write_upload(agreement, header, update, sent_dense), residual)
+    return Reply(write_upload(agreement, header, update, sent.dense), Kept(residual, sent.version))

@@ -2,30 +2,52 @@
 
 from __future__ import annotations
 
-from fedmrn_app.federation.agreement import GlobalState
+from collections.abc import Callable
+
+from fedmrn_app.federation.agreement import GlobalState, Order
+from fedmrn_app.federation.client import Kept
+from fedmrn_app.federation.download import VersionError
 from fedmrn_app.federation.server import close_round, open_round
+from fedmrn_app.federation.versions import Versions
 from fedmrn_app.federation.worker import Worker
-from fedmrn_app.layout import Float32Array
 
 
-def run_rounds(worker: Worker, left_out: frozenset[int] = frozenset()) -> GlobalState:
+def run_rounds(
+    worker: Worker,
+    left_out: frozenset[int] = frozenset(),
+    forgets: frozenset[tuple[int, int]] = frozenset(),
+    on_order: Callable[[Order], None] = lambda order: None,
+) -> GlobalState:
     """Run all rounds and return the final state: what every other way to run it must equal, bit for bit.
 
     Args:
         worker: of the run.
         left_out: clients whose replies never arrive.
+        forgets: rounds, and clients that have lost before them what they kept.
+        on_order: is told each order that is sent, in ascending order of clients.
     """
     config = worker.config
     model, agreement = worker.model()
     state = agreement.begin(model.state()[1])
     samples = {client: worker.sample_count(client) for client in range(config.clients)}
-    residuals: dict[int, Float32Array | None] = {}
+    versions = Versions(agreement.grid_rule(None).sizes) if config.downlink.memory else None
+    kept: dict[int, Kept] = {}
     for number in range(1, config.rounds + 1):
-        opened = open_round(agreement, state, number, samples, config.clients_per_round)
+        opened = open_round(agreement, state, number, samples, config.clients_per_round, versions)
         replies = {}
         for client in opened.clients:
-            if client not in left_out:
-                reply = worker.train(opened.order(client), residuals.get(client))
-                replies[client], residuals[client] = reply.payload, reply.residual
+            if (number, client) in forgets:
+                kept.pop(client, None)
+            order = opened.order(client)
+            on_order(order)
+            if client in left_out:
+                continue
+            try:
+                reply = worker.train(order, kept.get(client))
+            except VersionError:
+                order = opened.order(client, whole=True)
+                on_order(order)
+                reply = worker.train(order, kept.get(client))
+            replies[client], kept[client] = reply.payload, reply.kept
         state, _ = close_round(opened, replies)
     return state

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -13,9 +13,12 @@ from numpy.typing import NDArray
 from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.federation.agreement import Agreement, GlobalState, Order
 from fedmrn_app.federation.upload import add_upload, header_of
+from fedmrn_app.federation.versions import Versions
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods.known import Known
 from fedmrn_app.seeds import derive_seed
+from fedmrn_app.wire.grid import Grid
+from fedmrn_app.wire.grid_code import encode_grid
 from fedmrn_app.wire.payload import Header, Payload
 
 FRAMING = 180  # bytes that Flower puts around a payload, about
@@ -36,12 +39,15 @@ class OpenRound:
         number: of the round, from 1.
         state: the global model that is sent.
         clients: who is asked, in ascending order, with the number of samples of each.
+        versions: what clients hold of rounds before, where they are sent what has changed since; else None.
     """
 
     agreement: Agreement
     number: int
     state: GlobalState
     clients: Mapping[int, int]
+    versions: Versions | None = None
+    _changes: dict[int, Order] = field(default_factory=dict, repr=False, compare=False)
 
     def seed(self, client: int) -> int:
         """The seed that a client is given."""
@@ -52,18 +58,45 @@ class OpenRound:
         method = self.agreement.method
         return method.selection.held(self.agreement.layout, client, self.number, self.seed(client))
 
-    def order(self, client: int) -> Order:
-        """What a client is sent; clients that hold all weights are sent the same arrays."""
-        held = self.held(client)
-        packed = self._packed if held is None else self.agreement.pack(self.state.vector, held)
-        return Order(client, self.number, self.seed(client), packed, self._packed_dense, self._scale)
+    def order(self, client: int, *, whole: bool = False) -> Order:
+        """What a client is sent; clients that hold the same are sent the same arrays.
+
+        Args:
+            client: its number.
+            whole: whatever the client holds of rounds before.
+        """
+        held, number, seed = self.held(client), self.number, self.seed(client)
+        if self.agreement.method.packing != "grid":
+            packed = self._packed if held is None else self.agreement.pack(self.state.vector, held)
+            return Order(client, number, seed, packed, self.state.dense, scale=self._scale)
+        if held is not None:
+            coded = encode_grid(self.agreement.grid(self.state, held), self.agreement.grid_rule(held).sizes)
+            return Order(client, number, seed, np.frombuffer(coded, np.uint8), None, scale=self._scale)
+        base = 0 if whole or self.versions is None else self.versions.held_by(client)
+        return replace(self._change(base), client=client, seed=seed)
+
+    def _change(self, base: int) -> Order:
+        """An order, but for client and seed, coded from the version of a round, or from the first vector if shorter."""
+        if base not in self._changes:
+            order = Order(0, self.number, 0, np.frombuffer(self._coded, np.uint8), None, scale=self._scale)
+            if base and self.versions is not None:
+                version = self.versions.grid(base)
+                coded = encode_grid(self._grid, self.agreement.grid_rule(None).sizes, version)
+                if len(coded) < len(self._coded):
+                    order = replace(order, vector=np.frombuffer(coded, np.uint8), base=base, checksum=version.checksum)
+            self._changes[base] = order
+        return self._changes[base]
 
     def known(self, client: int) -> Known:
         """What the server and a client both know, worked out anew where clients hold different weights."""
         held = self.held(client)
         if held is None:
             return self._known
-        return self.agreement.unpack(self.agreement.pack(self.state.vector, held), held).with_scale(self._scale)
+        if self.agreement.method.packing == "grid":
+            known = self.agreement.read_grid(self.agreement.grid(self.state, held), held)[0]
+        else:
+            known = self.agreement.unpack(self.agreement.pack(self.state.vector, held), held)
+        return known.with_scale(self._scale)
 
     def header(self, client: int, known: Known) -> Header:
         """The header that a client's payload must have."""
@@ -76,25 +109,45 @@ class OpenRound:
         return self.agreement.pack(self.state.vector, None)
 
     @cached_property
-    def _packed_dense(self) -> NDArray[np.generic]:
-        return self.agreement.pack_dense(self.state.dense)
+    def _grid(self) -> Grid:
+        return self.agreement.grid(self.state, None)
+
+    @cached_property
+    def _coded(self) -> bytes:
+        return encode_grid(self._grid, self.agreement.grid_rule(None).sizes)
+
+    @cached_property
+    def _read_grid(self) -> tuple[Known, Float32Array]:
+        return self.agreement.read_grid(self._grid, None)
 
     @property
     def dense(self) -> Float32Array:
-        """The dense part as clients received it, float32 (m,)."""
-        return self._packed_dense.astype(np.float32, copy=False)
+        """The dense part as clients received it, float32 (m,), whatever weights they hold."""
+        return self._read_grid[1] if self.agreement.method.packing == "grid" else self.state.dense
 
     @cached_property
     def _known(self) -> Known:
-        return self.agreement.unpack(self._packed, None).with_scale(self._scale)
+        on_grid = self.agreement.method.packing == "grid"
+        known = self._read_grid[0] if on_grid else self.agreement.unpack(self._packed, None)
+        return known.with_scale(self._scale)
 
     @property
     def _scale(self) -> float | None:
         return None if self.state.steering is None else float(self.state.steering[0])
 
+    def note_versions(self, valid: Iterable[int]) -> None:
+        """Note who holds this round's version from now on: those of whom there is a valid reply."""
+        if self.versions is not None:
+            self.versions.note(self.number, self._coded, self.clients, valid)
+
 
 def open_round(
-    agreement: Agreement, state: GlobalState, number: int, samples: Mapping[int, int], clients_per_round: int
+    agreement: Agreement,
+    state: GlobalState,
+    number: int,
+    samples: Mapping[int, int],
+    clients_per_round: int,
+    versions: Versions | None = None,
 ) -> OpenRound:
     """Begin a round with clients drawn by the run's seed; of all of them where there are fewer.
 
@@ -104,10 +157,11 @@ def open_round(
         number: of the round, from 1.
         samples: of each client that there is.
         clients_per_round: how many to ask.
+        versions: what clients hold of rounds before, see `OpenRound`.
     """
     count = min(clients_per_round, len(samples))
     selected = sample_clients(list(samples), count, agreement.seed, number)
-    return OpenRound(agreement, number, state, {client: samples[client] for client in selected})
+    return OpenRound(agreement, number, state, {client: samples[client] for client in selected}, versions)
 
 
 @dataclass
@@ -176,6 +230,7 @@ def close_round(opened: OpenRound, replies: Mapping[int, bytes | PayloadError]) 
     if samples == 0:
         reasons = "; ".join(f"client {client}: {reason}" for client, reason in report.failures.items())
         raise RunError(f"round {opened.number}: no usable reply ({reasons})")
+    opened.note_versions(report.losses)
     total /= np.float32(samples) if holders is None else np.maximum(holders, 1)
     vector = server.combine(state.vector, total, len(report.losses))
     dense = dense_total / np.float32(samples)

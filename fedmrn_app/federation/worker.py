@@ -7,9 +7,9 @@ import torch
 from fedmrn_app.config.build import build_flat_model, build_run_method, build_task
 from fedmrn_app.config.types import Config
 from fedmrn_app.data.partitions import load_partitions
+from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.agreement import Agreement, Order
-from fedmrn_app.federation.client import Reply, train_client
-from fedmrn_app.layout import Float32Array
+from fedmrn_app.federation.client import Kept, Reply, train_client
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.memory import keep_freed_memory
 from fedmrn_app.seeds import derive_seed
@@ -56,11 +56,11 @@ class Worker:
             self._models[width] = model, agreement
         return self._models[width]
 
-    def train(self, order: Order, residual: Float32Array | None = None) -> Reply:
+    def train(self, order: Order, kept: Kept | None = None) -> Reply:
         """Train a client for a round; see `train_client`."""
+        if not 0 <= order.client < self.config.clients:
+            raise PayloadError(f"client={order.client}: is none of the run's clients, 0 to {self.config.clients - 1}")
         torch.set_num_threads(self.config.client_cpus)
         model, agreement = self.model(self.method.selection.width(order.client))
         samples = self.samples_of(order.client)
-        return train_client(
-            agreement, model, self.task, samples, order, self.config.local, self.config.precision, residual
-        )
+        return train_client(agreement, model, self.task, samples, order, self.config.local, self.config.precision, kept)

@@ -83,7 +83,7 @@ def make_payload(agreement: Agreement, order: Order, coder: Coder) -> bytes:
         kept = uniforms(known_key(order.seed), count) < update / noise  # drawn with less memory than a client's
         body = pack_mask(kept, partial(codec.side, noise, agreement.unpack(order.vector, None), order.seed), "auto")
     header = header_of(agreement, order.seed, SAMPLES, count)
-    return write_upload(agreement, header, Update(body, DENSE), order.dense)
+    return write_upload(agreement, header, Update(body, DENSE), DENSE)
 
 
 def copy_seconds(vector: Float32Array) -> float:

@@ -1,10 +1,11 @@
-"""Damage real payloads of every method in every way, read them as the server does, and count what happens.
+"""Damage what travels in every way, read it as its receiver does, and count what happens.
 
 Usage: python scripts/tools/fuzz_wire.py [--n 200000] [--seed 0] [--start 0] [--method NAME ...]
 
-The payloads come from clients that trained on the digits, in every form of body and dense part. A payload must be
-refused with a reason or be read as finite numbers, within a second and ten times the model's memory; anything else is
-printed with what reproduces it, and the exit code is 1.
+The payloads come from clients that trained on the digits, in every form of body and dense part; every other message is
+an order of the server, in every type of downlink. A message must be refused with a reason or be read as finite numbers,
+within a second and ten times the model's memory; anything else is printed with what reproduces it, and the exit code is
+1.
 """
 
 from __future__ import annotations
@@ -30,16 +31,31 @@ from fedmrn_app.config.compose import load_config
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.agreement import GlobalState
 from fedmrn_app.federation.server import OpenRound, close_round, open_round
-from fedmrn_app.federation.upload import Upload, read_upload
+from fedmrn_app.federation.upload import read_upload
 from fedmrn_app.federation.worker import Worker
+from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods import find_methods
 from fedmrn_app.wire.body import CODERS
 from fedmrn_app.wire.payload import HEADER_SIZE
+from scripts.tools.fuzz_downlink import ORDER_MUTATIONS, OrderSample, make_orders
 
 MAX_SECONDS = 1.0
 MAX_MODELS = 10
 CHECKSUM_OFFSET = HEADER_SIZE - 4
 FIELDS = {"B": [0, 1, 2, 3, 4, 5], "I": [6, 18, 22, 26], "Q": [10], "f": [30, 34, 38]}  # offsets in the header
+
+
+Read = tuple[Float32Array, Float32Array]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One damaged message: of which sample, how damaged, how it is read, and whether nothing in it has changed."""
+
+    sample: Sample | OrderSample
+    damage: str
+    read: Callable[[], Read]
+    unchanged: bool
 
 
 @dataclass(frozen=True)
@@ -58,11 +74,12 @@ class Sample:
     def model_bytes(self) -> int:
         return 4 * (self.weights + self.opened.state.dense.size)
 
-    def read(self, data: bytes) -> Upload:
+    def read(self, data: bytes) -> Read:
         """Read a payload as the server does."""
         known = self.opened.known(0)
         header = self.opened.header(0, known)
-        return read_upload(data, self.opened.agreement, header, known, self.opened.state.dense)
+        upload = read_upload(data, self.opened.agreement, header, known, self.opened.state.dense)
+        return upload.vector, upload.dense
 
 
 def make_samples(names: list[str]) -> list[Sample]:
@@ -164,35 +181,48 @@ MUTATIONS: tuple[Mutation, ...] = (
 )  # fmt: skip
 
 
+def make_case(number: int, seed: int, samples: list[Sample], orders: list[OrderSample]) -> Case:
+    """The message of a number: a payload, or every other time an order."""
+    random = np.random.default_rng([seed, number])
+    number, is_order = number // 2, number % 2
+    if is_order:
+        order, another = orders[number % len(orders)], orders[int(random.integers(len(orders)))]
+        change = ORDER_MUTATIONS[number // len(orders) % len(ORDER_MUTATIONS)]
+        sent = change(order.order, another.order, random)
+        return Case(order, change.__name__, lambda: order.read(sent), order.same(sent))
+    sample, other = samples[number % len(samples)], samples[int(random.integers(len(samples)))]
+    mutation = MUTATIONS[number // len(samples) % len(MUTATIONS)]
+    data = mutation(sample.data, other.data, random)
+    return Case(sample, mutation.__name__, lambda: sample.read(data), data == sample.data)
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Read damaged payloads of every method and count what happens.")
-    parser.add_argument("--n", type=int, default=200_000, help="how many payloads")
+    parser = argparse.ArgumentParser(description="Read damaged messages of every kind and count what happens.")
+    parser.add_argument("--n", type=int, default=200_000, help="how many messages")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--start", type=int, default=0, help="number of the first payload, to repeat one that is bad")
+    parser.add_argument("--start", type=int, default=0, help="number of the first message, to repeat one that is bad")
     parser.add_argument("--method", nargs="+", choices=sorted(find_methods()), default=sorted(find_methods()))
     arguments = parser.parse_args()
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-    samples = make_samples(arguments.method)
-    outcomes: dict[str, Counter[str]] = {mutation.__name__: Counter() for mutation in MUTATIONS}
+    samples, orders = make_samples(arguments.method), make_orders()
+    outcomes: dict[str, Counter[str]] = {kind.__name__: Counter() for kind in (*MUTATIONS, *ORDER_MUTATIONS)}
     reasons: Counter[str] = Counter()
     slowest, largest, bad = 0.0, 0.0, 0
     tracemalloc.start()
     for number in track(
-        range(arguments.start, arguments.start + arguments.n), "payloads", console=console, transient=True
+        range(arguments.start, arguments.start + arguments.n), "messages", console=console, transient=True
     ):
-        random = np.random.default_rng([arguments.seed, number])
-        sample, other = samples[number % len(samples)], samples[int(random.integers(len(samples)))]
-        mutation = MUTATIONS[number // len(samples) % len(MUTATIONS)]
-        data = mutation(sample.data, other.data, random)
+        case = make_case(number, arguments.seed, samples, orders)
+        said = f"message {number} ({case.sample.name}, {case.damage})"
         tracemalloc.reset_peak()
         before = tracemalloc.get_traced_memory()[0]
         start = time.process_time()  # other processes may hold this one up
         try:
-            upload = sample.read(data)
-            finite = np.isfinite(upload.vector).all() and np.isfinite(upload.dense).all()
-            if not finite or upload.vector.size != sample.weights:
+            vector, dense = case.read()
+            finite = np.isfinite(vector).all() and np.isfinite(dense).all()
+            if not finite or vector.size != case.sample.weights:
                 raise ValueError("read as numbers that are not finite, or too few")
-            outcome = "unchanged" if data == sample.data else "harmless"
+            outcome = "unchanged" if case.unchanged else "harmless"
         except PayloadError as error:
             outcome = "refused"
             reasons[re.sub(r"b(['\"]).*?\1(?=,)|-?\d+", "#", str(error))] += 1
@@ -200,17 +230,15 @@ def main() -> int:
             if isinstance(error, KeyboardInterrupt):
                 raise
             outcome = "crashed"
-            console.print(f"payload {number} ({sample.name}, {mutation.__name__}): {error!r}")
+            console.print(f"{said}: {error!r}")
         seconds = time.process_time() - start
-        models = (tracemalloc.get_traced_memory()[1] - before) / sample.model_bytes
+        models = (tracemalloc.get_traced_memory()[1] - before) / case.sample.model_bytes
         slowest, largest = max(slowest, seconds), max(largest, models)
         if seconds > MAX_SECONDS or models > MAX_MODELS:
-            console.print(
-                f"payload {number} ({sample.name}, {mutation.__name__}): {seconds:.2f} s, {models:.1f} models"
-            )
+            console.print(f"{said}: {seconds:.2f} s, {models:.1f} models")
             outcome = "too slow or large"
         bad += outcome in ("crashed", "too slow or large")
-        outcomes[mutation.__name__][outcome] += 1
+        outcomes[case.damage][outcome] += 1
     columns = ("refused", "harmless", "unchanged", "crashed", "too slow or large")
     table = Table("damage", *columns)
     for kind, counts in outcomes.items():
@@ -218,7 +246,7 @@ def main() -> int:
     total = sum(outcomes.values(), Counter[str]())
     table.add_row("all", *(str(total[column]) for column in columns))
     console.print(table)
-    why = Table("refused because", "payloads")
+    why = Table("refused because", "messages")
     for reason, count in reasons.most_common():
         why.add_row(reason, str(count))
     console.print(why)

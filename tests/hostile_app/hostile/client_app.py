@@ -13,6 +13,7 @@ from fedmrn_app.messages import payload_content, read_order, read_payload
 from fedmrn_app.wire.payload import decode_payload, encode_payload
 
 MISDEEDS = ("raise", "truncate", "lie about samples", "send NaN", "another seed", "late")
+FORGETS = 2, 6  # the round, and the client that has lost what it kept
 
 app = ClientApp()
 app.query()(honest.query)
@@ -23,14 +24,19 @@ def train(message: Message, context: Context) -> Message:
     order = read_order(message.content)
     worker = honest.open_worker(message, context)
     misdeed = MISDEEDS[order.client] if order.client < len(MISDEEDS) else "none"
+    if (order.server_round, order.client) == FORGETS:
+        context.state.pop(f"version-{order.client}", None)
     if misdeed == "raise":
         raise RuntimeError("sabotage")
     if misdeed == "late" and worker.config.round_timeout < 60:
         time.sleep(3600)
-    data = read_payload(honest.train(message, context))
+    reply = honest.train(message, context)
+    if misdeed in ("none", "late"):
+        return reply
+    data = read_payload(reply)
     if misdeed == "truncate":
         data = data[:-1]
-    elif misdeed not in ("none", "late"):
+    else:
         _, agreement = worker.model()
         samples = worker.sample_count(order.client)
         known = header_of(agreement, order.seed, samples, agreement.layout.count)

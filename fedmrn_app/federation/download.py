@@ -1,0 +1,79 @@
+"""What a client makes of the server's order: it checks and reads the global model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmrn_app.errors import PayloadError
+from fedmrn_app.federation.agreement import Agreement, Order
+from fedmrn_app.layout import Float32Array
+from fedmrn_app.methods.known import Known
+from fedmrn_app.wire.grid import Grid
+from fedmrn_app.wire.grid_code import decode_grid
+
+
+class VersionError(PayloadError):
+    """An order needs a version that this client does not hold; the server sends the whole difference then."""
+
+
+@dataclass(frozen=True, eq=False)
+class Version:
+    """The global model of a round, from 1, as a client received it on a grid."""
+
+    server_round: int
+    grid: Grid
+
+
+@dataclass(frozen=True)
+class Download:
+    """A checked order: what both sides know, the dense part, float32 (m,), and the version where it is on a grid."""
+
+    known: Known
+    dense: Float32Array
+    version: Version | None = None
+
+
+def read_download(
+    agreement: Agreement, order: Order, held: NDArray[np.bool_] | None, last: Version | None = None
+) -> Download:
+    """Check and read an order.
+
+    Args:
+        agreement: of the run.
+        order: of the server.
+        held: which weights this client holds, bool (d,); None for all.
+        last: the version that the client holds; None for none.
+
+    Raises:
+        VersionError: it is coded from another version than `last`.
+        PayloadError: it is malformed, or not finite.
+    """
+    if agreement.method.packing != "grid":
+        known, dense = agreement.unpack(order.vector, held), order.dense
+        count = sum(agreement.dense_sizes)
+        if dense is None or dense.dtype != np.float32 or dense.shape != (count,):
+            came = "nothing" if dense is None else f"{dense.dtype} {dense.shape}"
+            raise PayloadError(f"dense part came as {came}, expected float32 ({count},)")
+        if not np.isfinite(dense).all():
+            raise PayloadError("dense part holds values that are not finite")
+        return Download(known, dense)
+    if order.vector.dtype != np.uint8 or order.dense is not None:
+        raise PayloadError(
+            f"global model came as {order.vector.dtype} {order.vector.shape}, expected the bytes of a grid"
+        )
+    base = _base(order, last)
+    grid = decode_grid(order.vector.tobytes(), agreement.grid_rule(held).sizes, base)
+    return Download(*agreement.read_grid(grid, held), Version(order.server_round, grid))
+
+
+def _base(order: Order, last: Version | None) -> Grid | None:
+    """The grid from which an order is coded."""
+    if order.base == 0:
+        return None
+    if last is None or last.server_round != order.base or last.grid.checksum != order.checksum:
+        has = "holds none" if last is None else f"holds that of round {last.server_round}"
+        raise VersionError(f"the order is coded from the version of round {order.base}; this client {has}")
+    return last.grid

@@ -1,0 +1,51 @@
+"""Which version of the global model each client holds, so that it need be sent only what has changed since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fedmrn_app.wire.grid import Grid
+from fedmrn_app.wire.grid_code import decode_grid
+
+MAX_VERSIONS = 16
+
+
+class Versions:
+    """What the server remembers of what clients hold.
+
+    A client holds the version of the last round of which it sent a valid reply. Versions are kept as coded from the
+    first vector, the latest MAX_VERSIONS of those that any client holds.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = sizes
+        self._coded: dict[int, bytes] = {}
+        self._holds: dict[int, int] = {}
+
+    def held_by(self, client: int) -> int:
+        """The round whose version a client holds; 0 where that is none, or one that is no longer kept."""
+        return self._holds.get(client, 0)
+
+    def grid(self, server_round: int) -> Grid:
+        """The version of a round that a client holds."""
+        return decode_grid(self._coded[server_round], self._sizes)
+
+    def note(self, server_round: int, coded: bytes, asked: Iterable[int], valid: Iterable[int]) -> None:
+        """Note the end of a round.
+
+        Args:
+            server_round: its number.
+            coded: its version, from the first vector.
+            asked: the clients that were asked; who gave no valid reply holds nothing that one could rely on.
+            valid: those of whom there is a valid reply.
+        """
+        for client in asked:
+            self._holds.pop(client, None)
+        self._holds.update(dict.fromkeys(valid, server_round))
+        self._coded[server_round] = coded
+        kept = sorted(set(self._holds.values()))[-MAX_VERSIONS:]
+        self._coded = {number: self._coded[number] for number in kept}
+        self._holds = {client: number for client, number in self._holds.items() if number in self._coded}
+
+    def __len__(self) -> int:
+        return len(self._coded)

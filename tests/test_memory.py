@@ -1,0 +1,181 @@
+"""Clients that keep the global model are sent what has changed: the same weights, few bytes, whatever gets lost."""
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import cast
+
+import pytest
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedmrn_app.client_app import train
+from fedmrn_app.config.build import measure
+from fedmrn_app.config.compose import compose_values
+from fedmrn_app.federation.agreement import GlobalState, Order
+from fedmrn_app.federation.loop import run_rounds
+from fedmrn_app.federation.worker import Worker
+from fedmrn_app.learning.flat import state_sha256
+from fedmrn_app.messages import content_bytes, order_content, pack_config, pack_state, read_order, unpack_state
+from fedmrn_app.strategy import Host, PayloadStrategy
+from tests.reference import reference_run
+
+CLIENTS, ROUNDS = 4, 4
+SMALL = (f"clients={CLIENTS}", "clients_per_round=3", f"rounds={ROUNDS}", "local.epochs=1", "local.batch_size=64")
+GRID = (*SMALL, "downlink.dtype=grid")
+MEMORY = (*GRID, "downlink.memory=true")
+VALUES, CONFIG, _ = measure(compose_values(MEMORY))
+WORKER = Worker(CONFIG)
+FIRST_DENSE = WORKER.model()[0].state()[1]
+Before = Callable[[Order, Context], str | None]  # "late", why a client fails, or None where it trains
+Bytes = dict[int, dict[int, int]]  # of the downlink, by round and client
+
+
+class Nodes:
+    """SuperNodes of this process: the real ClientApp, each with the context that Flower keeps for it."""
+
+    def __init__(self, nodes: int, before: Before | None = None, at_once: bool = False) -> None:
+        self.states = [RecordDict() for _ in range(nodes)]
+        self.before = before
+        self.at_once = at_once  # all messages of a round find the state as it was, and the last one's state stays
+        self.sent = 0
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        replies = []
+        old = [RecordDict(dict(state)) for state in self.states]
+        for message in messages:
+            self.sent += 1
+            message.metadata.__dict__["_message_id"] = f"message {self.sent}"
+            node = message.metadata.dst_node_id
+            state = RecordDict(dict(old[node])) if self.at_once else self.states[node]
+            settings: dict[str, str | float | int | bool] = {"partition-id": node, "num-partitions": len(self.states)}
+            context = Context(run_id=1, node_id=node, node_config=settings, state=state, run_config={})
+            failure = self.before(read_order(message.content), context) if self.before is not None else None
+            if failure is None:
+                replies.append(train(message, context))
+                self.states[node] = state
+            elif failure != "late":
+                replies.append(Message(Error(1, failure), reply_to=message))
+        return replies
+
+
+def run(nodes: Nodes, finished: int = 0, state: GlobalState | None = None, rounds: int = ROUNDS) -> tuple[str, Bytes]:
+    """A run of Flower's strategy with the real ClientApp."""
+    _, agreement = WORKER.model()
+    packed = pack_config(VALUES)
+    hosts = {client: Host(client % len(nodes.states), WORKER.sample_count(client)) for client in range(CLIENTS)}
+    strategy = PayloadStrategy(
+        agreement, hosts, clients_per_round=3, config=packed, memory=True, finished_rounds=finished
+    )  # fmt: skip
+    arrays = pack_state(state or GlobalState(agreement.first.copy(), FIRST_DENSE))
+    weighed: Bytes = {}
+    for number in range(1, rounds - finished + 1):
+        messages = strategy.configure_train(number, arrays, None, cast(Grid, nodes))  # type: ignore[arg-type]
+        aggregated, _ = strategy.aggregate_train(number, nodes.send_and_receive(messages))
+        assert aggregated is not None
+        arrays = aggregated
+        weighed[number + finished] = strategy.traffic.downlink
+    last = unpack_state(arrays)
+    return state_sha256(last.vector, last.dense), weighed
+
+
+@lru_cache
+def plain(forgets: frozenset[tuple[int, int]] = frozenset()) -> tuple[str, Bytes]:
+    """The same in a plain loop."""
+    weighed: Bytes = {}
+
+    def weigh(order: Order) -> None:
+        by_client = weighed.setdefault(order.server_round, {})
+        size = content_bytes(order_content(order, None, None))
+        by_client[order.client] = by_client.get(order.client, 0) + size
+
+    state = run_rounds(Worker(CONFIG), forgets=forgets, on_order=weigh)
+    return state_sha256(state.vector, state.dense), weighed
+
+
+def told(nodes: Nodes) -> Nodes:
+    """Nodes that have the run's configuration, as those that were asked whom they host."""
+    for state in nodes.states:
+        state["run"] = ConfigRecord({"config": pack_config(VALUES)})
+    return nodes
+
+
+def test_weights_are_those_without_memory() -> None:
+    assert reference_run(MEMORY) == reference_run(GRID)
+
+
+def test_flower_sends_what_the_plain_loop_sends() -> None:
+    weights, weighed = plain()
+    assert run(told(Nodes(CLIENTS))) == (weights, weighed)
+    whole = max(max(sizes.values()) for sizes in weighed.values())
+    last = [size for client, size in weighed[ROUNDS].items() if client in weighed[ROUNDS - 1]]
+    assert max(last) < 0.96 * whole
+
+
+def test_lost_version_is_sent_again_in_the_same_round() -> None:
+    def lose(order: Order, context: Context) -> None:  # before it trains, but after it was sent the difference
+        if (order.server_round, order.client) in lost and order.base:
+            context.state.pop(f"version-{order.client}")
+
+    held = {client for client in plain()[1][2] if client in plain()[1][3]}
+    lost = frozenset({(3, min(held))})
+    weights, weighed = plain(lost)
+    assert run(told(Nodes(CLIENTS, lose))) == (weights, weighed)
+    assert weights == plain()[0]
+    assert weighed[3][min(held)] > plain()[1][3][min(held)]
+
+
+def test_version_of_another_content_is_not_used() -> None:
+    def spoil(order: Order, context: Context) -> None:
+        record = context.state.config_records.get(f"version-{order.client}")
+        if order.server_round == 3 and order.base and record is not None:
+            counts = next(name for name in record if name.startswith("int"))
+            record[counts] = b"\1" + cast(bytes, record[counts])[1:]
+
+    weights, weighed = run(told(Nodes(CLIENTS, spoil)))
+    assert weights == plain()[0]
+    assert sum(weighed[3].values()) > sum(plain()[1][3].values())
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_clients_that_share_a_node(at_once: bool) -> None:
+    """Where two of them train at once, the state of one is lost."""
+    weights, weighed = run(told(Nodes(1, at_once=at_once)))
+    assert weights == plain()[0]
+    assert (weighed == plain()[1]) == (not at_once)
+
+
+def test_node_that_has_lost_everything_is_told_the_configuration_in_the_same_round() -> None:
+    def lose(order: Order, context: Context) -> None:
+        if order.server_round == 3 and "asked" not in seen:
+            seen.add("asked")
+            for key in list(context.state):
+                del context.state[key]
+
+    seen: set[str] = set()
+    weights, weighed = run(told(Nodes(CLIENTS, lose)))
+    assert weights == plain()[0]
+    assert max(weighed[3].values()) > max(plain()[1][3].values()) + len(pack_config(VALUES))
+
+
+@pytest.mark.parametrize("failure", ["late", "boom"])
+def test_client_without_a_reply_is_sent_the_whole_until_it_replies(failure: str) -> None:
+    def fail(order: Order, context: Context) -> str | None:
+        bases.setdefault(order.client, {})[order.server_round] = order.base
+        return failure if (order.server_round, order.client) == (2, victim) else None
+
+    bases: dict[int, dict[int, int]] = {}
+    victim = max(client for client in plain()[1][2] if client in plain()[1][3])
+    nodes = told(Nodes(CLIENTS, fail))
+    run(nodes)
+    assert bases[victim][3] == 0
+    assert any(asked.get(3) == 2 for asked in bases.values())
+    if 4 in bases[victim]:
+        assert bases[victim][4] == 3
+
+
+def test_resumed_run_sends_everybody_the_whole_once() -> None:
+    nodes = told(Nodes(CLIENTS))
+    halfway = run_rounds(Worker(measure(compose_values((*MEMORY, "rounds=2")))[1]))
+    weights, weighed = run(nodes, finished=2, state=halfway)
+    assert weights == plain()[0]
+    assert min(weighed[3].values()) > max(size for size in plain()[1][3].values() if size < max(weighed[3].values()))
