@@ -10,8 +10,11 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
+
+from fedmrn_app.plugin import MaskedSGD, compress_uplink, learn_masks
 
 Train = Callable[[nn.Module, Message, Tensor, Tensor], None]
 TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # Flower makes no message without
@@ -125,3 +128,32 @@ class LocalGrid:
                 self.tamper(message.metadata.dst_node_id, reply)
             replies.append(reply)
         return replies[::-1]
+
+
+def plain(net: nn.Module, message: Message, x: Tensor, y: Tensor) -> None:
+    run_steps(net, torch.optim.SGD(net.parameters(), lr=0.1), x, y)
+
+
+def masked(net: nn.Module, message: Message, x: Tensor, y: Tensor) -> None:
+    run_steps(net, MaskedSGD(net, message, lr=0.1, steps=STEPS), x, y)
+
+
+def masked_adamw(net: nn.Module, message: Message, x: Tensor, y: Tensor) -> None:
+    trained = [p for p in net.parameters() if p.requires_grad]
+    run_steps(net, learn_masks(torch.optim.AdamW(trained, lr=3e-3), net, message, steps=STEPS), x, y)
+
+
+def inner(kind: type[FedAvg] = FedAvg, **options: Any) -> FedAvg:
+    return kind(fraction_evaluate=0.0, min_available_nodes=3, min_train_nodes=3, **options)
+
+
+def run(
+    strategy: Strategy,
+    train: Train = plain,
+    rounds: int = 4,
+    mods: list[Any] | None = None,
+    batch_norm: bool = True,
+    **grid: Any,
+) -> tuple[Result, LocalGrid]:
+    local = LocalGrid(new_app(train, [compress_uplink] if mods is None else mods), **grid)
+    return strategy.start(local, ArrayRecord(new_net(batch_norm=batch_norm).state_dict()), num_rounds=rounds), local  # type: ignore[arg-type]

@@ -18,45 +18,29 @@ from flwr.serverapp.strategy import (
     FedAvg,
     FedAvgM,
     FedProx,
-    Result,
     Strategy,
 )
 from torch import Tensor, nn
 
 from fedmrn_app.errors import ConfigError, RunError
-from fedmrn_app.plugin import Compressed, MaskedSGD, compress_uplink, learn_masks
-from tests.plugin_app import NODES, STEPS, LocalGrid, Train, accuracy, new_app, new_net, run_steps
+from fedmrn_app.plugin import Compressed, MaskedSGD, compress_uplink
+from tests.plugin_app import (
+    NODES,
+    STEPS,
+    LocalGrid,
+    Train,
+    accuracy,
+    inner,
+    masked,
+    masked_adamw,
+    new_app,
+    new_net,
+    plain,
+    run,
+    run_steps,
+)
 
 POST_TRAINING = ["eden", "drive", "signsgd", "topk", "terngrad", "fedavg"]
-
-
-def plain(net: nn.Module, message: Message, x: Tensor, y: Tensor) -> None:
-    run_steps(net, torch.optim.SGD(net.parameters(), lr=0.1), x, y)
-
-
-def masked(net: nn.Module, message: Message, x: Tensor, y: Tensor) -> None:
-    run_steps(net, MaskedSGD(net, message, lr=0.1, steps=STEPS), x, y)
-
-
-def masked_adamw(net: nn.Module, message: Message, x: Tensor, y: Tensor) -> None:
-    trained = [p for p in net.parameters() if p.requires_grad]
-    run_steps(net, learn_masks(torch.optim.AdamW(trained, lr=3e-3), net, message, steps=STEPS), x, y)
-
-
-def inner(kind: type[FedAvg] = FedAvg, **options: Any) -> FedAvg:
-    return kind(fraction_evaluate=0.0, min_available_nodes=3, min_train_nodes=3, **options)
-
-
-def run(
-    strategy: Strategy,
-    train: Train = plain,
-    rounds: int = 4,
-    mods: list[Any] | None = None,
-    batch_norm: bool = True,
-    **grid: Any,
-) -> tuple[Result, LocalGrid]:
-    local = LocalGrid(new_app(train, [compress_uplink] if mods is None else mods), **grid)
-    return strategy.start(local, ArrayRecord(new_net(batch_norm=batch_norm).state_dict()), num_rounds=rounds), local  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("method", POST_TRAINING)

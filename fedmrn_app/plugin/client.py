@@ -16,6 +16,7 @@ from fedmrn_app.federation.upload import Update, header_of, write_upload
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods.method import Method, encode_with_feedback
 from fedmrn_app.plugin.arrays import CODED, DENSE, TIED, UNCHANGED, Values, find_tied, to_values, usual_ways
+from fedmrn_app.plugin.downlink import GRID, LOST, read_arrays
 from fedmrn_app.plugin.terms import RECORD, Shared, Task, learns_masks
 from fedmrn_app.seeds import mix
 
@@ -94,6 +95,8 @@ def compress_uplink(message: Message, context: Context, call_next: ClientAppCall
         RunError: the reply has no arrays, or others than were sent, or the server asks for learned masks and no
             optimiser learned any.
     """
+    if message.has_content() and GRID in message.content and not read_arrays(message.content, context):
+        return Message(RecordDict({LOST: ConfigRecord({"": True})}), reply_to=message)
     record = message.content.config_records.get(RECORD) if message.has_content() else None
     if record is None:
         return call_next(message, context)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -18,8 +19,10 @@ from fedmrn_app.messages import content_bytes, remote_reason
 from fedmrn_app.noise import Distribution
 from fedmrn_app.plugin.arrays import Values, checked_ways, to_record, to_values, usual_ways
 from fedmrn_app.plugin.client import only_arrays
+from fedmrn_app.plugin.downlink import GridSender, has_lost
 from fedmrn_app.plugin.terms import RECORD, Shared, Task, Terms
 from fedmrn_app.seeds import derive_seed
+from fedmrn_app.wire.downlink import GRID_STEP
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,9 @@ class Compressed(Strategy):
         alpha: scale of the noise, about the size of one round's updates; that of the first round with `bits`.
         dense_bits: 4 to 8, 16 (float16) or 32 (float32).
         seed: of all noise.
+        downlink: `grid` sends the arrays on a grid around the first ones, coded from what a client holds; a client
+            that is new gets the first ones in float32 beside it.
+        step: of the grid, in root mean squares of a tensor's first values.
         **options: of the method, such as `bits=2` for `eden` by `options={"bits": 2}`.
 
     Raises:
@@ -71,6 +77,8 @@ class Compressed(Strategy):
         alpha: float = 1e-2,
         dense_bits: int = 6,
         seed: int = 0,
+        downlink: Literal["float32", "grid"] = "float32",
+        step: float = GRID_STEP,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if isinstance(strategy, Compressed):
@@ -80,12 +88,24 @@ class Compressed(Strategy):
         self.method = self.terms.build()
         self._asked: list[_Asked] = []
         self._steering = None if self.method.steering is None else self.method.steering.first()
-        self._outermost = False
+        self._timeout: float | None = None
+        self._evaluating: list[int] = []
+        if downlink not in ("float32", "grid"):
+            raise ConfigError(f"downlink={downlink}: must be float32 or grid")
+        self._sender = GridSender(step) if downlink == "grid" else None
 
-    def start(self, *args: Any, **keywords: Any) -> Result:
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        *args: Any,
+        **keywords: Any,
+    ) -> Result:
         """Run all rounds, as the inner strategy would; see `Strategy.start`."""
-        self._outermost = True
-        return super().start(*args, **keywords)
+        self._timeout = timeout
+        return super().start(grid, initial_arrays, num_rounds, timeout, *args, **keywords)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -95,24 +115,30 @@ class Compressed(Strategy):
         Raises:
             RunError: another strategy is around this one, which would aggregate what it cannot read.
         """
-        if not self._outermost:
+        if self._timeout is None:
             raise RunError(
                 "Compressed must be the outermost strategy: Compressed(Wrapper(FedAvg(...))), not "
                 "Wrapper(Compressed(FedAvg(...)))"
             )
         messages = sorted(self.strategy.configure_train(server_round, arrays, config, grid), key=_node)
-        self._asked = []
-        weighed: dict[int, tuple[Values, int]] = {}
+        self._asked, self._grid = [], grid
+        self._deadline = time.monotonic() + self._timeout
         scale = None if self._steering is None else float(self._steering[0])
+        read: dict[int, Values] = {}
+        weighed: dict[int, int] = {}
         for number, message in enumerate(messages):
-            record = cast(ArrayRecord, message.content[only_arrays(message.content)])
-            if id(record) not in weighed:  # most strategies send the same to all
-                weighed[id(record)] = to_values(record), content_bytes(record)
-            values, size = weighed[id(record)]
+            key = only_arrays(message.content)
+            record = cast(ArrayRecord, message.content[key])
+            if self._sender is not None:
+                if number == 0:
+                    self._sender.open(record)
+                message.content = self._sender.content(message.content, key, _node(message))
             task = Task(self.terms, derive_seed(self.terms.seed, "noise", server_round, number), scale)
             message.content = RecordDict({**message.content, RECORD: task.record()})
-            beside = RecordDict({key: part for key, part in message.content.items() if part is not record})
-            self._asked.append(_Asked(message, task, values, size + content_bytes(beside)))
+            if id(record) not in read:  # most strategies send the same to all
+                read[id(record)] = to_values(record) if self._sender is None else self._sender.received
+            size = sum(_weigh(part, weighed) for part in message.content.values())
+            self._asked.append(_Asked(message, task, read[id(record)], size))
         return messages
 
     def aggregate_train(
@@ -120,8 +146,10 @@ class Compressed(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Decode the replies in the order of the nodes, and let the inner strategy aggregate them."""
         by_message = {reply.metadata.reply_to_message_id: reply for reply in replies}
+        self._ask_again(by_message)
         decoded, spent = [], []
         for asked in self._asked:
+            node = _node(asked.message)
             try:
                 reply = by_message.get(asked.message.metadata.message_id)
                 if reply is None:
@@ -129,21 +157,60 @@ class Compressed(Strategy):
                 spent.append(self._decode(reply, asked))
                 decoded.append(reply)
             except PayloadError as error:
-                node = asked.message.metadata.dst_node_id
                 logging.getLogger("flwr").warning("round %s: node %s left out: %s", server_round, node, error)
+        if self._sender is not None:
+            self._sender.note(map(_node, (asked.message for asked in self._asked)), map(_source, decoded))
         self._asked = []
         self._steer(spent)
         return self.strategy.aggregate_train(server_round, decoded)
 
+    def _ask_again(self, replies: dict[str, Message]) -> None:
+        """Send everything to those who have lost what their message refers to, and put in their replies."""
+        if self._sender is None:
+            return
+        again = []
+        for number, asked in enumerate(self._asked):
+            reply = replies.get(asked.message.metadata.message_id)
+            if reply is None or not reply.has_content() or not has_lost(reply.content):
+                continue
+            node = _node(asked.message)
+            self._sender.forget(node)
+            content = self._sender.whole(asked.message.content)
+            message = Message(content, node, "train", group_id=asked.message.metadata.group_id)
+            self._asked[number] = replace(asked, message=message, bytes=asked.bytes + content_bytes(content))
+            again.append(message)
+        left = self._deadline - time.monotonic()
+        if again and left > 0:
+            for reply in self._grid.send_and_receive(again, timeout=left):
+                replies[reply.metadata.reply_to_message_id] = reply
+
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As the inner strategy does."""
-        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
+        """As the inner strategy does; on a grid, where the way down has one."""
+        messages = list(self.strategy.configure_evaluate(server_round, arrays, config, grid))
+        for number, message in enumerate(messages):
+            if self._sender is not None:
+                key = only_arrays(message.content)
+                if number == 0:
+                    self._sender.open(cast(ArrayRecord, message.content[key]))
+                message.content = self._sender.content(message.content, key, _node(message))
+        self._evaluating = [_node(message) for message in messages]
+        return messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """As the inner strategy does."""
-        return self.strategy.aggregate_evaluate(server_round, replies)
+        """As the inner strategy does, without those who could not read the arrays."""
+        usable = []
+        for reply in replies:
+            if reply.has_content() and has_lost(reply.content):
+                logging.getLogger("flwr").warning("round %s: node %s has lost the arrays", server_round, _source(reply))
+                if self._sender is not None:
+                    self._sender.forget(_source(reply))
+                continue
+            usable.append(reply)
+        if self._sender is not None and self._evaluating:
+            self._sender.note(self._evaluating, [_source(reply) for reply in usable if reply.has_content()])
+        return self.strategy.aggregate_evaluate(server_round, usable)
 
     def summary(self) -> None:
         """As the inner strategy does, after a line of this one."""
@@ -203,5 +270,18 @@ class _Spent:
     coded: int
 
 
+def _weigh(part: ArrayRecord | ConfigRecord | MetricRecord, weighed: dict[int, int]) -> int:
+    """Bytes of a part of a message; arrays, of which many messages hold the same, are weighed once."""
+    if not isinstance(part, ArrayRecord):
+        return content_bytes(part)
+    if id(part) not in weighed:
+        weighed[id(part)] = content_bytes(part)
+    return weighed[id(part)]
+
+
 def _node(message: Message) -> int:
     return message.metadata.dst_node_id
+
+
+def _source(reply: Message) -> int:
+    return reply.metadata.src_node_id

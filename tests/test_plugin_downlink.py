@@ -1,0 +1,104 @@
+"""The plug-in's grid on the way down: short, the same for all, sent again to who has lost it, and checked."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAvg, Result
+
+from fedmrn_app.errors import ConfigError, PayloadError
+from fedmrn_app.plugin import Compressed, compress_uplink
+from fedmrn_app.plugin.downlink import GRID, read_arrays
+from tests.plugin_app import NODES, LocalGrid, Train, accuracy, inner, masked_adamw, new_app, new_net, plain
+
+
+def run_on_grid(
+    rounds: int, forgets: tuple[int, ...] = (), method: str = "eden", train: Train = plain
+) -> tuple[Result, LocalGrid, list[float]]:
+    """Nodes 0, 1, ... of NODES lose their state before the third round where `forgets` says so."""
+    app = new_app(train, [compress_uplink])
+
+    @app.evaluate()
+    def _(message: Message, context: Any) -> Message:
+        share = accuracy(message.content.array_records["arrays"])
+        metrics = MetricRecord({"num-examples": 1, "accuracy": share})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    down: list[float] = []
+
+    class Look(FedAvg):
+        def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
+            if server_round == 3:
+                for node in forgets:
+                    local.contexts[node].state = RecordDict()
+            return super().configure_train(server_round, arrays, config, grid)
+
+    local = LocalGrid(app)
+    strategy = Compressed(
+        Look(min_available_nodes=3, min_train_nodes=3, min_evaluate_nodes=3), method, downlink="grid", alpha=0.1
+    )
+    result = strategy.start(local, ArrayRecord(new_net().state_dict()), num_rounds=rounds)  # type: ignore[arg-type]
+    down += [float(metrics["downlink_bytes"]) for metrics in result.train_metrics_clientapp.values()]  # type: ignore[arg-type]
+    return result, local, down
+
+
+@pytest.mark.parametrize(("method", "train"), [("eden", plain), ("fedmrn", masked_adamw)])
+def test_grid_on_the_way_down(method: str, train: Train) -> None:
+    result, _, down = run_on_grid(8, method=method, train=train)
+    assert accuracy(result.arrays) > 0.6
+    assert max(down[1:]) < 0.4 * down[0]
+    assert result.evaluate_metrics_clientapp[8]["accuracy"] == pytest.approx(accuracy(result.arrays), abs=0.05)
+
+
+def test_nodes_that_have_lost_everything_are_sent_it_again_in_the_same_round() -> None:
+    usual, _, down = run_on_grid(4)
+    forgot, _, more = run_on_grid(4, forgets=NODES[:2])
+    assert forgot.arrays.object_id == usual.arrays.object_id
+    assert more[2] > 2 * down[2]
+    assert more[3] == down[3]
+
+
+def test_grids_are_read_or_refused() -> None:
+    """Whatever is changed in one: no crash, and nothing that is not finite."""
+    kept: list[Message] = []
+    states: list[RecordDict] = []  # of the first node, before it reads the last message
+    app = new_app(plain, [compress_uplink])
+
+    class Keep(LocalGrid):
+        def send_and_receive(self, messages: Any, timeout: float | None = None) -> list[Message]:
+            messages = list(messages)
+            if messages:
+                kept[:] = messages
+                states[:] = [RecordDict(dict(grid.contexts[NODES[0]].state))]
+            return super().send_and_receive(messages, timeout)
+
+    grid = Keep(app)
+    Compressed(inner(), "eden", downlink="grid").start(grid, ArrayRecord(new_net().state_dict()), num_rounds=2)  # type: ignore[arg-type]
+    real = kept[0].content.config_records[GRID]
+    assert real["base"] == 1
+    random, read = np.random.default_rng(0), 0
+    for _ in range(300):
+        changed = bytearray(real[""])  # type: ignore[arg-type]
+        for place in random.integers(0, len(changed), random.integers(1, 4)):
+            changed[place] = random.integers(256)
+        end = len(changed) if random.random() < 0.8 else random.integers(1, len(changed))
+        record = ConfigRecord({**real, "": bytes(changed[:end])})
+        content = RecordDict({GRID: record})
+        state = RecordDict(dict(states[0]))
+        try:
+            if read_arrays(content, Context(1, 1, {}, state, {})):
+                read += 1
+                assert all(np.isfinite(array.numpy()).all() for array in content.array_records["arrays"].values())
+        except PayloadError:
+            pass
+    assert 5 < read < 250
+    for field, value in (("key", 3), ("step", 0.0), ("step", "x"), ("number", "x"), ("exact", b"")):
+        content = RecordDict({GRID: ConfigRecord({**real, field: value})})  # type: ignore[arg-type]
+        with pytest.raises(PayloadError):
+            read_arrays(content, Context(1, 1, {}, RecordDict(dict(states[0])), {}))
+
+
+def test_grid_refuses_what_it_cannot_serve() -> None:
+    with pytest.raises(ConfigError, match="downlink=int8: must be float32 or grid"):
+        Compressed(inner(), downlink="int8")  # type: ignore[arg-type]
