@@ -45,7 +45,7 @@ def train(message: Message, context: Context) -> Message:
         reply = worker.train(order, read_kept(context.state, order.client))
     except VersionError:
         return Message(lost_content("version"), reply_to=message)
-    write_kept(context.state, order.client, reply.kept, memory=worker.config.downlink.memory)
+    write_kept(context.state, order.client, reply.kept, memory=worker.config.downlink.remembers)
     return Message(payload_content(reply.payload), reply_to=message)
 
 

@@ -86,7 +86,7 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
         clients_per_round=config.clients_per_round,
         config=packed,
         round_timeout=config.round_timeout,
-        memory=config.downlink.memory,
+        memory=config.downlink.remembers,
         finished_rounds=done,
         on_failure=lambda server_round, client, reason: report(
             f"round {server_round}: client {client} rejected: {reason}"

@@ -15,7 +15,7 @@ from fedmrn_app.config.build import ALLOW_TARGETS, check_targets, measure
 from fedmrn_app.config.compose import compose_values, quote_override
 from fedmrn_app.config.types import Values
 from fedmrn_app.errors import ConfigError
-from fedmrn_app.federation.agreement import GlobalState, Order
+from fedmrn_app.federation.agreement import Order
 from fedmrn_app.federation.server import OpenRound, open_round
 from fedmrn_app.federation.upload import Upload, read_upload
 from fedmrn_app.federation.worker import Worker
@@ -72,7 +72,7 @@ def small(*overrides: str) -> Values:
 
 def first_round(worker: Worker) -> OpenRound:
     model, agreement = worker.model()
-    state = GlobalState(agreement.first.copy(), model.state()[1])
+    state = agreement.begin(model.state()[1])
     samples = {client: worker.sample_count(client) for client in range(worker.config.clients)}
     return open_round(agreement, state, 1, samples, 5)
 
@@ -148,7 +148,7 @@ def test_residual_stays_on_the_node() -> None:
     header, dense = round_.header(1, known), round_.state.dense
     same = read_upload(worker.train(order, kept).payload, round_.agreement, header, known, dense)
     assert np.array_equal(second.vector, same.vector)
-    assert sorted(context.state) == ["residual-1", "run"]
+    assert sorted(context.state) == ["residual-1", "run", "version-1"]
 
 
 TARGETS = [

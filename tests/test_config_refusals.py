@@ -131,10 +131,6 @@ REFUSED: list[tuple[Sequence[str], str]] = [
     (["strategy=fedpm", "strategy.score_lr=1e39"], "strategy.score_lr=1e+39: must be a finite number, at most 3.4e+38"),
     (["strategy=fedpm", "strategy.prior=1e39"], "strategy.prior=1e+39: must be a finite number, at most 3.4e+38"),
     (
-        ["downlink.memory=true"],
-        "downlink.memory=true: is of the grid, and downlink.dtype=float32; say downlink.dtype=g",
-    ),
-    (
         ["strategy=submodel", "downlink.memory=true", "downlink.dtype=grid"],
         "downlink.memory=true: strategy=submodel sends each client other weights; say downlink.memory=false",
     ),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedmrn_app.config.build import measure
 from fedmrn_app.config.compose import compose_values
 from fedmrn_app.errors import PayloadError, RunError
-from fedmrn_app.federation.agreement import Agreement, GlobalState
+from fedmrn_app.federation.agreement import Agreement
 from fedmrn_app.federation.loop import run_rounds
 from fedmrn_app.federation.server import OpenRound, close_round, open_round, sample_clients
 from fedmrn_app.federation.upload import read_upload
@@ -181,16 +181,16 @@ def test_plain_loop_takes_the_mean_of_what_its_clients_train(strategy: str) -> N
     _, config, _ = measure(compose_values((*SMALL, f"strategy={strategy}")))
     worker = Worker(config)
     model, agreement = worker.model()
-    first = GlobalState(agreement.first.copy(), model.state()[1])
+    first = agreement.begin(model.state()[1])
     state = run_rounds(Worker(config), frozenset({0}))
     samples = {client: worker.sample_count(client) for client in range(config.clients)}
     round_ = open_round(agreement, first, 1, samples, config.clients_per_round)
     uploads = {}
     for client in sorted(set(round_.clients) - {0}):
-        known = agreement.unpack(agreement.pack(first.vector, None), None)
+        known = round_.known(client)
         header = round_.header(client, known)
         payload = worker.train(round_.order(client)).payload
-        uploads[client] = read_upload(payload, agreement, header, known, first.dense)
+        uploads[client] = read_upload(payload, agreement, header, known, round_.dense)
     total = sum(samples[client] for client in uploads)
 
     def mean(parts: Mapping[int, NDArray[np.float32]]) -> NDArray[np.float64]:
@@ -209,7 +209,7 @@ def test_client_trains_alike_whatever_was_trained_before() -> None:
     _, config, _ = measure(compose_values((*SMALL, "strategy=fedmrn")))
     fresh, used = Worker(config), Worker(config)
     model, agreement = fresh.model()
-    first = GlobalState(agreement.first.copy(), model.state()[1])
+    first = agreement.begin(model.state()[1])
     round_ = open_round(agreement, first, 1, dict.fromkeys(range(7), 1), 3)
     one, *_, other = round_.clients
     used.train(round_.order(other))
@@ -236,11 +236,11 @@ def test_small_round_is_of_the_agreement_it_says() -> None:
 @pytest.mark.parametrize("strategy", ["fedmrn", "fedavg", "eden", "fedsparsify", "fedscalar", "submodel"])
 def test_two_rounds_on_a_grid(strategy: str) -> None:
     """Coded masks and values near what was sent are read only where both sides have the same bits of what was sent."""
-    words = (*SMALL, f"strategy={strategy}", "downlink.dtype=grid", "uplink.dense_bits=6")
+    words = (*SMALL, f"strategy={strategy}", "downlink.dtype=grid", "downlink.memory=false", "uplink.dense_bits=6")
     _, config, _ = measure(compose_values(words))
     worker = Worker(config)
     model, agreement = worker.model()
-    state = GlobalState(agreement.first.copy(), model.state()[1])
+    state = agreement.begin(model.state()[1])
     samples = {client: worker.sample_count(client) for client in range(config.clients)}
     for number in (1, 2):
         round_ = open_round(agreement, state, number, samples, config.clients_per_round)

@@ -117,5 +117,12 @@ def test_hostile_masks_are_refused(data: st.DataObject) -> None:
 
 def test_coding_changes_no_weight() -> None:
     """The same final weights with the coder on and off, and fewer bytes with it on."""
-    small = ("rounds=2", "clients=2", "clients_per_round=2", "local.epochs=1", "uplink.dense_bits=32")
+    small = (
+        "rounds=2",
+        "clients=2",
+        "clients_per_round=2",
+        "local.epochs=1",
+        "uplink.dense_bits=32",
+        "uplink.bits=null",
+    )
     assert len({state_sha256(*final_state((*small, f"uplink.coder={coder}"))) for coder in CODERS}) == 1

@@ -21,8 +21,8 @@ from tests.reference import reference_run
 
 CLIENTS, ROUNDS = 4, 4
 SMALL = (f"clients={CLIENTS}", "clients_per_round=3", f"rounds={ROUNDS}", "local.epochs=1", "local.batch_size=64")
-GRID = (*SMALL, "downlink.dtype=grid")
-MEMORY = (*GRID, "downlink.memory=true")
+GRID = (*SMALL, "downlink.dtype=grid", "downlink.memory=false")
+MEMORY = (*SMALL, "downlink.dtype=grid", "downlink.memory=true")
 VALUES, CONFIG, _ = measure(compose_values(MEMORY))
 WORKER = Worker(CONFIG)
 FIRST_DENSE = WORKER.model()[0].state()[1]
@@ -66,7 +66,7 @@ def run(nodes: Nodes, finished: int = 0, state: GlobalState | None = None, round
     strategy = PayloadStrategy(
         agreement, hosts, clients_per_round=3, config=packed, memory=True, finished_rounds=finished
     )  # fmt: skip
-    arrays = pack_state(state or GlobalState(agreement.first.copy(), FIRST_DENSE))
+    arrays = pack_state(state or agreement.begin(FIRST_DENSE))
     weighed: Bytes = {}
     for number in range(1, rounds - finished + 1):
         messages = strategy.configure_train(number, arrays, None, cast(Grid, nodes))  # type: ignore[arg-type]

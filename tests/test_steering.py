@@ -50,7 +50,7 @@ def test_wrong_scales_are_refused(scale: float) -> None:
 
 
 @pytest.mark.parametrize("recipe", [FedMRN, FedMRNS])
-@pytest.mark.parametrize("bits", [0.2, 0.3, 0.6])
+@pytest.mark.parametrize("bits", [0.3, 0.45, 0.6])
 def test_budget_is_met_from_the_fifth_round_on(recipe: type[FedMRN], bits: float) -> None:
     """While updates shrink in each round, but for those of one tensor."""
     method, steering = steered(recipe)

@@ -79,11 +79,7 @@ def check(config: Config) -> None:
 
 
 def _check_memory(config: Config, method: Method) -> None:
-    if config.downlink.memory and config.downlink.dtype != "grid":
-        raise ConfigError(
-            f"downlink.memory=true: is of the grid, and downlink.dtype={config.downlink.dtype}; say downlink.dtype=grid"
-        )
-    if config.downlink.memory and type(method.selection) is not Selection:
+    if config.downlink.remembers and type(method.selection) is not Selection:
         raise ConfigError(
             f"downlink.memory=true: strategy={method.name} sends each client other weights; say downlink.memory=false"
         )
@@ -141,7 +137,7 @@ def build_run_method(config: Config) -> Method:
             f"uplink.bits={bits:g}: {method.name} has no noise whose scale could be set; say uplink.bits=null"
         )
     if bits is not None and config.uplink.coder == "packed":
-        raise ConfigError(f"uplink.bits={bits:g}: uplink.coder=packed is a bit per weight; say uplink.coder=auto")
+        raise ConfigError(f"uplink.bits={bits:g}: uplink.coder=packed is a bit per weight; say uplink.bits=null")
     return method
 
 

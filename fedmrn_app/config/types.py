@@ -31,7 +31,12 @@ class DownlinkConfig:
 
     dtype: DownlinkDtype
     step: Positive = GRID_STEP  # of a grid, in root mean squares of a tensor's first weights
-    memory: bool = False  # whether clients keep a grid, and are sent what has changed since
+    memory: bool = False  # of a grid: whether clients keep it, and are sent what has changed since
+
+    @property
+    def remembers(self) -> bool:
+        """Whether there is a grid that clients keep."""
+        return self.memory and self.dtype == "grid"
 
 
 @dataclass(frozen=True)

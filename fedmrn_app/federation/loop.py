@@ -30,7 +30,7 @@ def run_rounds(
     model, agreement = worker.model()
     state = agreement.begin(model.state()[1])
     samples = {client: worker.sample_count(client) for client in range(config.clients)}
-    versions = Versions(agreement.grid_rule(None).sizes) if config.downlink.memory else None
+    versions = Versions(agreement.grid_rule(None).sizes) if config.downlink.remembers else None
     kept: dict[int, Kept] = {}
     for number in range(1, config.rounds + 1):
         opened = open_round(agreement, state, number, samples, config.clients_per_round, versions)

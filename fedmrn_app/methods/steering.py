@@ -24,8 +24,7 @@ from fedmrn_app.noise import MAX_ALPHA, MIN_ALPHA
 
 LEAST_RATIO, MOST_RATIO = 1e-3, 0.6  # an aim beyond these gains nothing: masks of 0.013 and of 0.89 bits
 GROWTH, SHRINKAGE = 2.5, 8.0  # of the scale in a round, at most; updates shrink quickly at first
-GAIN, SURPRISE = 0.8, 0.5  # how much of a round's logarithm of the size is believed; all of what is further away
-FIRST_TREND, TREND_GAIN, MOST_TREND = -0.05, 0.2, 0.2  # of the change from round to round
+GAIN, MOST = 0.5, 0.2  # how much of a change of the size is taken for a trend, and the largest trend
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Steering:
 
     def first(self) -> Float32Array:
         """The state before the first round."""
-        return np.array([self.alpha, np.nan, FIRST_TREND], np.float32)
+        return np.array([self.alpha, np.nan, 0], np.float32)
 
     def next(self, state: Float32Array, spent: float, left: float) -> Float32Array:
         """The state of the next round.
@@ -58,16 +57,12 @@ class Steering:
         ratios, bits = _curve()
         scale, size, trend = map(float, state)
         seen = float(np.log(np.interp(spent, bits, ratios) * scale))
-        if np.isnan(size):
-            size = seen
-        else:
-            beside = seen - size - trend
-            size += trend + beside * (GAIN + (1 - GAIN) * min(1.0, abs(beside) / SURPRISE))
-            trend = float(np.clip(trend + TREND_GAIN * beside, -MOST_TREND, MOST_TREND))
+        if not np.isnan(size):
+            trend = float(np.clip(trend + GAIN * (seen - size - trend), -MOST, MOST))
         aim = np.clip(np.interp(left, bits, ratios), LEAST_RATIO, MOST_RATIO)
-        following = np.clip(np.exp(size + trend) / aim, scale / SHRINKAGE, scale * GROWTH)
+        following = np.clip(np.exp(seen + trend) / aim, scale / SHRINKAGE, scale * GROWTH)
         within = np.clip(following, 2 * MIN_ALPHA, MAX_ALPHA / 2)  # in float32 too
-        return np.array([within, size, trend], np.float32)
+        return np.array([within, seen, trend], np.float32)
 
 
 @cache

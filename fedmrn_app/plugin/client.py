@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import RunError
@@ -82,7 +82,7 @@ def round_of(message: Message) -> ClientRound:
     return found
 
 
-def compress_uplink(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+def compress_uplink(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
     """Flower mod: send what the app trained as a short payload, in the way that `Compressed` on the server asks for.
 
     Nothing else in the app changes::

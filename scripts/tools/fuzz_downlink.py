@@ -67,7 +67,7 @@ def _make_order(name: str, overrides: tuple[str, ...]) -> OrderSample:
     worker = Worker(load_config((*overrides, "local.epochs=1")))
     model, agreement = worker.model()
     state, kept = GlobalState(agreement.first, model.state()[1]), None
-    versions = Versions(agreement.grid_rule(None).sizes) if worker.config.downlink.memory else None
+    versions = Versions(agreement.grid_rule(None).sizes) if worker.config.downlink.remembers else None
     for number in (1, 2):
         opened = open_round(agreement, state, number, {0: worker.sample_count(0)}, 1, versions)
         reply = worker.train(opened.order(0), kept)
