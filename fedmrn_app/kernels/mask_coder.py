@@ -22,12 +22,12 @@ def lanes_of(count: int) -> int:
     return _WIDEST if count >= 1 << 17 else 1
 
 
-def count_runs(evidence: Evidence) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def count_runs(evidence: Evidence, bits: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """As the plain one."""
     runs = len(evidence.size)
     counts, effects = np.empty(runs, np.int64), np.empty(runs, np.int64)
     sign = evidence.size if evidence.sign is None else evidence.sign
-    _count_runs()(evidence.size, sign, evidence.sign is not None, evidence.bits, evidence.first, counts, effects)
+    _count_runs()(evidence.size, sign, evidence.sign is not None, bits, counts, effects)
     return counts, effects
 
 
@@ -36,12 +36,11 @@ def find_shares(
 ) -> NDArray[np.uint16]:
     """As the plain one."""
     size = evidence.size
-    shares = np.empty(len(size) * (evidence.last - evidence.first), np.uint16)
+    shares = np.empty(size.size, np.uint16)
     sign = size if evidence.sign is None else evidence.sign
     trend = size if evidence.trend is None else evidence.trend
     known = (evidence.sign is not None, evidence.trend is not None)
-    place = (evidence.first, evidence.last)
-    _find_shares()(size, sign, trend, *known, *place, c, bend, push, density, shares)
+    _find_shares()(size, sign, trend, *known, c, bend, push, density, shares)
     return shares
 
 
@@ -84,10 +83,10 @@ _TOTALS = types.Array(types.int64, 1, "C")
 def _count_runs() -> Callable[..., Any]:
     grain = np.float32(GRAIN)
 
-    def count(size: Any, sign: Any, signed: Any, bits: Any, first: Any, counts: Any, effects: Any) -> None:
+    def count(size: Any, sign: Any, signed: Any, bits: Any, counts: Any, effects: Any) -> None:
         for run in range(size.shape[0]):
             total, effect = np.int64(0), np.int64(0)
-            for i in range(first):
+            for i in range(size.shape[1]):
                 bit = np.int32(bits[run, i])
                 moved = np.int32(size[run, i] * grain) * bit
                 effect += moved * np.int32(sign[run, i]) if signed else moved
@@ -96,7 +95,7 @@ def _count_runs() -> Callable[..., Any]:
             effects[run] = effect
 
     bits = types.Array(types.uint8, 2, "C")
-    return compile_loop(types.void(_MATRIX, _MATRIX, types.boolean, bits, types.int64, _TOTALS, _TOTALS), count)
+    return compile_loop(types.void(_MATRIX, _MATRIX, types.boolean, bits, _TOTALS, _TOTALS), count)
 
 
 @cache
@@ -104,10 +103,10 @@ def _find_shares() -> Callable[..., Any]:
     one, half, zero, most = np.float32(1), np.float32(0.5), np.float32(0), np.float32(STEPS - 1)
 
     def find(
-        size: Any, sign: Any, trend: Any, signed: Any, trending: Any, first: Any, last: Any, c: Any, bend: Any,
-        push: Any, density: Any, shares: Any,
+        size: Any, sign: Any, trend: Any, signed: Any, trending: Any, c: Any, bend: Any, push: Any, density: Any,
+        shares: Any,
     ) -> None:  # fmt: skip
-        width = last - first
+        width = size.shape[1]
         c0 = c[0] + half
         bend1 = one + bend
         c1, c2, c3, c4, c5, c6, c7, c8 = c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8]
@@ -115,7 +114,7 @@ def _find_shares() -> Callable[..., Any]:
             pushed, dense = push[run], density[run]
             dense7, dense8 = dense * c7, dense * c8
             out = shares[run * width : (run + 1) * width]
-            sizes, signs, trends = size[run, first:last], sign[run, first:last], trend[run, first:last]
+            sizes, signs, trends = size[run], sign[run], trend[run]
             for i in range(width):
                 a = sizes[i] * bend1 / (sizes[i] * bend + one)
                 t = trends[i] if trending else zero
@@ -126,8 +125,8 @@ def _find_shares() -> Callable[..., Any]:
                 p = p if p < most else most
                 out[i] = np.uint16(np.int32(p))
 
-    flag, place, number = types.boolean, types.int64, types.float32
-    signature = types.void(_MATRIX, _MATRIX, _MATRIX, flag, flag, place, place, FLOATS, number, FLOATS, FLOATS, _SHARES)
+    flag, number = types.boolean, types.float32
+    signature = types.void(_MATRIX, _MATRIX, _MATRIX, flag, flag, FLOATS, number, FLOATS, FLOATS, _SHARES)
     return compile_loop(signature, find)
 
 

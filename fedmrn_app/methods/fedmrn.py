@@ -17,31 +17,31 @@ Binary masks (FedMRN) keep or drop the noise, signed ones (FedMRNS) keep or nega
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal, get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.kernels.masked_step import masked_step
 from fedmrn_app.kernels.masking import MaskKind, Vectors, mask_probability
-from fedmrn_app.kernels.thresholds import measure, uniforms
+from fedmrn_app.kernels.thresholds import uniforms
 from fedmrn_app.kernels.words import known_key, step_key
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel, to_tensor
 from fedmrn_app.methods.known import Known
+from fedmrn_app.methods.masked_noise import MaskedNoise, NoiseBlocks, NoiseRows, ThresholdSide, UniformNoise, WholeNoise
 from fedmrn_app.methods.method import Codec, LocalRound, LocalTraining, Method, Recipe, RunOptions, Trained
 from fedmrn_app.methods.steering import Steering
 from fedmrn_app.noise import Noise
-from fedmrn_app.wire.bits import packed_size, unpack_bits
+from fedmrn_app.wire.bits import packed_bits, packed_size
 from fedmrn_app.wire.body import CODED, Body, Coder
-from fedmrn_app.wire.mask_model import SideInformation
-from fedmrn_app.wire.masks import pack_mask, unpack_mask
+from fedmrn_app.wire.mask_model import Side, SideInformation
+from fedmrn_app.wire.masks import pack_mask, set_shares, unpack_mask
 
 # How masks are learned (sections 5.3, 5.4): stochastic (SM) or deterministic masking (DM), progressive (PM) or not.
 Masking = Literal[
@@ -51,7 +51,6 @@ Masking = Literal[
     "dm",  # without both
     "post_sm",  # "FedAvg w. SM": plain local SGD, then one SM draw
 ]
-Bits = NDArray[np.bool_]
 MASKINGS: tuple[Masking, ...] = get_args(Masking)
 
 
@@ -102,59 +101,56 @@ class NoiseMask(Codec):
 
     def decode(self, body: Body, known: Known, seed: int) -> Float32Array:
         """Return `G(seed) * m`."""
-        update = np.empty(known.count, np.float32)
-        bits, _, pieces = self._read(body, known, seed)
-        for part, masked in self._masked(bits, pieces):
-            update[part] = masked
+        update = np.full(known.count, -0.0, np.float32)  # to which zeros of either sign can be added
+        self.read(body, known, seed).add_to(update, np.float32(1))
         return update
 
-    def add(self, body: Body, known: Known, seed: int, share: np.float32, total: Float32Array) -> Float32Array | None:
-        """Add `share * G(seed) * m`; where the scale is steered, return the share of set bits of each tensor, (T,)."""
-        bits, flipped, pieces = self._read(body, known, seed)
-        for part, masked in self._masked(bits, pieces):
-            masked *= share
-            total[part] += masked
-        if known.scales is None:
-            return None
-        coded = bits if flipped is None else bits ^ flipped
-        return np.array([np.count_nonzero(part) / max(1, part.size) for part in known.layout.split(coded)], np.float32)
-
-    def _read(
-        self, body: Body, known: Known, seed: int
-    ) -> tuple[Bits, Bits | None, Iterable[tuple[int, Float32Array]]]:
-        """Return the checked mask, which of its bits are turned round when coded, and the noise in pieces."""
+    def read(self, body: Body, known: Known, seed: int) -> MaskedNoise:
+        """Return the mask; where the scale is steered, it tells the share of set bits of each tensor, (T,)."""
         if body.form != CODED and known.scales is None:
             body.must_be_plain()
-            return unpack_bits(body.data, known.count).view(np.bool_), None, self.noise.blocks(seed, known.count)
-        noise = known.new_noise(self.noise, seed)  # the side information takes the whole of it
-        side = self.side(noise, known, seed)
-        return unpack_mask(body, known.count, lambda: side), side.flipped, [(0, noise)]
+            uniform = self.noise.distribution == "uniform"
+            plain = self._uniform(known, seed) if uniform else NoiseBlocks(self.noise, seed)
+            return MaskedNoise(packed_bits(body.data, known.count), plain, self.kind.signed)
+        if self._makes_rows:
+            noise: NoiseRows = self._uniform(known, seed)
+            side: Side = self._thresholds(noise, known, seed)
+        else:
+            vector = known.new_noise(self.noise, seed)
+            noise, side = WholeNoise(vector), self.side(vector, known, seed)
+        mask = unpack_mask(body, known.count, lambda: side)
+        told = None if known.scales is None else set_shares(mask, side)
+        return MaskedNoise(np.packbits(mask, bitorder="little"), noise, self.kind.signed, told)
 
-    def _masked(self, bits: Bits, pieces: Iterable[tuple[int, Float32Array]]) -> Iterator[tuple[slice, Float32Array]]:
-        """Yield `G(seed) * m` piece by piece, in the memory of the pieces."""
-        for start, noise in pieces:
-            part = slice(start, start + noise.size)
-            kept = bits[part].view(np.int8)
-            noise *= 2 * kept - 1 if self.kind.signed else kept
-            yield part, noise
+    @property
+    def reading_copies(self) -> float | None:
+        """A byte per weight, and the bits of those that wait; where noise is kept whole, one reads at a time."""
+        return 0.5 if self._makes_rows else None
 
-    def side(self, n: Float32Array, known: Known, seed: int) -> SideInformation:
-        """A bit, turned round where the threshold is against the noise, is set if `u` is beyond the threshold.
+    @property
+    def _makes_rows(self) -> bool:
+        return self.noise.distribution == "uniform" and not self.kind.deterministic
 
-        That is rare where the threshold is large, and where the weight has gone the other way so far. Masks that are
-        not drawn have no threshold: there it is the noise.
-        """
-        scales = [np.float32(1 / (self.noise.largest * alpha)) for alpha in known.alphas(self.noise)]
+    def _uniform(self, known: Known, seed: int) -> UniformNoise:
+        return UniformNoise(known.layout, seed, known.alphas(self.noise))
+
+    def side(self, n: Float32Array, known: Known, seed: int) -> Side:
+        """What masks are coded by, from the noise `n` (d,): thresholds, or the noise where masks are not drawn."""
         if not self.kind.deterministic:
-            parts = list(zip(known.layout.slices, scales, strict=True))
-            found = measure(n, known_key(seed), parts, self.kind.signed, known.trend)
-            return SideInformation(known.layout, found.size, found.sign, found.trend, found.flipped)
+            return self._thresholds(WholeNoise(n), known, seed)
         sign = np.copysign(np.float32(1), n)
         size = np.abs(n)
-        for part, scale in zip(known.layout.slices, scales, strict=True):
+        for part, scale in zip(known.layout.slices, self._scales(known), strict=True):
             size[part] *= scale
         np.minimum(size, np.float32(1), out=size)
         return SideInformation(known.layout, size, sign, known.trend * sign)
+
+    def _thresholds(self, noise: NoiseRows, known: Known, seed: int) -> ThresholdSide:
+        scales = self._scales(known)
+        return ThresholdSide(known.layout, noise, known_key(seed), scales, self.kind.signed, known.trend)
+
+    def _scales(self, known: Known) -> list[np.float32]:
+        return [np.float32(1 / (self.noise.largest * alpha)) for alpha in known.alphas(self.noise)]
 
     def max_bytes(self, layout: Layout) -> int:
         """One bit per weight."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,8 @@ class Known:
     held: NDArray[np.bool_] | None = None
     scales: Float32Array | None = None
     _noise: dict[tuple[Noise, int], Float32Array] = field(default_factory=dict, repr=False, compare=False)
+    _trend: list[Float32Array] = field(default_factory=list, init=False, repr=False, compare=False)
+    _lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
 
     @property
     def count(self) -> int:
@@ -78,10 +80,13 @@ class Known:
             raise PayloadError("the server sent noise scales that are out of range")
         return replace(self, scales=scales)
 
-    @cached_property
+    @property
     def trend(self) -> Float32Array:
-        """Where each weight has moved so far, float32 (d,) in [-1, 1]."""
-        return softsign(self.vector - self.first, self.layout)
+        """Where each weight has moved so far, float32 (d,) in [-1, 1]; found once, whichever thread asks first."""
+        with self._lock:
+            if not self._trend:
+                self._trend.append(softsign(self.vector - self.first, self.layout))
+            return self._trend[0]
 
     def motion(self) -> SideInformation:
         """How much each weight has moved so far, which hints at how much it will move."""

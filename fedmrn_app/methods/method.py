@@ -18,14 +18,13 @@ from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.batches import Batches
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.sgd import Precision, local_sgd
+from fedmrn_app.methods.decoded import Decoded, DecodedVector
 from fedmrn_app.methods.known import Known
 from fedmrn_app.methods.steering import Steering
 from fedmrn_app.noise import Noise
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.wire.body import Body, Coder
 from fedmrn_app.wire.downlink import DownlinkDtype, Packing
-
-_BLOCK = 1 << 15  # elements that are added at a time, so that temporaries stay in cache
 
 
 class Selection:
@@ -126,20 +125,31 @@ class Codec(ABC):
             PayloadError: the body is not one that `encode` writes for such a model.
         """
 
+    def read(self, body: Body, known: Known, seed: int) -> Decoded:
+        """Check and decode a body, to be added later; by default what `decode` returns.
+
+        Raises:
+            PayloadError: as `decode`.
+        """
+        return DecodedVector(self.decode(body, known, seed))
+
+    @property
+    def reading_copies(self) -> float | None:
+        """Memory that `read` takes, in float32 copies of the model, if several threads may read at once; else None."""
+        return None
+
     def add(self, body: Body, known: Known, seed: int, share: np.float32, total: Float32Array) -> Float32Array | None:
         """Add `share` times what a body stands for to `total`, float32 (d,), in place.
 
         Returns:
-            What a method whose noise is steered tells from each tensor, see `methods/steering.py`; else None.
+            What was told, see `Decoded`.
 
         Raises:
             PayloadError: as `decode`; `total` is as it was then.
         """
-        contribution = self.decode(body, known, seed)
-        for start in range(0, total.size, _BLOCK):
-            part = slice(start, start + _BLOCK)
-            total[part] += share * contribution[part]
-        return None
+        decoded = self.read(body, known, seed)
+        decoded.add_to(total, share)
+        return decoded.told
 
     @abstractmethod
     def max_bytes(self, layout: Layout) -> int:
