@@ -1,13 +1,12 @@
 """Many replies on several threads: the sums of one thread, whatever goes wrong with some of them."""
 
-import os
 from functools import partial
 
 import numpy as np
 import pytest
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.federation.aggregation import MOST_COPIES, thread_count
+from fedmrn_app.federation.aggregation import MOST_COPIES, cores, thread_count
 from fedmrn_app.federation.agreement import Agreement, GlobalState
 from fedmrn_app.federation.server import OpenRound, close_round
 from fedmrn_app.federation.upload import Update, write_upload
@@ -76,12 +75,11 @@ def test_mask_that_reads_wrongly_leaves_the_others_alone() -> None:
 
 
 def test_threads_are_the_cores_that_memory_allows() -> None:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = partial(thread_count, elements=1 << 40)
     for name in METHODS:
         codec = make_method(name).codec
         copies = codec.reading_copies
-        assert count(codec) == (1 if copies is None else min(cores, int(MOST_COPIES / copies)))
+        assert count(codec) == (1 if copies is None else min(cores(), int(MOST_COPIES / copies)))
     assert thread_count(make_method("fedmrn").codec, 1000) == 1
     assert count(make_method("fedmrn", masking="dm").codec) == 1
     assert count(make_method("fedmrn", noise=Noise("gaussian")).codec) == 1

@@ -32,9 +32,13 @@ def thread_count(codec: Codec, elements: int) -> int:
     """
     if codec.reading_copies is None:
         return 1
+    return max(1, min(cores(), int(MOST_COPIES / codec.reading_copies), elements // _WORTH))
+
+
+def cores() -> int:
+    """How many cores this process may use."""
     process = psutil.Process()
-    cores = len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else os.cpu_count() or 1
-    return max(1, min(cores, int(MOST_COPIES / codec.reading_copies), elements // _WORTH))
+    return len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else os.cpu_count() or 1
 
 
 class Threads:

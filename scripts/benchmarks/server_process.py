@@ -4,9 +4,9 @@ Usage: python -m scripts.benchmarks.server_process WEIGHTS REPLIES packed|auto [
 
 All cores read replies if no number of threads is given. `cpu` are the seconds that all threads worked.
 
-Memory is what the process takes at most, from before the global model and the replies exist until the next global model
-is there and packed; the one that was sent stays until then, as Flower's loop keeps it. The time of copying the global
-vector, taken before and after, gives the scale.
+Memory is what the process takes at most while replies are read and the next global model is packed, beyond what it took
+before the global model and the replies existed; the model that was sent stays until then, as Flower's loop keeps it. The
+time of copying the global vector, taken before and after, gives the scale.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from functools import partial
 import numpy as np
 import torch
 
-from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.agreement import Agreement, GlobalState, Order
 from fedmrn_app.federation.server import OpenRound, close_round, open_round
 from fedmrn_app.federation.upload import Update, header_of, write_upload
@@ -54,24 +53,26 @@ def main() -> None:
 
 def aggregate(weights: int, replies: int, coder: Coder, threads: int | None) -> dict[str, float]:
     """One round whose replies are made up."""
-    close_round(*made_up_round(1 << 14, 2, coder), threads)  # compiles, or reads what has been compiled
+    opened, payloads = made_up_round(1 << 14, 2, coder)
+    close_round(opened, dict(payloads), threads)  # compiles, or reads what has been compiled
     memory = PeakMemory()
-    memory.start()
     opened, payloads = made_up_round(weights, replies, coder)
     vector = opened.agreement.first
     scale = copy_seconds(vector)
+    memory.start()
     start, worked = time.perf_counter(), time.process_time()
-    closed, report = close_round(opened, payloads, threads)
+    closed, report = close_round(opened, dict(payloads), threads)
     pack_state(closed)
     seconds, cpu = time.perf_counter() - start, time.process_time() - worked
     peak = memory.stop()
+    cpu -= memory.worked
     scale = (scale + copy_seconds(vector)) / 2
     assert len(report.losses) == replies, report.failures
-    size = sum(map(len, payloads.values())) / 2**20
+    size = sum(len(data) for data in payloads.values()) / 2**20
     return {"seconds": seconds, "cpu": cpu, "copies": seconds / replies / scale, "memory": peak, "payloads": size}
 
 
-def made_up_round(weights: int, replies: int, coder: Coder) -> tuple[OpenRound, dict[int, bytes | PayloadError]]:
+def made_up_round(weights: int, replies: int, coder: Coder) -> tuple[OpenRound, dict[int, bytes]]:
     """A round of rows of a thousand weights, and its replies."""
     method = build_method("fedmrn", {}, RunOptions(NOISE, coder=coder))
     vector = np.zeros(weights // 1000 * 1000, np.float32)
