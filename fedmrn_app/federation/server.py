@@ -89,6 +89,10 @@ class OpenRound:
     def _known(self) -> Known:
         return self.agreement.unpack(self._packed, None).with_scales(self._scales)
 
+    def forget(self) -> None:
+        """Give back the memory of what was worked out from what is known; it is found anew if asked for again."""
+        vars(self).pop("_known", None)
+
     @property
     def _scales(self) -> Float32Array | None:
         steering, state = self.agreement.method.steering, self.state.steering
@@ -180,6 +184,8 @@ def close_round(
                 report.note(client, upload.payload)
                 spent.append((upload.size, len(upload.payload.body), upload.decoded.told))
             pool.add(usable, total, dense_total)
+            usable.clear()
+    opened.forget()
     if samples == 0:
         reasons = "; ".join(f"client {client}: {reason}" for client, reason in report.failures.items())
         raise RunError(f"round {opened.number}: no usable reply ({reasons})")

@@ -61,7 +61,8 @@ def decode(shares: NDArray[np.uint16], states: States, words: Words, place: int,
 def compile_loop(signature: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile for one signature; what is compiled is kept on disk where there is a place for it.
 
-    Without fastmath nothing is reordered or fused, so the results are those of the plain operations.
+    What it calls must stand in its module: on disk it is found by its name and by what it closes over, and a compiled
+    function among that is another one in each process. Without fastmath nothing is reordered or fused, so the results are those of the plain operations.
     """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     try:
@@ -155,27 +156,28 @@ def _encode(lanes: int) -> Callable[..., Any]:
     return compile_loop(types.int64(_OCTETS, _SHARES, _STATES, _WORDS, types.int64), encode)
 
 
+@numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
+def _step(x: Any, share: Any, word: Any) -> Any:
+    """Return the bit, the next state, and whether the word has been used.
+
+    Both sides of each choice are worked out before it, so that no branch comes of it: branches would be mistaken.
+    """
+    share, word = np.uint32(share), np.uint32(word)
+    rest, ratio = np.uint32(x & np.uint32(STEPS - 1)), np.uint32(x >> np.uint32(12))
+    bit = rest < share
+    if_set = np.uint32(np.uint32(share * ratio) + rest)
+    if_not = np.uint32(x - np.uint32(share * np.uint32(ratio + np.uint32(1))))
+    x = if_set if bit else if_not
+    short = x < np.uint32(LOWEST)
+    longer = np.uint32(np.uint32(x << np.uint32(16)) | word)
+    x = longer if short else x
+    return bit, x, np.uint64(short)
+
+
 @cache
 def _decode(lanes: int) -> Callable[..., Any]:
-    u32, lowest = np.uint32, np.uint32(LOWEST)
+    u32 = np.uint32
     u64 = np.uint64  # of places and counts: signed ones would be looked at for counting from the end
-
-    @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
-    def step(x: Any, share: Any, word: Any) -> Any:
-        """Return the bit, the next state, and whether the word has been used.
-
-        Both sides of each choice are worked out before it, so that no branch comes of it: branches would be mistaken.
-        """
-        share, word = u32(share), u32(word)
-        rest, ratio = u32(x & u32(STEPS - 1)), u32(x >> u32(12))
-        bit = rest < share
-        if_set = u32(u32(share * ratio) + rest)
-        if_not = u32(x - u32(share * u32(ratio + u32(1))))
-        x = if_set if bit else if_not
-        short = x < lowest
-        longer = u32(u32(x << u32(16)) | word)
-        x = longer if short else x
-        return bit, x, u64(short)
 
     def decode(shares: Any, states: Any, words: Any, place: Any, out: Any) -> Any:
         i, size, count, width = u64(0), u64(words.size), u64(out.size), u64(lanes)
@@ -185,31 +187,31 @@ def _decode(lanes: int) -> Callable[..., Any]:
                 states[0], states[1], states[2], states[3], states[4], states[5], states[6], states[7],
             )  # fmt: skip
             while i + u64(8) <= count and place + u64(8) <= size:  # no lane can run out of words
-                out[i], x0, used = step(x0, shares[i], words[place])
+                out[i], x0, used = _step(x0, shares[i], words[place])
                 place += used
-                out[i + u64(1)], x1, used = step(x1, shares[i + u64(1)], words[place])
+                out[i + u64(1)], x1, used = _step(x1, shares[i + u64(1)], words[place])
                 place += used
-                out[i + u64(2)], x2, used = step(x2, shares[i + u64(2)], words[place])
+                out[i + u64(2)], x2, used = _step(x2, shares[i + u64(2)], words[place])
                 place += used
-                out[i + u64(3)], x3, used = step(x3, shares[i + u64(3)], words[place])
+                out[i + u64(3)], x3, used = _step(x3, shares[i + u64(3)], words[place])
                 place += used
-                out[i + u64(4)], x4, used = step(x4, shares[i + u64(4)], words[place])
+                out[i + u64(4)], x4, used = _step(x4, shares[i + u64(4)], words[place])
                 place += used
-                out[i + u64(5)], x5, used = step(x5, shares[i + u64(5)], words[place])
+                out[i + u64(5)], x5, used = _step(x5, shares[i + u64(5)], words[place])
                 place += used
-                out[i + u64(6)], x6, used = step(x6, shares[i + u64(6)], words[place])
+                out[i + u64(6)], x6, used = _step(x6, shares[i + u64(6)], words[place])
                 place += used
-                out[i + u64(7)], x7, used = step(x7, shares[i + u64(7)], words[place])
+                out[i + u64(7)], x7, used = _step(x7, shares[i + u64(7)], words[place])
                 place += used
                 i += u64(8)
             states[0], states[1], states[2], states[3] = x0, x1, x2, x3
             states[4], states[5], states[6], states[7] = x4, x5, x6, x7
         while i < count and place < size:
-            out[i], states[i % width], used = step(states[i % width], shares[i], words[place])
+            out[i], states[i % width], used = _step(states[i % width], shares[i], words[place])
             place += used
             i += u64(1)
         while i < count:  # all words are read: what needs one more fails
-            out[i], states[i % width], missing = step(states[i % width], shares[i], u32(0))
+            out[i], states[i % width], missing = _step(states[i % width], shares[i], u32(0))
             if missing:
                 return np.int64(-1)
             i += u64(1)

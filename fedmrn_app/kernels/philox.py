@@ -22,9 +22,13 @@ from fedmrn_app.layout import Float32Array
 
 ELEMENTS = 8  # that one count of the generator gives
 _AT_ONCE = 1 << 12  # elements made at a time, so that temporaries stay in cache
-_MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
-_KEY_STEPS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
 _ROUNDS = 10
+
+# of compiled loops; what they call stands in the module, since they are kept on disk by what they close over
+_U32, _U64, _I32, _F32 = np.uint32, np.uint64, np.int32, np.float32
+_M0, _M1 = _U64(0xD2E7470EE14C6C93), _U64(0xCA5A826395121157)
+_STEP0, _STEP1 = _U64(0x9E3779B97F4A7C15), _U64(0xBB67AE8584CAA73B)
+_OFFSET = _I32(1 - (1 << 24))
 
 
 def fill_rows(seed: int, start: int, stride: int, scale: np.float32, out: Float32Array) -> None:
@@ -73,52 +77,32 @@ def _one_by_one(_typing: Any, _a: Any) -> Any:
     return types.uint64(types.uint64), generate
 
 
-@cache
-def _fill_words() -> Callable[..., Any]:
-    u32, u64 = np.uint32, np.uint64
-    m0, m1 = (u64(m) for m in _MULTIPLIERS)
-    step0, step1 = (u64(step) for step in _KEY_STEPS)
-    zero, one, half, eight = u64(0), u64(1), u64(32), u64(ELEMENTS)
-
-    @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
-    def fill(seed: Any, count: Any, words: Any) -> None:
-        """The words of 32 bits from a count of the generator on, which NumPy raises before it uses it."""
-        for i in range(words.size // ELEMENTS):
-            c0, c1, c2, c3 = _one_by_one(u64(u64(count) + u64(i) + one)), zero, zero, zero
-            key0, key1 = u64(seed), zero
-            for _ in range(_ROUNDS):
-                c0, c1, c2, c3 = (
-                    u64(_high(m1, c2) ^ c1 ^ key0), u64(m1 * c2), u64(_high(m0, c0) ^ c3 ^ key1), u64(m0 * c0),
-                )  # fmt: skip
-                key0, key1 = u64(key0 + step0), u64(key1 + step1)
-            at = u64(i) * eight
-            words[at], words[at + u64(1)] = u32(c0), u32(c0 >> half)
-            words[at + u64(2)], words[at + u64(3)] = u32(c1), u32(c1 >> half)
-            words[at + u64(4)], words[at + u64(5)] = u32(c2), u32(c2 >> half)
-            words[at + u64(6)], words[at + u64(7)] = u32(c3), u32(c3 >> half)
-
-    compiled: Callable[..., Any] = fill
-    return compiled
+@numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
+def _fill_words(seed: Any, count: Any, words: Any) -> None:
+    """The words of 32 bits from a count of the generator on, which NumPy raises before it uses it."""
+    for i in range(words.size // ELEMENTS):
+        c0, c1, c2, c3 = _one_by_one(_U64(_U64(count) + _U64(i) + _U64(1))), _U64(0), _U64(0), _U64(0)
+        key0, key1 = _U64(seed), _U64(0)
+        for _ in range(_ROUNDS):
+            c0, c1, c2, c3 = (
+                _U64(_high(_M1, c2) ^ c1 ^ key0), _U64(_M1 * c2), _U64(_high(_M0, c0) ^ c3 ^ key1), _U64(_M0 * c0),
+            )  # fmt: skip
+            key0, key1 = _U64(key0 + _STEP0), _U64(key1 + _STEP1)
+        at = _U64(i) * _U64(ELEMENTS)
+        words[at], words[at + _U64(1)] = _U32(c0), _U32(c0 >> _U64(32))
+        words[at + _U64(2)], words[at + _U64(3)] = _U32(c1), _U32(c1 >> _U64(32))
+        words[at + _U64(4)], words[at + _U64(5)] = _U32(c2), _U32(c2 >> _U64(32))
+        words[at + _U64(6)], words[at + _U64(7)] = _U32(c3), _U32(c3 >> _U64(32))
 
 
-@cache
-def _uniform() -> Callable[..., Any]:
-    u32, i32, f32 = np.uint32, np.int32, np.float32
-    offset = i32(1 - (1 << 24))
-
-    @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
-    def uniform(word: Any, step: Any) -> Any:
-        """As `_fill_uniform` in `noise.py`; `step` is the scale times 2^-24."""
-        return f32(i32(i32((word >> u32(8)) << u32(1)) + offset)) * step
-
-    compiled: Callable[..., Any] = uniform
-    return compiled
+@numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
+def _uniform(word: Any, step: Any) -> Any:
+    """As `_fill_uniform` in `noise.py`; `step` is the scale times 2^-24."""
+    return _F32(_I32(_I32((word >> _U32(8)) << _U32(1)) + _OFFSET)) * step
 
 
 @cache
 def _fill_rows() -> Callable[..., Any]:
-    fill_words, uniform = _fill_words(), _uniform()
-
     def fill(seed: Any, start: Any, stride: Any, step: Any, out: Any) -> None:
         rows, width = out.shape
         words = np.empty(_AT_ONCE, np.uint32)
@@ -130,10 +114,10 @@ def _fill_rows() -> Callable[..., Any]:
                 skipped = element % ELEMENTS
                 count = min(width - done, _AT_ONCE - skipped)
                 needed = (skipped + count + ELEMENTS - 1) // ELEMENTS * ELEMENTS
-                fill_words(seed, element // ELEMENTS, words[:needed])
+                _fill_words(seed, element // ELEMENTS, words[:needed])
                 some, piece = words[skipped : skipped + count], line[done : done + count]
                 for i in range(count):
-                    piece[i] = uniform(some[i], step)
+                    piece[i] = _uniform(some[i], step)
                 done += count
 
     rows = types.Array(types.float32, 2, "C")
@@ -142,8 +126,6 @@ def _fill_rows() -> Callable[..., Any]:
 
 @cache
 def _add_masked() -> Callable[..., Any]:
-    fill_words, uniform, f32 = _fill_words(), _uniform(), np.float32
-
     def add(seed: Any, first: Any, step: Any, factors: Any, share: Any, total: Any) -> None:
         words = np.empty(_AT_ONCE, np.uint32)
         done = 0
@@ -152,10 +134,10 @@ def _add_masked() -> Callable[..., Any]:
             skipped = element % ELEMENTS
             count = min(total.size - done, _AT_ONCE - skipped)
             needed = (skipped + count + ELEMENTS - 1) // ELEMENTS * ELEMENTS
-            fill_words(seed, element // ELEMENTS, words[:needed])
+            _fill_words(seed, element // ELEMENTS, words[:needed])
             some, factor, sums = words[skipped : skipped + count], factors[done : done + count], total[done:]
             for i in range(count):
-                sums[i] += uniform(some[i], step) * f32(factor[i]) * share
+                sums[i] += _uniform(some[i], step) * _F32(factor[i]) * share
             done += count
 
     factors = types.Array(types.int8, 1, "C", readonly=True)

@@ -27,6 +27,10 @@ def uniforms(key: int, count: int) -> Float32Array:
     return v
 
 
+_U32, _UNIT = np.uint32, np.float32(2.0**-24)
+_FIRST, _SECOND = (np.uint32(m) for m in words.MULTIPLIERS)
+
+
 @dataclass(frozen=True)
 class Rows:
     """Where rows of a vector start: the first one at `start`, the next `stride` elements on."""
@@ -75,36 +79,26 @@ def measure_plain(
     return Evidence(size, sign, trend[at] * sign, flipped)
 
 
-@cache
-def _uniform() -> Callable[..., Any]:
-    multiply_first, multiply_second = (np.uint32(m) for m in words.MULTIPLIERS)
-    u32, unit = np.uint32, np.float32(2.0**-24)
-
-    @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
-    def uniform(i: Any, low: Any, high: Any) -> Any:
-        x = u32(u32(i) + low)
-        x = u32((x ^ (x >> u32(16))) * multiply_first) ^ high
-        x = u32((x ^ (x >> u32(15))) * multiply_second)
-        return np.float32(np.int32((x ^ (x >> u32(16))) >> u32(8))) * unit
-
-    compiled: Callable[..., Any] = uniform
-    return compiled
+@numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
+def _uniform(i: Any, low: Any, high: Any) -> Any:
+    x = _U32(_U32(i) + low)
+    x = _U32((x ^ (x >> _U32(16))) * _FIRST) ^ high
+    x = _U32((x ^ (x >> _U32(15))) * _SECOND)
+    return np.float32(np.int32((x ^ (x >> _U32(16))) >> _U32(8))) * _UNIT
 
 
 @cache
 def _fill() -> Callable[..., Any]:
-    uniform = _uniform()
-
     def fill(low: Any, high: Any, v: Any) -> None:
         for i in range(v.size):
-            v[i] = uniform(i, low, high)
+            v[i] = _uniform(i, low, high)
 
     return compile_loop(types.void(types.uint32, types.uint32, FLOATS), fill)
 
 
 @cache
 def _measure(signed: bool) -> Callable[..., Any]:
-    uniform, one, zero = _uniform(), np.float32(1), np.float32(0)
+    one, zero = np.float32(1), np.float32(0)
 
     def measure(
         n: Any, low: Any, high: Any, stride: Any, scale: Any, trend: Any, size: Any, sign: Any, pull: Any, flipped: Any
@@ -114,7 +108,7 @@ def _measure(signed: bool) -> Callable[..., Any]:
             noise, trends = n[row], trend[row * stride : row * stride + n.shape[1]]
             sizes, signs, pulls = size[row], sign[row], pull[row]
             for i in range(noise.size):
-                v = uniform(i, first, high)
+                v = _uniform(i, first, high)
                 s = one if noise[i] > zero else -one
                 if signed:
                     v = v + v - one

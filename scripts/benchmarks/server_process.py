@@ -4,9 +4,9 @@ Usage: python -m scripts.benchmarks.server_process WEIGHTS REPLIES packed|auto [
 
 All cores read replies if no number of threads is given. `cpu` are the seconds that all threads worked.
 
-Memory is what the process takes at most while replies are read and the next global model is packed, beyond what it took
-before the global model and the replies existed; the model that was sent stays until then, as Flower's loop keeps it. The
-time of copying the global vector, taken before and after, gives the scale.
+Memory is what the process takes at most while replies are read and the next global model is packed, beyond what it
+took before the global model and the replies existed; the model that was sent stays until then, as Flower's loop keeps
+it. The time of copying the global vector, taken before and after, gives the scale.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
 
 def aggregate(weights: int, replies: int, coder: Coder, threads: int | None) -> dict[str, float]:
     """One round whose replies are made up."""
-    opened, payloads = made_up_round(1 << 14, 2, coder)
+    opened, payloads = made_up_round(1 << 18, 1, coder)
     close_round(opened, dict(payloads), threads)  # compiles, or reads what has been compiled
     memory = PeakMemory()
     opened, payloads = made_up_round(weights, replies, coder)
