@@ -62,7 +62,8 @@ def compile_loop(signature: Any, function: Callable[..., Any]) -> Callable[..., 
     """Compile for one signature; what is compiled is kept on disk where there is a place for it.
 
     What it calls must stand in its module: on disk it is found by its name and by what it closes over, and a compiled
-    function among that is another one in each process. Without fastmath nothing is reordered or fused, so the results are those of the plain operations.
+    function among that is another one in each process. Without fastmath nothing is reordered or fused, so the results
+    are those of the plain operations.
     """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     try:

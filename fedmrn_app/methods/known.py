@@ -13,6 +13,8 @@ from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.noise import MAX_ALPHA, MIN_ALPHA, Noise
 from fedmrn_app.wire.mask_model import SideInformation, stride
 
+_BLOCK = 1 << 15  # elements at a time, so that temporaries stay in cache
+
 
 @dataclass(frozen=True)
 class Known:
@@ -94,12 +96,15 @@ class Known:
 
 
 def softsign(x: Float32Array, layout: Layout) -> Float32Array:
-    """x / (|x| + s) in [-1, 1], s being three times the median |x| of some nonzero elements of each tensor."""
-    y = np.abs(x)
-    for part in layout.slices:
-        size = part.stop - part.start
-        sample = y[part.start : part.stop : stride(size, 4096)]
+    """x / (|x| + s) in [-1, 1], s being three times the median |x| of some nonzero elements of each tensor.
+
+    It takes the memory of `x`.
+    """
+    for tensor in layout.split(x):
+        sample = np.abs(tensor[:: stride(tensor.size, 4096)])
         sample = np.sort(sample[sample > 0])
-        y[part] += np.float32(3) * sample[sample.size // 2] if sample.size else np.float32(1)
-    np.divide(x, y, out=y)
-    return y
+        scale = np.float32(3) * sample[sample.size // 2] if sample.size else np.float32(1)
+        for start in range(0, tensor.size, _BLOCK):
+            part = tensor[start : start + _BLOCK]
+            part /= np.abs(part) + scale
+    return x
