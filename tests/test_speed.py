@@ -75,17 +75,17 @@ def test_a_mask_becomes_bytes_in_15_ns_per_weight() -> None:
 
 @pytest.mark.skipif(cores() < 2, reason="one core")
 def test_two_threads_aggregate_faster_than_one() -> None:
-    """By at least a third on a machine that others use too; by 1.7 on a quiet one."""
+    """By a third at least, the best time of each, on a machine that others use too."""
     opened, payloads = made_up_round(1_000_000, 32, "auto")
-    ratios: list[float] = []
-    while len(ratios) < 20 and max(ratios, default=0) < 1.34:
-        seconds = []
-        for threads in (1, 2):
+    best = {1: np.inf, 2: np.inf}
+    for _ in range(20):
+        for threads in best:
             start = time.perf_counter()
             close_round(opened, dict(payloads), threads)
-            seconds.append(time.perf_counter() - start)
-        ratios.append(seconds[0] / seconds[1])
-    assert max(ratios) >= 1.34
+            best[threads] = min(best[threads], time.perf_counter() - start)
+        if best[1] / best[2] >= 1.34:
+            break
+    assert best[1] / best[2] >= 1.34
 
 
 @pytest.mark.parametrize("name", METHODS)
