@@ -50,8 +50,13 @@ def generate_noise(seed: int, count: int, distribution: Distribution, alpha: flo
     return noise
 
 
-def noise_blocks(seed: int, count: int, distribution: Distribution, alpha: float) -> Iterator[tuple[int, Float32Array]]:
-    """Yield `generate_noise` piece by piece: (where it starts, the noise), one buffer for all pieces."""
+def noise_blocks(
+    seed: int, count: int, distribution: Distribution, alpha: float, first: int = 0
+) -> Iterator[tuple[int, Float32Array]]:
+    """Yield `generate_noise` piece by piece: (where it starts, the noise), one buffer for all pieces.
+
+    Element `first`, a multiple of 2^15, is where the first piece starts.
+    """
     if not 0 <= seed <= _U64:
         raise ValueError(f"seed {seed} is not an unsigned 64-bit integer")
     if count < 0:
@@ -64,9 +69,11 @@ def noise_blocks(seed: int, count: int, distribution: Distribution, alpha: float
     if distribution == "gaussian" and count >= COMPILED_FROM:
         from fedmrn_app.kernels.gaussian import fill_gaussian as fill
     scale = np.float32(alpha)
-    philox = np.random.Philox(key=seed)
-    buffer = np.empty(min(count, _BLOCK), np.float32)
-    for start in range(0, count, _BLOCK):
+    if first % _BLOCK:
+        raise ValueError(f"first {first} is not a multiple of {_BLOCK}")
+    philox = np.random.Philox(key=seed, counter=first // per_word // 4)  # each count gives four words
+    buffer = np.empty(max(0, min(count - first, _BLOCK)), np.float32)
+    for start in range(first, count, _BLOCK):
         block = buffer[: min(_BLOCK, count - start)]
         words = philox.random_raw(-(-block.size // per_word)).astype("<u8", copy=False)
         fill(words, scale, block)
@@ -111,6 +118,6 @@ class Noise:
         """Return float32 noise of shape (count,), never zero."""
         return generate_noise(seed, count, self.distribution, self.alpha)
 
-    def blocks(self, seed: int, count: int) -> Iterator[tuple[int, Float32Array]]:
-        """Yield the same noise piece by piece, each in the same memory as the one before: (where it starts, noise)."""
-        return noise_blocks(seed, count, self.distribution, self.alpha)
+    def blocks(self, seed: int, count: int, first: int = 0) -> Iterator[tuple[int, Float32Array]]:
+        """Yield the same noise from `first` on, piece by piece in the same memory; see `noise_blocks`."""
+        return noise_blocks(seed, count, self.distribution, self.alpha, first)

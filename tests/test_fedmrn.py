@@ -137,7 +137,7 @@ def test_server_decodes_exactly_the_masked_noise(name: str, distribution: Distri
     for server in (method.codec, auto.codec):
         assert np.array_equal(server.decode(other, new_known(), SEED), expected)
         total = np.zeros_like(n)
-        server.add(other, new_known(), SEED, np.float32(3), total)
+        server.read(other, new_known(), SEED).add_to(total, np.float32(3))
         assert np.array_equal(total, np.float32(3) * expected)
 
 

@@ -86,8 +86,8 @@ def test_compiled_shares_are_the_plain_ones(signed: bool, trending: bool, scale:
     sign = np.copysign(np.float32(1), random.normal(size=shape)).astype(np.float32)
     trend = random.uniform(-1, 1, shape).astype(np.float32)
     bits = random.integers(0, 2, shape, np.uint8)
-    evidence = Evidence(size, sign if signed else None, trend if trending else None, bits, 5, 43, 3)
-    for ours, plain in zip(mask_coder.count_runs(evidence), mask_coder_plain.count_runs(evidence), strict=True):
+    evidence = Evidence(size, sign if signed else None, trend if trending else None)
+    for ours, plain in zip(*(way.count_runs(evidence, bits) for way in (mask_coder, mask_coder_plain)), strict=True):
         assert np.array_equal(ours, plain)
     push, density = random.uniform(-1, 1, (2, 60)).astype(np.float32)
     for bend in (0.0, 0.7, 1000.0):

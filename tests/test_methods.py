@@ -101,7 +101,7 @@ def test_adding_is_decoding_times_a_share(name: str) -> None:
     case = trained(name)
     before = np.random.default_rng(3).standard_normal(case.upload.vector.size).astype(np.float32)
     total = before.copy()
-    case.method.codec.add(case.body, case.client.known, case.client.seed, np.float32(40), total)
+    case.method.codec.read(case.body, case.client.known, case.client.seed).add_to(total, np.float32(40))
     assert total.dtype == np.float32
     np.testing.assert_allclose(total, before + np.float32(40) * case.upload.vector, rtol=1e-6, atol=1e-6)
 
@@ -213,7 +213,7 @@ def test_hostile_bodies_are_refused_or_finite(name: str, data: st.DataObject) ->
         update = method.codec.decode(body, known, 1)
     except PayloadError:
         with pytest.raises(PayloadError):
-            method.codec.add(body, known, 1, np.float32(2), total)
+            method.codec.read(body, known, 1).add_to(total, np.float32(2))
         assert (total == 1).all()  # as it was
         return
     assert update.dtype == np.float32

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.federation.upload import Update, add_upload, header_of, read_upload, write_upload
+from fedmrn_app.federation.aggregation import Threads
+from fedmrn_app.federation.upload import Update, check_upload, header_of, read_upload, write_upload
 from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.dense import DENSE_BITS
 from fedmrn_app.wire.payload import encode_payload
@@ -42,7 +43,7 @@ def test_sums_are_those_of_what_is_read() -> None:
     data = encode_payload(made_up_payload(1, SEED))
     upload = read_upload(data, AGREEMENT, HEADER, KNOWN, STATE.dense)
     total, dense_total = np.ones(D, np.float32), np.ones(M, np.float32)
-    add_upload(data, AGREEMENT, HEADER, KNOWN, STATE.dense, total, dense_total)
+    Threads(1).add([check_upload(data, AGREEMENT, HEADER, KNOWN, STATE.dense)], total, dense_total)
     assert np.array_equal(total, 1 + np.float32(SAMPLES) * upload.vector)
     assert np.array_equal(dense_total, 1 + np.float32(SAMPLES) * upload.dense)
 
@@ -61,11 +62,8 @@ def test_sums_are_those_of_what_is_read() -> None:
     ],
     ids=["samples", "seed", "damaged", "dense", "body"],
 )
-def test_refused_upload_leaves_the_sums_as_they_were(data: bytes, reason: str) -> None:
+def test_upload_is_refused_before_it_meets_the_sums(data: bytes, reason: str) -> None:
     with pytest.raises(PayloadError, match=reason):
         read_upload(data, AGREEMENT, HEADER, KNOWN, STATE.dense)
-    total, dense_total = np.ones(D, np.float32), np.ones(M, np.float32)
     with pytest.raises(PayloadError, match=reason):
-        add_upload(data, AGREEMENT, HEADER, KNOWN, STATE.dense, total, dense_total)
-    assert (total == 1).all()
-    assert (dense_total == 1).all()
+        check_upload(data, AGREEMENT, HEADER, KNOWN, STATE.dense)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from fedmrn_app.kernels import thresholds
+from fedmrn_app.kernels.thresholds import Rows
 from fedmrn_app.kernels.words import known_key, random_words, step_key, uniforms, unit_floats
 
 KEY = 0xDEADBEEF12345678
@@ -37,11 +38,15 @@ def test_uniforms_are_those_of_the_random_words() -> None:
 
 
 @pytest.mark.parametrize("signed", [False, True])
-def test_compiled_thresholds_are_the_plain_ones(signed: bool) -> None:
+@pytest.mark.parametrize(("rows", "width"), [(Rows(7, 130), 31), (Rows(0, 1), 50_001), (Rows(100, 9), 9)])
+def test_compiled_thresholds_are_the_plain_ones(signed: bool, rows: Rows, width: int) -> None:
     random = np.random.default_rng(0)
-    n, trend = random.normal(size=(2, 50_001)).astype(np.float32)
-    ours, plain = (
-        way(n, KEY, np.float32(0.4), signed, trend) for way in (thresholds.measure, thresholds.measure_plain)
-    )
-    for name in ("size", "sign", "trend", "flipped"):
-        assert np.array_equal(getattr(ours, name), getattr(plain, name))
+    trend = random.normal(size=50_001).astype(np.float32)
+    count = 1 if width == trend.size else 300
+    n = random.normal(size=(count, width)).astype(np.float32)
+    for key in (KEY, 0x12345678FFFFFFF0):
+        ours, plain = (
+            way(n, rows, key, np.float32(0.4), signed, trend) for way in (thresholds.measure, thresholds.measure_plain)
+        )
+        for name in ("size", "sign", "trend", "flipped"):
+            assert np.array_equal(getattr(ours, name), getattr(plain, name))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError, RunError
+from fedmrn_app.federation.aggregation import Threads, thread_count
 from fedmrn_app.federation.agreement import Agreement, GlobalState, Order
-from fedmrn_app.federation.upload import add_upload, header_of
+from fedmrn_app.federation.upload import CheckedUpload, check_upload, header_of
 from fedmrn_app.federation.versions import Versions
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods.known import Known
@@ -131,6 +132,10 @@ class OpenRound:
         known = self._read_grid[0] if on_grid else self.agreement.unpack(self._packed, None)
         return known.with_scale(self._scale)
 
+    def forget(self) -> None:
+        """Give back the memory of what was worked out from what is known; it is found anew if asked for again."""
+        vars(self).pop("_known", None)
+
     @property
     def _scale(self) -> float | None:
         return None if self.state.steering is None else float(self.state.steering[0])
@@ -191,15 +196,19 @@ class RoundReport:
         self.compress_seconds[client] = payload.compress_seconds
 
 
-def close_round(opened: OpenRound, replies: Mapping[int, bytes | PayloadError]) -> tuple[GlobalState, RoundReport]:
+def close_round(
+    opened: OpenRound, replies: Mapping[int, bytes | PayloadError], threads: int | None = None
+) -> tuple[GlobalState, RoundReport]:
     """Combine the global vector with the weighted mean of all usable replies; average the dense parts.
 
     Args:
         opened: the round.
         replies: for each client its payload, or why there is none; who is missing did not reply in time.
+        threads: that read and add replies; None for as many as cores and memory allow.
 
     Returns:
-        The next global model, the same for the same replies in whatever order, and what happened.
+        The next global model, the same for the same replies in whatever order and by however many threads, and what
+        happened.
 
     Raises:
         RunError: no reply is usable, or the new global model is not finite.
@@ -211,22 +220,25 @@ def close_round(opened: OpenRound, replies: Mapping[int, bytes | PayloadError]) 
     # samples of the clients that hold a weight
     holders = np.zeros_like(state.vector) if server.averages_holders else None
     samples, spent = 0, []
-    for client in opened.clients:
-        known = opened.known(client)
-        header = opened.header(client, known)
-        try:
-            data = replies.get(client, PayloadError("no reply within round_timeout"))
-            if isinstance(data, PayloadError):
-                raise data
-            payload = add_upload(data, opened.agreement, header, known, opened.dense, total, dense_total)
-        except PayloadError as error:
-            report.failures[client] = str(error)
-            continue
-        samples += header.samples
-        if holders is not None:
-            holders[known.held_weights()] += np.float32(header.samples)
-        report.note(client, payload)
-        spent.append((len(data), len(payload.body)))
+    if threads is None:
+        threads = thread_count(opened.agreement.method.codec, state.vector.size * len(replies))
+    with Threads(threads) as pool:
+        for clients in pool.batches(list(opened.clients)):
+            usable = []
+            for client, upload in zip(clients, pool.map(partial(_check, opened, replies), clients), strict=True):
+                if isinstance(upload, PayloadError):
+                    report.failures[client] = str(upload)
+                    continue
+                usable.append(upload)
+                samples += opened.clients[client]
+                if holders is not None:
+                    held = opened.held(client)
+                    holders[slice(None) if held is None else held] += upload.share
+                report.note(client, upload.payload)
+                spent.append((upload.size, len(upload.payload.body)))
+            pool.add(usable, total, dense_total)
+            usable.clear()
+    opened.forget()
     if samples == 0:
         reasons = "; ".join(f"client {client}: {reason}" for client, reason in report.failures.items())
         raise RunError(f"round {opened.number}: no usable reply ({reasons})")
@@ -238,6 +250,18 @@ def close_round(opened: OpenRound, replies: Mapping[int, bytes | PayloadError]) 
     if not (np.isfinite(vector).all() and np.isfinite(dense).all()):
         raise RunError(f"round {opened.number}: the global model is no longer finite; take a smaller local.lr")
     return GlobalState(vector, dense, _steer(opened, spent)), report
+
+
+def _check(opened: OpenRound, replies: Mapping[int, bytes | PayloadError], client: int) -> CheckedUpload | PayloadError:
+    """A client's checked upload, or why there is none."""
+    known = opened.known(client)
+    data = replies.get(client, PayloadError("no reply within round_timeout"))
+    if isinstance(data, PayloadError):
+        return data
+    try:
+        return check_upload(data, opened.agreement, opened.header(client, known), known, opened.dense)
+    except PayloadError as error:
+        return error
 
 
 def _steer(opened: OpenRound, spent: Sequence[tuple[int, int]]) -> Float32Array | None:

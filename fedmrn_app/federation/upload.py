@@ -8,6 +8,7 @@ import numpy as np
 
 from fedmrn_app.federation.agreement import Agreement
 from fedmrn_app.layout import Float32Array
+from fedmrn_app.methods.decoded import Decoded
 from fedmrn_app.methods.known import Known
 from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.dense import pack_dense, unpack_dense
@@ -32,6 +33,21 @@ class Upload:
     payload: Payload
     vector: Float32Array
     dense: Float32Array
+
+
+@dataclass(frozen=True)
+class CheckedUpload:
+    """A checked upload of `size` bytes that is to be added to a sum: its decoded body, and its dense part (m,)."""
+
+    size: int
+    payload: Payload
+    decoded: Decoded
+    dense: Float32Array
+
+    @property
+    def share(self) -> np.float32:
+        """What it is multiplied by in the sum: its samples."""
+        return np.float32(self.payload.header.samples)
 
 
 def header_of(agreement: Agreement, seed: int, samples: int, weights: int) -> Header:
@@ -64,25 +80,14 @@ def read_upload(data: bytes, agreement: Agreement, header: Header, known: Known,
     return Upload(payload, agreement.method.codec.decode(payload.body, known, header.seed), values)
 
 
-def add_upload(
-    data: bytes,
-    agreement: Agreement,
-    header: Header,
-    known: Known,
-    dense: Float32Array,
-    total: Float32Array,
-    dense_total: Float32Array,
-) -> Payload:
-    """Check and read as `read_upload`, and add what it holds, times the samples, to two sums in place.
+def check_upload(data: bytes, agreement: Agreement, header: Header, known: Known, dense: Float32Array) -> CheckedUpload:
+    """As `read_upload`, for a sum.
 
     Raises:
-        PayloadError: as `read_upload`; the sums are as they were then.
+        PayloadError: as `read_upload`.
     """
     payload, values = _open(data, agreement, header, dense)
-    with np.errstate(over="ignore"):  # whoever uses the sums checks them
-        agreement.method.codec.add(payload.body, known, header.seed, np.float32(header.samples), total)
-        dense_total += np.float32(header.samples) * values
-    return payload
+    return CheckedUpload(len(data), payload, agreement.method.codec.read(payload.body, known, header.seed), values)
 
 
 def _open(data: bytes, agreement: Agreement, header: Header, dense: Float32Array) -> tuple[Payload, Float32Array]:

@@ -22,12 +22,12 @@ def lanes_of(count: int) -> int:
     return _WIDEST if count >= 1 << 17 else 1
 
 
-def count_runs(evidence: Evidence) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def count_runs(evidence: Evidence, bits: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """As the plain one."""
     runs = len(evidence.size)
     counts, effects = np.empty(runs, np.int64), np.empty(runs, np.int64)
     sign = evidence.size if evidence.sign is None else evidence.sign
-    _count_runs()(evidence.size, sign, evidence.sign is not None, evidence.bits, evidence.first, counts, effects)
+    _count_runs()(evidence.size, sign, evidence.sign is not None, bits, counts, effects)
     return counts, effects
 
 
@@ -36,12 +36,11 @@ def find_shares(
 ) -> NDArray[np.uint16]:
     """As the plain one."""
     size = evidence.size
-    shares = np.empty(len(size) * (evidence.last - evidence.first), np.uint16)
+    shares = np.empty(size.size, np.uint16)
     sign = size if evidence.sign is None else evidence.sign
     trend = size if evidence.trend is None else evidence.trend
     known = (evidence.sign is not None, evidence.trend is not None)
-    place = (evidence.first, evidence.last)
-    _find_shares()(size, sign, trend, *known, *place, c, bend, push, density, shares)
+    _find_shares()(size, sign, trend, *known, c, bend, push, density, shares)
     return shares
 
 
@@ -62,7 +61,9 @@ def decode(shares: NDArray[np.uint16], states: States, words: Words, place: int,
 def compile_loop(signature: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile for one signature; what is compiled is kept on disk where there is a place for it.
 
-    Without fastmath nothing is reordered or fused, so the results are those of the plain operations.
+    What it calls must stand in its module: on disk it is found by its name and by what it closes over, and a compiled
+    function among that is another one in each process. Without fastmath nothing is reordered or fused, so the results
+    are those of the plain operations.
     """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     try:
@@ -84,10 +85,10 @@ _TOTALS = types.Array(types.int64, 1, "C")
 def _count_runs() -> Callable[..., Any]:
     grain = np.float32(GRAIN)
 
-    def count(size: Any, sign: Any, signed: Any, bits: Any, first: Any, counts: Any, effects: Any) -> None:
+    def count(size: Any, sign: Any, signed: Any, bits: Any, counts: Any, effects: Any) -> None:
         for run in range(size.shape[0]):
             total, effect = np.int64(0), np.int64(0)
-            for i in range(first):
+            for i in range(size.shape[1]):
                 bit = np.int32(bits[run, i])
                 moved = np.int32(size[run, i] * grain) * bit
                 effect += moved * np.int32(sign[run, i]) if signed else moved
@@ -96,7 +97,7 @@ def _count_runs() -> Callable[..., Any]:
             effects[run] = effect
 
     bits = types.Array(types.uint8, 2, "C")
-    return compile_loop(types.void(_MATRIX, _MATRIX, types.boolean, bits, types.int64, _TOTALS, _TOTALS), count)
+    return compile_loop(types.void(_MATRIX, _MATRIX, types.boolean, bits, _TOTALS, _TOTALS), count)
 
 
 @cache
@@ -104,10 +105,10 @@ def _find_shares() -> Callable[..., Any]:
     one, half, zero, most = np.float32(1), np.float32(0.5), np.float32(0), np.float32(STEPS - 1)
 
     def find(
-        size: Any, sign: Any, trend: Any, signed: Any, trending: Any, first: Any, last: Any, c: Any, bend: Any,
-        push: Any, density: Any, shares: Any,
+        size: Any, sign: Any, trend: Any, signed: Any, trending: Any, c: Any, bend: Any, push: Any, density: Any,
+        shares: Any,
     ) -> None:  # fmt: skip
-        width = last - first
+        width = size.shape[1]
         c0 = c[0] + half
         bend1 = one + bend
         c1, c2, c3, c4, c5, c6, c7, c8 = c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8]
@@ -115,7 +116,7 @@ def _find_shares() -> Callable[..., Any]:
             pushed, dense = push[run], density[run]
             dense7, dense8 = dense * c7, dense * c8
             out = shares[run * width : (run + 1) * width]
-            sizes, signs, trends = size[run, first:last], sign[run, first:last], trend[run, first:last]
+            sizes, signs, trends = size[run], sign[run], trend[run]
             for i in range(width):
                 a = sizes[i] * bend1 / (sizes[i] * bend + one)
                 t = trends[i] if trending else zero
@@ -126,8 +127,8 @@ def _find_shares() -> Callable[..., Any]:
                 p = p if p < most else most
                 out[i] = np.uint16(np.int32(p))
 
-    flag, place, number = types.boolean, types.int64, types.float32
-    signature = types.void(_MATRIX, _MATRIX, _MATRIX, flag, flag, place, place, FLOATS, number, FLOATS, FLOATS, _SHARES)
+    flag, number = types.boolean, types.float32
+    signature = types.void(_MATRIX, _MATRIX, _MATRIX, flag, flag, FLOATS, number, FLOATS, FLOATS, _SHARES)
     return compile_loop(signature, find)
 
 
@@ -156,27 +157,28 @@ def _encode(lanes: int) -> Callable[..., Any]:
     return compile_loop(types.int64(_OCTETS, _SHARES, _STATES, _WORDS, types.int64), encode)
 
 
+@numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
+def _step(x: Any, share: Any, word: Any) -> Any:
+    """Return the bit, the next state, and whether the word has been used.
+
+    Both sides of each choice are worked out before it, so that no branch comes of it: branches would be mistaken.
+    """
+    share, word = np.uint32(share), np.uint32(word)
+    rest, ratio = np.uint32(x & np.uint32(STEPS - 1)), np.uint32(x >> np.uint32(12))
+    bit = rest < share
+    if_set = np.uint32(np.uint32(share * ratio) + rest)
+    if_not = np.uint32(x - np.uint32(share * np.uint32(ratio + np.uint32(1))))
+    x = if_set if bit else if_not
+    short = x < np.uint32(LOWEST)
+    longer = np.uint32(np.uint32(x << np.uint32(16)) | word)
+    x = longer if short else x
+    return bit, x, np.uint64(short)
+
+
 @cache
 def _decode(lanes: int) -> Callable[..., Any]:
-    u32, lowest = np.uint32, np.uint32(LOWEST)
+    u32 = np.uint32
     u64 = np.uint64  # of places and counts: signed ones would be looked at for counting from the end
-
-    @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
-    def step(x: Any, share: Any, word: Any) -> Any:
-        """Return the bit, the next state, and whether the word has been used.
-
-        Both sides of each choice are worked out before it, so that no branch comes of it: branches would be mistaken.
-        """
-        share, word = u32(share), u32(word)
-        rest, ratio = u32(x & u32(STEPS - 1)), u32(x >> u32(12))
-        bit = rest < share
-        if_set = u32(u32(share * ratio) + rest)
-        if_not = u32(x - u32(share * u32(ratio + u32(1))))
-        x = if_set if bit else if_not
-        short = x < lowest
-        longer = u32(u32(x << u32(16)) | word)
-        x = longer if short else x
-        return bit, x, u64(short)
 
     def decode(shares: Any, states: Any, words: Any, place: Any, out: Any) -> Any:
         i, size, count, width = u64(0), u64(words.size), u64(out.size), u64(lanes)
@@ -186,31 +188,31 @@ def _decode(lanes: int) -> Callable[..., Any]:
                 states[0], states[1], states[2], states[3], states[4], states[5], states[6], states[7],
             )  # fmt: skip
             while i + u64(8) <= count and place + u64(8) <= size:  # no lane can run out of words
-                out[i], x0, used = step(x0, shares[i], words[place])
+                out[i], x0, used = _step(x0, shares[i], words[place])
                 place += used
-                out[i + u64(1)], x1, used = step(x1, shares[i + u64(1)], words[place])
+                out[i + u64(1)], x1, used = _step(x1, shares[i + u64(1)], words[place])
                 place += used
-                out[i + u64(2)], x2, used = step(x2, shares[i + u64(2)], words[place])
+                out[i + u64(2)], x2, used = _step(x2, shares[i + u64(2)], words[place])
                 place += used
-                out[i + u64(3)], x3, used = step(x3, shares[i + u64(3)], words[place])
+                out[i + u64(3)], x3, used = _step(x3, shares[i + u64(3)], words[place])
                 place += used
-                out[i + u64(4)], x4, used = step(x4, shares[i + u64(4)], words[place])
+                out[i + u64(4)], x4, used = _step(x4, shares[i + u64(4)], words[place])
                 place += used
-                out[i + u64(5)], x5, used = step(x5, shares[i + u64(5)], words[place])
+                out[i + u64(5)], x5, used = _step(x5, shares[i + u64(5)], words[place])
                 place += used
-                out[i + u64(6)], x6, used = step(x6, shares[i + u64(6)], words[place])
+                out[i + u64(6)], x6, used = _step(x6, shares[i + u64(6)], words[place])
                 place += used
-                out[i + u64(7)], x7, used = step(x7, shares[i + u64(7)], words[place])
+                out[i + u64(7)], x7, used = _step(x7, shares[i + u64(7)], words[place])
                 place += used
                 i += u64(8)
             states[0], states[1], states[2], states[3] = x0, x1, x2, x3
             states[4], states[5], states[6], states[7] = x4, x5, x6, x7
         while i < count and place < size:
-            out[i], states[i % width], used = step(states[i % width], shares[i], words[place])
+            out[i], states[i % width], used = _step(states[i % width], shares[i], words[place])
             place += used
             i += u64(1)
         while i < count:  # all words are read: what needs one more fails
-            out[i], states[i % width], missing = step(states[i % width], shares[i], u32(0))
+            out[i], states[i % width], missing = _step(states[i % width], shares[i], u32(0))
             if missing:
                 return np.int64(-1)
             i += u64(1)

@@ -27,55 +27,50 @@ States = NDArray[np.uint32]
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of one tensor's bits, each array of shape (runs, run), and which part of each run is coded.
+    """What is known of some bits that are coded together, each array of shape (runs, width): a part of some runs.
 
     Attributes:
         size: float32 in [0, 1].
         sign: float32 of -1 and 1, or None.
         trend: float32 in [-1, 1], or None.
-        bits: 0 and 1 as uint8, of which those before `first` are read.
-        first: the first element of each run that is coded.
-        last: the one after the last.
-        runs_per_row: runs of one output.
+        flipped: bool, which bits are turned round before they are coded, or None; the rest is about bits turned so.
     """
 
     size: Float32Array
-    sign: Float32Array | None
-    trend: Float32Array | None
-    bits: NDArray[np.uint8]
-    first: int
-    last: int
-    runs_per_row: int
+    sign: Float32Array | None = None
+    trend: Float32Array | None = None
+    flipped: NDArray[np.bool_] | None = None
 
 
-def count_runs(evidence: Evidence) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of the known bits of each run, int64 (runs,): how many are set, and the sum of their sizes with their signs."""
-    known = slice(0, evidence.first)
-    effects = (evidence.size[:, known] * np.float32(GRAIN)).astype(np.int64)
+def count_runs(evidence: Evidence, bits: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of the bits of each run, int64 (runs,): how many are set, and the sum of their sizes with their signs.
+
+    Args:
+        evidence: of the bits.
+        bits: as they are coded, 0 and 1, (runs, width).
+    """
+    effects = (evidence.size * np.float32(GRAIN)).astype(np.int64)
     if evidence.sign is not None:
-        effects *= evidence.sign[:, known].astype(np.int64)
-    bits = evidence.bits[:, known].astype(np.int64)
-    return bits.sum(1), (bits * effects).sum(1)
+        effects *= evidence.sign.astype(np.int64)
+    return bits.sum(1, np.int64), (bits * effects).sum(1)
 
 
 def find_shares(
     evidence: Evidence, c: Float32Array, bend: np.float32, push: Float32Array, density: Float32Array
 ) -> NDArray[np.uint16]:
-    """The shares of the bits of a part, uint16 (count,).
+    """The shares of bits, uint16 (runs * width,).
 
     Args:
-        evidence: of the tensor.
+        evidence: of the bits.
         c: nine coefficients, times the number of steps: of 1, a, a^2, then for trend, push and density q of q and a q,
             with a the bent size.
         bend: how much sizes are bent, at least 0.
         push: of each run (runs,), to be taken times the sign.
         density: of each run (runs,).
     """
-    part = slice(evidence.first, evidence.last)
-    a = evidence.size[:, part]
-    a = a * (np.float32(1) + bend) / (a * bend + np.float32(1))
-    sign = np.float32(1) if evidence.sign is None else evidence.sign[:, part]
-    trend = np.float32(0) if evidence.trend is None else evidence.trend[:, part]
+    a = evidence.size * (np.float32(1) + bend) / (evidence.size * bend + np.float32(1))
+    sign = np.float32(1) if evidence.sign is None else evidence.sign
+    trend = np.float32(0) if evidence.trend is None else evidence.trend
     q = push[:, None] * sign
     p = a * c[2] + c[1] + trend * c[4] + q * c[6] + density[:, None] * c[8]
     p = p * a + (c[0] + np.float32(0.5)) + trend * c[3] + q * c[5] + density[:, None] * c[7]

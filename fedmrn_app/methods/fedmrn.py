@@ -17,7 +17,7 @@ Binary masks (FedMRN) keep or drop the noise, signed ones (FedMRNS) keep or nega
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal, get_args
@@ -29,17 +29,18 @@ from torch import Tensor
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.kernels.masked_step import masked_step
 from fedmrn_app.kernels.masking import MaskKind, Vectors, mask_probability
-from fedmrn_app.kernels.thresholds import measure, uniforms
+from fedmrn_app.kernels.thresholds import uniforms
 from fedmrn_app.kernels.words import known_key, step_key
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel, to_tensor
 from fedmrn_app.methods.known import Known
+from fedmrn_app.methods.masked_noise import MaskedNoise, NoiseBlocks, NoiseRows, ThresholdSide, UniformNoise, WholeNoise
 from fedmrn_app.methods.method import Codec, LocalRound, LocalTraining, Method, Recipe, RunOptions, Trained
 from fedmrn_app.methods.steering import Steering
 from fedmrn_app.noise import Noise
-from fedmrn_app.wire.bits import packed_size
+from fedmrn_app.wire.bits import packed_bits, packed_size
 from fedmrn_app.wire.body import CODED, Body, Coder
-from fedmrn_app.wire.mask_model import SideInformation
+from fedmrn_app.wire.mask_model import Side, SideInformation
 from fedmrn_app.wire.masks import pack_mask, unpack_mask
 
 # How masks are learned (sections 5.3, 5.4): stochastic (SM) or deterministic masking (DM), progressive (PM) or not.
@@ -100,44 +101,50 @@ class NoiseMask(Codec):
 
     def decode(self, body: Body, known: Known, seed: int) -> Float32Array:
         """Return `G(seed) * m`."""
-        update = np.empty(known.count, np.float32)
-        for part, masked in self._masked_noise(body, known, seed):
-            update[part] = masked
+        update = np.full(known.count, -0.0, np.float32)  # to which zeros of either sign can be added
+        self.read(body, known, seed).add_to(update, np.float32(1))
         return update
 
-    def add(self, body: Body, known: Known, seed: int, share: np.float32, total: Float32Array) -> None:
-        """Add `share * G(seed) * m`."""
-        for part, masked in self._masked_noise(body, known, seed):
-            masked *= share
-            total[part] += masked
+    def read(self, body: Body, known: Known, seed: int) -> MaskedNoise:
+        """Return the mask."""
+        if body.form != CODED:
+            body.must_be_plain()
+            scaled = known.scaled(self.noise)
+            uniform = scaled.distribution == "uniform"
+            plain = UniformNoise(seed, scaled.alpha) if uniform else NoiseBlocks(scaled, seed)
+            return MaskedNoise(packed_bits(body.data, known.count), plain, self.kind.signed)
+        if self._makes_rows:
+            noise: NoiseRows = UniformNoise(seed, known.scaled(self.noise).alpha)
+            side: Side = self._thresholds(noise, known, seed)
+        else:
+            vector = known.scaled(self.noise)(seed, known.count)
+            noise, side = WholeNoise(vector), self.side(vector, known, seed)
+        mask = unpack_mask(body, known.count, lambda: side)
+        return MaskedNoise(np.packbits(mask, bitorder="little"), noise, self.kind.signed)
 
-    def _masked_noise(self, body: Body, known: Known, seed: int) -> Iterator[tuple[slice, Float32Array]]:
-        """Yield `G(seed) * m` piece by piece; nothing before the whole body is checked."""
-        scaled = known.scaled(self.noise)
-        pieces: Iterable[tuple[int, Float32Array]] = scaled.blocks(seed, known.count)
-        if body.form == CODED:  # the side information takes the whole noise, which is not made twice
-            whole = scaled(seed, known.count)
-            pieces = [(0, whole)]
-        bits = unpack_mask(body, known.count, lambda: self.side(whole, known, seed))
-        for start, noise in pieces:
-            part = slice(start, start + noise.size)
-            kept = bits[part].view(np.int8)
-            noise *= 2 * kept - 1 if self.kind.signed else kept
-            yield part, noise
+    @property
+    def reading_copies(self) -> float | None:
+        """A byte per weight, and the bits of those that wait; where noise is kept whole, one reads at a time."""
+        return 0.5 if self._makes_rows else None
 
-    def side(self, n: Float32Array, known: Known, seed: int) -> SideInformation:
-        """A bit, turned round where the threshold is against the noise, is set if `u` is beyond the threshold.
+    @property
+    def _makes_rows(self) -> bool:
+        return self.noise.distribution == "uniform" and not self.kind.deterministic
 
-        That is rare where the threshold is large, and where the weight has gone the other way so far. Masks that are
-        not drawn have no threshold: there it is the noise.
-        """
-        scale = np.float32(1 / (self.noise.largest * known.scaled(self.noise).alpha))
+    def side(self, n: Float32Array, known: Known, seed: int) -> Side:
+        """What masks are coded by, from the noise `n` (d,): thresholds, or the noise where masks are not drawn."""
         if not self.kind.deterministic:
-            found = measure(n, known_key(seed), scale, self.kind.signed, known.trend)
-            return SideInformation(known.layout, found.size, found.sign, found.trend, found.flipped)
+            return self._thresholds(WholeNoise(n), known, seed)
         sign = np.copysign(np.float32(1), n)
-        size = np.minimum(np.abs(n) * scale, np.float32(1))
+        size = np.minimum(np.abs(n) * self._scale(known), np.float32(1))
         return SideInformation(known.layout, size, sign, known.trend * sign)
+
+    def _thresholds(self, noise: NoiseRows, known: Known, seed: int) -> ThresholdSide:
+        scale = self._scale(known)
+        return ThresholdSide(known.layout, noise, known_key(seed), scale, self.kind.signed, known.trend)
+
+    def _scale(self, known: Known) -> np.float32:
+        return np.float32(1 / (self.noise.largest * known.scaled(self.noise).alpha))
 
     def max_bytes(self, layout: Layout) -> int:
         """One bit per weight."""

@@ -109,4 +109,4 @@ class FedSparsify(Recipe):
 
 def _side(known: Known) -> SideInformation:
     """What is large in the global model is likely to be left in the client's."""
-    return SideInformation(known.layout, np.abs(softsign(known.vector, known.layout)))
+    return SideInformation(known.layout, np.abs(softsign(known.vector.copy(), known.layout)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,8 @@ from fedmrn_app.errors import PayloadError
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.noise import MAX_ALPHA, MIN_ALPHA, Noise
 from fedmrn_app.wire.mask_model import SideInformation, stride
+
+_BLOCK = 1 << 15  # elements at a time, so that temporaries stay in cache
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Known:
     held: NDArray[np.bool_] | None = None
     scale: float | None = None
     _noise: dict[tuple[Noise, int], Float32Array] = field(default_factory=dict, repr=False, compare=False)
+    _trend: list[Float32Array] = field(default_factory=list, init=False, repr=False, compare=False)
+    _lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
 
     @property
     def count(self) -> int:
@@ -63,10 +67,13 @@ class Known:
             raise PayloadError(f"the server sent the noise scale {scale}, which is out of range")
         return self if scale is None else replace(self, scale=scale)
 
-    @cached_property
+    @property
     def trend(self) -> Float32Array:
-        """Where each weight has moved so far, float32 (d,) in [-1, 1]."""
-        return softsign(self.vector - self.first, self.layout)
+        """Where each weight has moved so far, float32 (d,) in [-1, 1]; found once, whichever thread asks first."""
+        with self._lock:
+            if not self._trend:
+                self._trend.append(softsign(self.vector - self.first, self.layout))
+            return self._trend[0]
 
     def motion(self) -> SideInformation:
         """How much each weight has moved so far, which hints at how much it will move."""
@@ -74,12 +81,15 @@ class Known:
 
 
 def softsign(x: Float32Array, layout: Layout) -> Float32Array:
-    """x / (|x| + s) in [-1, 1], s being three times the median |x| of some nonzero elements of each tensor."""
-    y = np.abs(x)
-    for part in layout.slices:
-        size = part.stop - part.start
-        sample = y[part.start : part.stop : stride(size, 4096)]
+    """x / (|x| + s) in [-1, 1], s being three times the median |x| of some nonzero elements of each tensor.
+
+    It takes the memory of `x`.
+    """
+    for tensor in layout.split(x):
+        sample = np.abs(tensor[:: stride(tensor.size, 4096)])
         sample = np.sort(sample[sample > 0])
-        y[part] += np.float32(3) * sample[sample.size // 2] if sample.size else np.float32(1)
-    np.divide(x, y, out=y)
-    return y
+        scale = np.float32(3) * sample[sample.size // 2] if sample.size else np.float32(1)
+        for start in range(0, tensor.size, _BLOCK):
+            part = tensor[start : start + _BLOCK]
+            part /= np.abs(part) + scale
+    return x

@@ -18,14 +18,13 @@ from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.batches import Batches
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.sgd import Precision, local_sgd
+from fedmrn_app.methods.decoded import Decoded, DecodedVector
 from fedmrn_app.methods.known import Known
 from fedmrn_app.methods.steering import Steering
 from fedmrn_app.noise import Noise
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.wire.body import Body, Coder
 from fedmrn_app.wire.downlink import DownlinkDtype, Packing
-
-_BLOCK = 1 << 15  # elements that are added at a time, so that temporaries stay in cache
 
 
 class Selection:
@@ -126,16 +125,18 @@ class Codec(ABC):
             PayloadError: the body is not one that `encode` writes for such a model.
         """
 
-    def add(self, body: Body, known: Known, seed: int, share: np.float32, total: Float32Array) -> None:
-        """Add `share` times what a body stands for to `total`, float32 (d,), in place.
+    def read(self, body: Body, known: Known, seed: int) -> Decoded:
+        """Check and decode a body, to be added later; by default what `decode` returns.
 
         Raises:
-            PayloadError: as `decode`; `total` is as it was then.
+            PayloadError: as `decode`.
         """
-        contribution = self.decode(body, known, seed)
-        for start in range(0, total.size, _BLOCK):
-            part = slice(start, start + _BLOCK)
-            total[part] += share * contribution[part]
+        return DecodedVector(self.decode(body, known, seed))
+
+    @property
+    def reading_copies(self) -> float | None:
+        """Memory that `read` takes, in float32 copies of the model, if several threads may read at once; else None."""
+        return None
 
     @abstractmethod
     def max_bytes(self, layout: Layout) -> int:

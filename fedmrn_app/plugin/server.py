@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedmrn_app.errors import ConfigError, PayloadError, RunError
-from fedmrn_app.federation.upload import add_upload, header_of
+from fedmrn_app.federation.upload import check_upload, header_of
 from fedmrn_app.messages import content_bytes, remote_reason
 from fedmrn_app.noise import Distribution
 from fedmrn_app.plugin.arrays import Values, checked_ways, to_record, to_values, usual_ways
@@ -238,17 +238,17 @@ class Compressed(Strategy):
         ways = checked_ways(named, asked.values) if named else usual_ways(asked.values)
         shared = Shared.of(self.method, asked.task, asked.values, ways)
         header = header_of(shared.agreement, asked.task.seed, 1, shared.known.count)
-        update, dense = np.zeros_like(shared.known.vector), np.zeros_like(shared.dense)
-        payload = add_upload(data, shared.agreement, header, shared.known, shared.dense, update, dense)
-        update += shared.known.vector
-        values = shared.parts.replaced(asked.values, update, dense, exact)
+        upload = check_upload(data, shared.agreement, header, shared.known, shared.dense)
+        vector = shared.known.vector.copy()
+        upload.decoded.add_to(vector, np.float32(1))
+        values = shared.parts.replaced(asked.values, vector, upload.dense, exact)
         del content[keys[0]]
         content[keys[0]] = to_record(values)
         parameters = sum(value.size for value in asked.values.values() if np.issubdtype(value.dtype, np.floating))
         metrics = next(iter(content.metric_records.values()))
         metrics["uplink_bytes"], metrics["downlink_bytes"] = size, asked.bytes
         metrics["uplink_bits_per_parameter"] = 8 * size / max(1, parameters)
-        return _Spent(size, len(payload.body), parameters, max(1, shared.known.count))
+        return _Spent(size, len(upload.payload.body), parameters, max(1, shared.known.count))
 
     def _steer(self, spent: Sequence[_Spent]) -> None:
         """Set the scale of the next round's noise by what the replies of this one took."""

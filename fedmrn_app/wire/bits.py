@@ -18,8 +18,8 @@ def pack_bits(bits: NDArray[np.bool_]) -> bytes:
     return np.packbits(bits, bitorder="little").tobytes()
 
 
-def unpack_bits(body: bytes | memoryview, count: int) -> NDArray[np.uint8]:
-    """Return the `count` bits of `body` as a uint8 vector of zeros and ones.
+def packed_bits(body: bytes | memoryview, count: int) -> NDArray[np.uint8]:
+    """Return the checked bytes of `body`, no copy, uint8 (`packed_size(count)`,).
 
     Raises:
         PayloadError: `body` has another length than `count` bits take, or padding bits that are not zero.
@@ -28,4 +28,13 @@ def unpack_bits(body: bytes | memoryview, count: int) -> NDArray[np.uint8]:
         raise PayloadError(f"body has {len(body)} bytes where {count} bits take {packed_size(count)}")
     if count % 8 and body[-1] >> count % 8:
         raise PayloadError("padding bits of the body are not zero")
-    return np.unpackbits(np.frombuffer(body, np.uint8), count=count, bitorder="little")
+    return np.frombuffer(body, np.uint8)
+
+
+def unpack_bits(body: bytes | memoryview, count: int) -> NDArray[np.uint8]:
+    """Return the `count` bits of `body` as a uint8 vector of zeros and ones.
+
+    Raises:
+        PayloadError: as `packed_bits`.
+    """
+    return np.unpackbits(packed_bits(body, count), count=count, bitorder="little")

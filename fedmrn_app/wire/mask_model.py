@@ -26,12 +26,32 @@ T = TypeVar("T", bound=np.generic)
 
 _SAMPLE, _SHARE = 1 << 13, 64  # bits of a part that its coefficients are fitted to, at least; one in so many
 _SMALL = 0.25  # mean size of set bits below which sizes are bent
+_PIECE = 1 << 15  # elements that are decoded at a time
 _CUT_SIZE, _CUT_RUN = 1 << 14, 8  # the fewest elements, of a tensor and of a run, that are coded in three parts
+
+
+class Side(Protocol):
+    """What both sides know about the bits of tensors with d elements in all, before they are coded."""
+
+    @property
+    def layout(self) -> Layout:
+        """Of the tensors."""
+
+    @property
+    def trending(self) -> bool:
+        """Whether evidence has a trend."""
+
+    @property
+    def flips(self) -> bool:
+        """Whether some bits are turned round before they are coded."""
+
+    def evidence(self, part: Part, runs: slice) -> Evidence:
+        """What is known of some runs of a part, in memory of its own or not to be changed."""
 
 
 @dataclass(frozen=True)
 class SideInformation:
-    """What both sides know about the bits of tensors with d elements in all, before they are coded.
+    """A side that is there in whole vectors.
 
     Attributes:
         layout: of the tensors.
@@ -47,11 +67,30 @@ class SideInformation:
     trend: Float32Array | None = None
     flipped: NDArray[np.bool_] | None = None
 
+    @property
+    def trending(self) -> bool:
+        """See `Side`."""
+        return self.trend is not None
+
+    @property
+    def flips(self) -> bool:
+        """See `Side`."""
+        return self.flipped is not None
+
+    def evidence(self, part: Part, runs: slice) -> Evidence:
+        """See `Side`."""
+
+        def of(vector: NDArray[T]) -> NDArray[T]:
+            return np.ascontiguousarray(part.view(vector)[runs])
+
+        sign, trend = (None if vector is None else of(vector) for vector in (self.sign, self.trend))
+        return Evidence(of(self.size), sign, trend, None if self.flipped is None else of(self.flipped))
+
 
 class Kernels(Protocol):
     """What finds shares: `kernels/mask_coder.py` or, bit for bit the same, `kernels/mask_coder_plain.py`."""
 
-    def count_runs(self, evidence: Evidence, /) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def count_runs(self, evidence: Evidence, bits: NDArray[np.uint8], /) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """See there."""
 
     def find_shares(
@@ -64,6 +103,7 @@ class Kernels(Protocol):
 class Part:
     """Elements first..last of each run of one tensor; a run is what lies next to each other in memory."""
 
+    tensor: int
     start: int
     runs: int
     runs_per_row: int
@@ -76,17 +116,16 @@ class Part:
         """Number of elements of the part."""
         return self.runs * (self.last - self.first)
 
-    def tensor(self, vector: NDArray[T]) -> NDArray[T]:
-        """The whole tensor in `vector` (d,), shape (runs, run)."""
-        return vector[self.start : self.start + self.runs * self.run].reshape(self.runs, self.run)
-
     def view(self, vector: NDArray[T]) -> NDArray[T]:
         """The part in `vector` (d,), shape (runs, last - first)."""
-        return self.tensor(vector)[:, self.first : self.last]
+        tensor = vector[self.start : self.start + self.runs * self.run].reshape(self.runs, self.run)
+        return tensor[:, self.first : self.last]
 
-    def of(self, vector: NDArray[T]) -> NDArray[T]:
-        """The part in `vector` (d,), shape (count,)."""
-        return self.view(vector).reshape(-1)
+    def pieces(self) -> Iterator[slice]:
+        """The runs a few at a time, so that what is known of them stays in cache; eights, as the coder's lanes are."""
+        step = max(8, _PIECE // (self.last - self.first) // 8 * 8)
+        for start in range(0, self.runs, step):
+            yield slice(start, min(start + step, self.runs))
 
 
 def all_parts(layout: Layout) -> Iterator[Part]:
@@ -97,7 +136,7 @@ def all_parts(layout: Layout) -> Iterator[Part]:
             cut = size >= _CUT_SIZE and run >= _CUT_RUN
             cuts = (0, run // 8, run // 2, run) if cut else (0, run, run, run)
             if cuts[phase] < cuts[phase + 1]:
-                yield Part(start, size // run, runs_per_row, run, cuts[phase], cuts[phase + 1])
+                yield Part(number, start, size // run, runs_per_row, run, cuts[phase], cuts[phase + 1])
 
 
 def stride(count: int, wanted: int) -> int:
@@ -105,59 +144,63 @@ def stride(count: int, wanted: int) -> int:
     return max(1, count // wanted - 1) | 1
 
 
-def term_count(part: Part, side: SideInformation) -> int:
+def term_count(part: Part, side: Side) -> int:
     """Number of coefficients of a part."""
-    return 4 + 2 * ((side.trend is not None) + 2 * (part.first > 0))
+    return 4 + 2 * (side.trending + 2 * (part.first > 0))
 
 
 @dataclass(frozen=True)
-class PartKnown:
-    """What is known of the bits of a part before it is coded.
+class Hints:
+    """What the earlier parts tell of each run of a part; both float32 (runs,)."""
 
-    Attributes:
-        evidence: of the whole tensor.
-        push: of each run, float32 (runs,).
-        density: likewise.
-    """
-
-    evidence: Evidence
     push: Float32Array
     density: Float32Array
 
-    @classmethod
-    def of(cls, part: Part, side: SideInformation, bits: NDArray[np.uint8], kernels: Kernels) -> PartKnown:
-        """From the side information and the earlier parts' bits, of uint8 (d,)."""
-        sign = None if side.sign is None else part.tensor(side.sign)
-        trend = None if side.trend is None else part.tensor(side.trend)
-        evidence = Evidence(
-            part.tensor(side.size), sign, trend, part.tensor(bits), part.first, part.last, part.runs_per_row
-        )
+
+class Past:
+    """What has been coded so far of tensors that are cut into parts."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._counts: dict[int, NDArray[np.int64]] = {}
+        self._effects: dict[int, NDArray[np.int64]] = {}
+
+    def note(self, part: Part, runs: slice, evidence: Evidence, bits: NDArray[np.uint8]) -> None:
+        """Note the bits of some runs of a part as they are coded, (runs, width), unless it is its tensor's last."""
+        if part.last == part.run:
+            return
+        counts, effects = self._kernels.count_runs(evidence, bits)
+        for sums, found in ((self._counts, counts), (self._effects, effects)):
+            sums.setdefault(part.tensor, np.zeros(part.runs, np.int64))[runs] += found
+
+    def hints(self, part: Part) -> Hints:
+        """What follows for a part from those before it."""
         if part.first == 0:
-            return cls(evidence, np.zeros(part.runs, np.float32), np.zeros(part.runs, np.float32))
-        counts, effects = kernels.count_runs(evidence)
+            return Hints(np.zeros(part.runs, np.float32), np.zeros(part.runs, np.float32))
+        counts, effects = self._counts[part.tensor], self._effects[part.tensor]
         push = effects.astype(np.float32) / np.float32(GRAIN * (part.first + 4))
         rows = counts.reshape(-1, part.runs_per_row).sum(1).astype(np.float32)
         density = rows / np.float32(part.first * part.runs_per_row)
         density -= np.float32(counts.sum()) / np.float32(part.first * part.runs)
-        return cls(evidence, push, np.repeat(density, part.runs_per_row))
-
-    def sample(self, part: Part) -> tuple[NDArray[np.bool_], Float32Array, list[Float32Array]]:
-        """Some bits of the part, their sizes and their other predictors."""
-        e = self.evidence
-        count, width = part.count, part.last - part.first
-        at = np.arange(0, count, stride(count, max(_SAMPLE, count // _SHARE)))
-        run, column = np.divmod(at, width)
-        column += part.first
-        predictors = [] if e.trend is None else [e.trend[run, column]]
-        if part.first > 0:
-            push = self.push[run]
-            predictors += [push if e.sign is None else push * e.sign[run, column], self.density[run]]
-        return e.bits[run, column].view(np.bool_), e.size[run, column], predictors
+        return Hints(push, np.repeat(density, part.runs_per_row))
 
 
-def fit(part: Part, known: PartKnown) -> NDArray[np.float16]:
-    """The bend and the coefficients, by least squares on a sample, a little towards zero lest useless ones do harm."""
-    bits, a, predictors = known.sample(part)
+def fit(part: Part, e: Evidence, coded: NDArray[np.uint8], hints: Hints) -> NDArray[np.float16]:
+    """The bend and the coefficients, by least squares on a sample, a little towards zero lest useless ones do harm.
+
+    Args:
+        part: of a tensor.
+        e: what is known of all its runs.
+        coded: its bits, (runs, width).
+        hints: of the earlier parts.
+    """
+    at = np.arange(0, coded.size, stride(coded.size, max(_SAMPLE, coded.size // _SHARE)))
+    run, column = np.divmod(at, coded.shape[1])
+    bits, a = coded[run, column].view(np.bool_), e.size[run, column]
+    predictors = [] if e.trend is None else [e.trend[run, column]]
+    if part.first > 0:
+        push = hints.push[run]
+        predictors += [push if e.sign is None else push * e.sign[run, column], hints.density[run]]
     typical = float(a[bits].mean(dtype=np.float64)) if bits.any() else 1.0
     bend = np.float16(min(1 / (3 * typical), 1000) if 0 < typical < _SMALL else 0)
     y = bits.astype(np.float32)
@@ -174,11 +217,12 @@ def fit(part: Part, known: PartKnown) -> NDArray[np.float16]:
 
 
 def shares_of(
-    part: Part, side: SideInformation, fitted: NDArray[np.float16], known: PartKnown, kernels: Kernels
+    evidence: Evidence, fitted: NDArray[np.float16], hints: Hints, runs: slice, kernels: Kernels
 ) -> NDArray[np.uint16]:
-    """The shares of the bits of a part, uint16 (count,)."""
+    """The shares of the bits of some runs of a part, uint16 (runs * width,)."""
     c = np.zeros(9, np.float32)
     c[:3] = fitted[1:4]
-    rest = 3 if side.trend is not None else 5
+    rest = 5 if evidence.trend is None else 3
     c[rest : rest + fitted.size - 4] = fitted[4:]
-    return kernels.find_shares(known.evidence, c * np.float32(STEPS), np.float32(fitted[0]), known.push, known.density)
+    bend = np.float32(fitted[0])
+    return kernels.find_shares(evidence, c * np.float32(STEPS), bend, hints.push[runs], hints.density[runs])

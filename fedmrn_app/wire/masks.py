@@ -20,18 +20,18 @@ from fedmrn_app.kernels import mask_coder
 from fedmrn_app.kernels.mask_coder_plain import LOWEST
 from fedmrn_app.wire.bits import pack_bits, packed_size, unpack_bits
 from fedmrn_app.wire.body import CODED, Body, Coder
-from fedmrn_app.wire.mask_model import PartKnown, SideInformation, all_parts, fit, shares_of, term_count
+from fedmrn_app.wire.mask_model import Past, Side, all_parts, fit, shares_of, term_count
 
 _CHECK = struct.Struct("<I")
 
 
-def pack_mask(bits: NDArray[np.bool_], side: Callable[[], SideInformation], coder: Coder) -> Body:
+def pack_mask(bits: NDArray[np.bool_], side: Callable[[], Side], coder: Coder) -> Body:
     """Write bits of shape (d,) in the smaller form, coded or plainly packed; `packed` is always the latter."""
     plain = Body(pack_bits(bits))
     return plain if coder == "packed" else min(Body(code_mask(bits, side()), CODED), plain, key=len)
 
 
-def unpack_mask(body: Body, count: int, side: Callable[[], SideInformation]) -> NDArray[np.bool_]:
+def unpack_mask(body: Body, count: int, side: Callable[[], Side]) -> NDArray[np.bool_]:
     """Return the `count` bits that `body` stands for; `side` is asked for only where they are coded.
 
     Raises:
@@ -43,31 +43,36 @@ def unpack_mask(body: Body, count: int, side: Callable[[], SideInformation]) -> 
     return unpack_bits(body.data, count).view(np.bool_)
 
 
-def code_mask(bits: NDArray[np.bool_], side: SideInformation) -> bytes:
+def code_mask(bits: NDArray[np.bool_], side: Side) -> bytes:
     """Encode bits of shape (d,)."""
-    octets = (bits if side.flipped is None else bits ^ side.flipped).view(np.uint8)
+    octets = bits.view(np.uint8)
+    past = Past(mask_coder)
     coefficients, coded = [], []
     for part in all_parts(side.layout):
-        known = PartKnown.of(part, side, octets, mask_coder)
-        coefficients.append(fit(part, known))
-        coded.append((part, shares_of(part, side, coefficients[-1], known, mask_coder)))
+        runs = slice(0, part.runs)
+        evidence, hints = side.evidence(part, runs), past.hints(part)
+        piece = part.view(octets)
+        piece = np.ascontiguousarray(piece) if evidence.flipped is None else piece ^ evidence.flipped.view(np.uint8)
+        coefficients.append(fit(part, evidence, piece, hints))
+        coded.append((piece.reshape(-1), shares_of(evidence, coefficients[-1], hints, runs, mask_coder)))
+        past.note(part, runs, evidence, piece)
     states = np.full(mask_coder.lanes_of(bits.size), LOWEST, np.uint32)
     words = np.empty(bits.size, np.uint16)
     start = words.size
-    for part, shares in reversed(coded):
-        start = mask_coder.encode(part.of(octets), shares, states, words, start)
+    for symbols, shares in reversed(coded):
+        start = mask_coder.encode(symbols, shares, states, words, start)
     check = _CHECK.pack(zlib.crc32(pack_bits(bits)))
     stream = states.astype("<u4").tobytes() + words[start:].astype("<u2").tobytes()
     return np.concatenate(coefficients).tobytes() + check + stream
 
 
-def decode_mask(body: bytes | memoryview, side: SideInformation) -> NDArray[np.bool_]:
+def decode_mask(body: bytes | memoryview, side: Side) -> NDArray[np.bool_]:
     """Return the bits of shape (d,) that `code_mask` encoded with the same side.
 
     Raises:
         PayloadError: `body` is not smaller than the plain form, or not what `code_mask` makes.
     """
-    count = side.size.size
+    count = side.layout.count
     parts = list(all_parts(side.layout))
     terms = [term_count(part, side) for part in parts]
     head = 2 * sum(terms)
@@ -86,20 +91,23 @@ def decode_mask(body: bytes | memoryview, side: SideInformation) -> NDArray[np.b
     if (states < LOWEST).any():
         raise PayloadError("coded body starts from a state that is none")
     octets = np.empty(count, np.uint8)
+    past = Past(mask_coder)
     place = 0
     for part, coefficients in zip(parts, fitted, strict=True):
-        known = PartKnown.of(part, side, octets, mask_coder)
-        shares = shares_of(part, side, coefficients, known, mask_coder)
-        piece = np.empty(part.count, np.uint8)
-        place = mask_coder.decode(shares, states, words, place, piece)
-        if place < 0:
-            raise PayloadError("coded body ends before its last symbol")
-        part.view(octets)[:] = piece.reshape(part.runs, -1)
+        hints = past.hints(part)
+        for runs in part.pieces():
+            evidence = side.evidence(part, runs)
+            shares = shares_of(evidence, coefficients, hints, runs, mask_coder)
+            symbols = np.empty(shares.size, np.uint8)
+            place = mask_coder.decode(shares, states, words, place, symbols)
+            if place < 0:
+                raise PayloadError("coded body ends before its last symbol")
+            piece = symbols.reshape(evidence.size.shape)
+            past.note(part, runs, evidence, piece)
+            part.view(octets)[runs] = piece if evidence.flipped is None else piece ^ evidence.flipped.view(np.uint8)
     if place < words.size or (states != LOWEST).any():
         raise PayloadError("coded body goes on after its last symbol")
     bits = octets.view(np.bool_)
-    if side.flipped is not None:
-        bits ^= side.flipped
     if zlib.crc32(pack_bits(bits)) != _CHECK.unpack_from(view, head)[0]:
         raise PayloadError(
             "coded mask reads as another one here: the client started from other first weights, or computes "

@@ -1,10 +1,12 @@
 """Time and memory of one aggregation, in a process of its own; prints one JSON object.
 
-Usage: python -m scripts.benchmarks.server_process WEIGHTS REPLIES packed|auto
+Usage: python -m scripts.benchmarks.server_process WEIGHTS REPLIES packed|auto [THREADS]
 
-Memory is what the process takes at most, from before the global model and the replies exist until the next global model
-is there and packed; the one that was sent stays until then, as Flower's loop keeps it. The time of copying the global
-vector, taken before and after, gives the scale.
+All cores read replies if no number of threads is given. `cpu` are the seconds that all threads worked.
+
+Memory is what the process takes at most while replies are read and the next global model is packed, beyond what it
+took before the global model and the replies existed; the model that was sent stays until then, as Flower's loop keeps
+it. The time of copying the global vector, taken before and after, gives the scale.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import numpy as np
 import torch
 
 from fedmrn_app.federation.agreement import Agreement, GlobalState, Order
-from fedmrn_app.federation.server import close_round, open_round
+from fedmrn_app.federation.server import OpenRound, close_round, open_round
 from fedmrn_app.federation.upload import Update, header_of, write_upload
 from fedmrn_app.kernels.thresholds import uniforms
 from fedmrn_app.kernels.words import known_key
@@ -43,31 +45,41 @@ def main() -> None:
     parser.add_argument("weights", type=int)
     parser.add_argument("replies", type=int)
     parser.add_argument("coder", choices=CODERS)
+    parser.add_argument("threads", type=int, nargs="?")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    print(json.dumps({**vars(arguments), **aggregate(arguments.weights, arguments.replies, arguments.coder)}))
+    print(json.dumps({**vars(arguments), **aggregate(**vars(arguments))}))
 
 
-def aggregate(weights: int, replies: int, coder: Coder) -> dict[str, float]:
+def aggregate(weights: int, replies: int, coder: Coder, threads: int | None) -> dict[str, float]:
     """One round whose replies are made up."""
-    method = build_method("fedmrn", {}, RunOptions(NOISE, coder=coder))
+    opened, payloads = made_up_round(1 << 18, 1, coder)
+    close_round(opened, dict(payloads), threads)  # compiles, or reads what has been compiled
     memory = PeakMemory()
+    opened, payloads = made_up_round(weights, replies, coder)
+    vector = opened.agreement.first
+    scale = copy_seconds(vector)
     memory.start()
-    vector = np.zeros(weights, np.float32)
+    start, worked = time.perf_counter(), time.process_time()
+    closed, report = close_round(opened, dict(payloads), threads)
+    pack_state(closed)
+    seconds, cpu = time.perf_counter() - start, time.process_time() - worked
+    peak = memory.stop()
+    cpu -= memory.worked
+    scale = (scale + copy_seconds(vector)) / 2
+    assert len(report.losses) == replies, report.failures
+    size = sum(len(data) for data in payloads.values()) / 2**20
+    return {"seconds": seconds, "cpu": cpu, "copies": seconds / replies / scale, "memory": peak, "payloads": size}
+
+
+def made_up_round(weights: int, replies: int, coder: Coder) -> tuple[OpenRound, dict[int, bytes]]:
+    """A round of rows of a thousand weights, and its replies."""
+    method = build_method("fedmrn", {}, RunOptions(NOISE, coder=coder))
+    vector = np.zeros(weights // 1000 * 1000, np.float32)
     agreement = Agreement(method, Layout(((weights // 1000, 1000),)), (DENSE.size,), vector, seed=1, dense_bits=32)
     state = unpack_state(pack_state(GlobalState(vector, DENSE)))  # as Flower passes it on
     opened = open_round(agreement, state, 1, dict.fromkeys(range(replies), SAMPLES), replies)
-    payloads = {client: make_payload(agreement, opened.order(client), coder) for client in opened.clients}
-    scale = copy_seconds(vector)
-    start = time.perf_counter()
-    closed, report = close_round(opened, payloads)
-    pack_state(closed)
-    seconds = time.perf_counter() - start
-    peak = memory.stop()
-    scale = (scale + copy_seconds(vector)) / 2
-    assert len(report.losses) == replies, report.failures
-    size = sum(map(len, payloads.values())) / 2**20
-    return {"seconds": seconds, "copies": seconds / replies / scale, "memory": peak, "payloads": size}
+    return opened, {client: make_payload(agreement, opened.order(client), coder) for client in opened.clients}
 
 
 def make_payload(agreement: Agreement, order: Order, coder: Coder) -> bytes:
