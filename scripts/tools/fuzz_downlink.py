@@ -22,7 +22,7 @@ from fedmrn_app.federation.worker import Worker
 DOWNLINKS = {
     **{dtype: (f"downlink.dtype={dtype}",) for dtype in ("float32", "float16", "bfloat16", "int8")},
     "palette": ("strategy=fedpm",),
-    "grid": ("downlink.dtype=grid",),
+    "grid": ("downlink.dtype=grid", "downlink.memory=false"),
     "grid from a version": ("downlink.dtype=grid", "downlink.memory=true"),
 }
 

@@ -78,7 +78,7 @@ class Sample:
         """Read a payload as the server does."""
         known = self.opened.known(0)
         header = self.opened.header(0, known)
-        upload = read_upload(data, self.opened.agreement, header, known, self.opened.state.dense)
+        upload = read_upload(data, self.opened.agreement, header, known, self.opened.dense)
         return upload.vector, upload.dense
 
 
@@ -93,7 +93,8 @@ def make_samples(names: list[str]) -> list[Sample]:
 
 
 def make_sample(method: tuple[str, ...], coder: str, bits: int) -> Sample:
-    overrides = (*method, f"uplink.coder={coder}", f"uplink.dense_bits={bits}", "local.epochs=1")
+    overrides = (*method, f"uplink.coder={coder}", f"uplink.dense_bits={bits}", "uplink.bits=null")
+    overrides = (*overrides, "local.epochs=1")
     worker = Worker(load_config(overrides))
     model, agreement = worker.model()
     state = GlobalState(agreement.first, model.state()[1])
