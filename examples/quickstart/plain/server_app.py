@@ -1,0 +1,31 @@
+"""The server: federated averaging, and the accuracy of the global model after each round."""
+
+import json
+from pathlib import Path
+
+from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+from quickstart.task import evaluate, evaluation_rows, new_net
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run all rounds."""
+    config = context.run_config
+    net, rows = new_net(config), evaluation_rows(config)
+
+    def evaluate_global(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        net.load_state_dict(arrays.to_torch_state_dict())
+        return MetricRecord({"accuracy": evaluate(net, *rows)})
+
+    strategy = FedAvg(fraction_evaluate=0.0)
+    first, rounds = ArrayRecord(net.state_dict()), config["num-server-rounds"]
+    result = strategy.start(grid, first, num_rounds=rounds, evaluate_fn=evaluate_global)
+    if config["results"]:
+        found = {"accuracy": [metrics["accuracy"] for metrics in result.evaluate_metrics_serverapp.values()]}
+        found["train"] = [dict(metrics) for metrics in result.train_metrics_clientapp.values()]
+        Path(config["results"]).write_text(json.dumps(found))
