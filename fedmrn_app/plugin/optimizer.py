@@ -146,6 +146,8 @@ class MaskedSGD(torch.optim.Optimizer):
         masks = self._masks
         for start, size, parameter in zip(masks.layout.offsets, masks.layout.sizes, masks.parameters, strict=True):
             grad = parameter.grad
+            if grad is not None and grad.is_sparse:
+                grad = grad.to_dense()
             yield start, masks.zeros[:size] if grad is None else flatten(grad).contiguous()
 
 
@@ -168,10 +170,17 @@ def learn_masks(optimizer: Optimizer, model: nn.Module, message: Message, *, ste
     """
     masks = _Masks(model, message, steps, [p for group in optimizer.param_groups for p in group["params"]])
 
-    @torch.no_grad()
-    def show_learned(*_: Any) -> None:
-        masks.count_step()
-        torch.add(masks.w, masks.u, out=masks.out)
+    def show_learned(_: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any] | None:
+        closure = positional[1] if len(positional) > 1 else named.get("closure")
+        changed = None
+        if closure is not None:  # it evaluates the loss, which must be the masked weights'
+            with torch.enable_grad():
+                once = _Once(closure())
+            changed = (positional[0], once, *positional[2:]), {k: v for k, v in named.items() if k != "closure"}
+        with torch.no_grad():
+            masks.count_step()
+            torch.add(masks.w, masks.u, out=masks.out)
+        return changed
 
     @torch.no_grad()
     def mask_learned(*_: Any) -> None:
@@ -181,6 +190,24 @@ def learn_masks(optimizer: Optimizer, model: nn.Module, message: Message, *, ste
     optimizer.register_step_pre_hook(show_learned)
     optimizer.register_step_post_hook(mask_learned)
     return optimizer
+
+
+class _Once:
+    """Stands for a closure that has been called."""
+
+    def __init__(self, loss: Any) -> None:
+        self.loss, self.called = loss, False
+
+    def __call__(self) -> Any:
+        """The loss.
+
+        Raises:
+            RunError: the optimiser needs it at other weights too.
+        """
+        if self.called:
+            raise RunError("this optimiser evaluates the loss several times in a step, which learned masks do not allow")
+        self.called = True
+        return self.loss
 
 
 def _match(model: nn.Module, opened: ClientRound, trained: set[int]) -> Mapping[str, nn.Parameter]:

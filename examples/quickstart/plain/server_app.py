@@ -27,5 +27,5 @@ def main(grid: Grid, context: Context) -> None:
     result = strategy.start(grid, first, num_rounds=rounds, evaluate_fn=evaluate_global)
     if config["results"]:
         found = {"accuracy": [metrics["accuracy"] for metrics in result.evaluate_metrics_serverapp.values()]}
-        found["train"] = [dict(metrics) for metrics in result.train_metrics_clientapp.values()]
+        found["parameters"] = sum(value.numel() for value in net.state_dict().values())
         Path(config["results"]).write_text(json.dumps(found))

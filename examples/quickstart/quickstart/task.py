@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pyarrow.parquet as parquet
 import torch
 from PIL import Image
@@ -96,7 +97,7 @@ def load_rows(data_path: str, split: str, share: int, shares: int) -> tuple[Tens
         chosen = (order[360:] if split == "train" else order[:360])[share::shares]
         pixels = np.kron(digits.images[chosen], np.ones((1, 4, 4))) * (255 / 16)  # 8x8 to 32x32
         return _tensors(pixels[:, None], digits.target[chosen])
-    file = parquet.read_table(next(Path(data_path).glob(f"{split}-*.parquet")))
+    file = _table(data_path, split)
     order = np.random.default_rng(0).permutation(file.num_rows)[share::shares]
     images = file.column("img" if "img" in file.column_names else "image").take(order).to_pylist()
     decoded = np.stack([np.asarray(Image.open(io.BytesIO(image["bytes"]))) for image in images])
@@ -104,6 +105,11 @@ def load_rows(data_path: str, split: str, share: int, shares: int) -> tuple[Tens
     border = (SIDE - decoded.shape[-1]) // 2
     padded = np.pad(decoded, ((0, 0), (0, 0), (border, border), (border, border)))
     return _tensors(padded, file.column("label").take(order).to_numpy())
+
+
+@cache
+def _table(data_path: str, split: str) -> pyarrow.Table:
+    return parquet.read_table(next(Path(data_path).glob(f"{split}-*.parquet")))
 
 
 def _tensors(pixels: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:
