@@ -14,9 +14,7 @@ def run_flower_app(app: Path, config: Mapping[str, str | int | float], folder: P
     federation = {"num-supernodes": nodes, "client-resources-num-cpus": 1, "init-args-num-cpus": 2}
     with (folder / "flower.log").open("ab") as log, private_home() as home:
         environment = private_environment(home, {})
-        run = start_app(
-            app, {**config, "results": str(results)}, federation, folder, home, environment, log.fileno()
-        )
+        run = start_app(app, {**config, "results": str(results)}, federation, folder, home, environment, log.fileno())
         run.wait(timeout=500)
     assert results.is_file(), (folder / "flower.log").read_text()[-3000:]
     found: dict[str, Any] = json.loads(results.read_text())

@@ -40,9 +40,7 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
 def batches_of(worker: Worker, server_round: int, client: int) -> Batches:
     local, seed = worker.config.local, derive_seed(worker.config.seed, "batches", server_round, client)
     samples = worker.samples_of(client)
-    return Batches(
-        worker.task, samples, batch_size=local.batch_size, epochs=local.epochs, steps=local.steps, seed=seed
-    )
+    return Batches(worker.task, samples, batch_size=local.batch_size, epochs=local.epochs, steps=local.steps, seed=seed)
 
 
 def by_the_commands_parts(worker: Worker, rounds: int) -> Float32Array:

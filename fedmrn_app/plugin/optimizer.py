@@ -167,9 +167,9 @@ def learn_masks(
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         learn_masks(optimizer, model, message, steps=epochs * len(loader))
 
-    What the optimiser does not optimise stays as it is. Gradient clipping, accumulation and schedulers work as ever, and
-    so do closures that are called once in a step; `steps` counts the optimiser's steps. Where a gradient scaler may skip
-    some say `may_skip=True`.
+    What the optimiser does not optimise stays as it is. Gradient clipping, accumulation and schedulers work as ever,
+    and so do closures that are called once in a step; `steps` counts the optimiser's steps. Where a gradient scaler may
+    skip some say `may_skip=True`.
 
     Returns:
         The same optimiser.
@@ -214,7 +214,9 @@ class _Once:
             RunError: the optimiser needs it at other weights too.
         """
         if self.called:
-            raise RunError("this optimiser evaluates the loss several times in a step, which learned masks do not allow")
+            raise RunError(
+                "this optimiser evaluates the loss several times in a step, which learned masks do not allow"
+            )
         self.called = True
         return self.loss
 

@@ -4,8 +4,8 @@ Usage: python scripts/tools/pipelines.py
 
 The update is that of one client of examples/quickstart: the 8x8 digits, 10 local epochs, all tensors as one vector.
 Written here in NumPy, at OpenFL's default settings: KC (k-means with 6 clusters, then gzip of the float32 indices), SKC
-(the largest hundredth, k-means, gzip) and STC (the largest tenth, their signs and one mean size, gzip). In their favour:
-where the elements are takes a bit per weight before gzip, and STC's size is the mean of what is kept.
+(the largest hundredth, k-means, gzip) and STC (the largest tenth, their signs and one mean size, gzip). In their
+favour: where SKC's elements are takes a bit per weight before gzip, and STC's size is the mean of what is kept.
 
 APPFL's SZ3 and ZFP are the libraries pysz and zfpy where they are installed (`pip install pysz zfpy`), each with the
 bound on the error at which its mean squared error is EDEN's. Without a library there is a row for a uniform quantiser

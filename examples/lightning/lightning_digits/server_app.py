@@ -16,18 +16,18 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run all rounds."""
-    config = context.run_config
-    model = Digits(config)
+    run = context.run_config
+    model = Digits(run)
 
     def evaluate_global(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         model.load_state_dict(arrays.to_torch_state_dict())
         return MetricRecord({"accuracy": evaluate(model)})
 
     strategy = FedAvg(fraction_evaluate=0.0)
-    strategy = strategy if config["method"] == "plain" else Compressed(strategy, config["method"], alpha=config["alpha"])
-    first, rounds = ArrayRecord(model.state_dict()), config["num-server-rounds"]
+    strategy = strategy if run["method"] == "plain" else Compressed(strategy, run["method"], alpha=run["alpha"])
+    first, rounds = ArrayRecord(model.state_dict()), run["num-server-rounds"]
     result = strategy.start(grid, first, num_rounds=rounds, evaluate_fn=evaluate_global)
-    if config["results"]:
+    if run["results"]:
         found = {"accuracy": [metrics["accuracy"] for metrics in result.evaluate_metrics_serverapp.values()]}
         found["parameters"] = sum(value.numel() for value in model.state_dict().values())
-        Path(config["results"]).write_text(json.dumps(found))
+        Path(run["results"]).write_text(json.dumps(found))

@@ -27,7 +27,8 @@ def new_model(config: RunConfig) -> PeftModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config["seed"])
         model = BertForSequenceClassification(sizes)
-        lora = LoraConfig(r=config["rank"], lora_alpha=2 * config["rank"], target_modules=["query", "key", "value", "dense"])
+        rank, layers = config["rank"], ["query", "key", "value", "dense"]
+        lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=layers)
         return get_peft_model(model, lora)
 
 
@@ -42,7 +43,9 @@ def sentences(config: RunConfig, client: int, count: int) -> tuple[Tensor, Tenso
     return torch.from_numpy(ids), torch.from_numpy(topics)
 
 
-def train(model: PeftModel, x: Tensor, y: Tensor, config: RunConfig, optimizer: torch.optim.Optimizer, seed: int) -> float:
+def train(
+    model: PeftModel, x: Tensor, y: Tensor, config: RunConfig, optimizer: torch.optim.Optimizer, seed: int
+) -> float:
     """Train the adapters in place; return the mean loss."""
     model.train()
     random, total = torch.Generator().manual_seed(seed), 0.0

@@ -15,17 +15,17 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run all rounds."""
-    config = context.run_config
-    net, rows = new_net(config), evaluation_rows(config)
+    run = context.run_config
+    net, rows = new_net(run), evaluation_rows(run)
 
     def evaluate_global(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         net.load_state_dict(arrays.to_torch_state_dict())
         return MetricRecord({"accuracy": evaluate(net, *rows)})
 
     strategy = FedAvg(fraction_evaluate=0.0)
-    first, rounds = ArrayRecord(net.state_dict()), config["num-server-rounds"]
+    first, rounds = ArrayRecord(net.state_dict()), run["num-server-rounds"]
     result = strategy.start(grid, first, num_rounds=rounds, evaluate_fn=evaluate_global)
-    if config["results"]:
+    if run["results"]:
         found = {"accuracy": [metrics["accuracy"] for metrics in result.evaluate_metrics_serverapp.values()]}
         found["parameters"] = sum(value.numel() for value in net.state_dict().values())
-        Path(config["results"]).write_text(json.dumps(found))
+        Path(run["results"]).write_text(json.dumps(found))

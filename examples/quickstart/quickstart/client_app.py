@@ -14,8 +14,9 @@ app = ClientApp(mods=[compress_uplink])
 def train_client(message: Message, context: Context) -> Message:
     """Train the model that came, and send it back."""
     config, node = context.run_config, context.node_config
+    server_round = message.content["config"]["server-round"]
     torch.set_num_threads(1)
-    loader = client_loader(config, node["partition-id"], node["num-partitions"], message.content["config"]["server-round"])
+    loader = client_loader(config, node["partition-id"], node["num-partitions"], server_round)
     net, epochs = new_net(config), config["local-epochs"]
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
     optimizer = torch.optim.SGD(net.parameters(), lr=config["learning-rate"], momentum=0.9)
