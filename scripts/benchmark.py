@@ -8,6 +8,7 @@ Usage: python scripts/benchmark.py PART [options] [--json FILE]
     codec    compressing and decoding an update, per million weights
     server   checking, decoding and adding many replies: time and memory
     round    simulated rounds against the local training of their clients; needs --data, Fashion-MNIST's folder
+    optimizers  a step of the plug-in's optimisers against the same without masks, on CNN4
     plugin   the quickstart plain, with EDEN and with FedMRN: accuracy and bytes; --data, CIFAR-10's folder
 
 Tables show the median and, in brackets, the least and the most of the repetitions.
@@ -23,6 +24,7 @@ from fedmrn_app.learning.memory import keep_freed_memory
 from fedmrn_app.learning.sgd import PRECISIONS
 from scripts.benchmarks.clients import MODELS
 from scripts.benchmarks.codec import bench_codec
+from scripts.benchmarks.optimizers import bench_optimizers
 from scripts.benchmarks.plugin import bench_plugin
 from scripts.benchmarks.round import bench_round
 from scripts.benchmarks.server import bench_server
@@ -36,6 +38,7 @@ PARTS = {
     "server": bench_server,
     "round": bench_round,
     "plugin": bench_plugin,
+    "optimizers": bench_optimizers,
 }
 
 

@@ -161,17 +161,20 @@ def by_closure(make: Any) -> Loop:
 
 
 def scaled(make: Any) -> Loop:
-    """A gradient scaler that skips its first steps, for the gradients are too large then."""
+    """A gradient scaler that skips the first step, whose gradients are not finite."""
 
     def loop(net: nn.Module, message: Message) -> None:
         optimizer = make(net, message, may_skip=True)
-        scaler = torch.amp.GradScaler("cpu", init_scale=1e39, backoff_factor=1e-12)  # type: ignore[attr-defined]
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)  # type: ignore[attr-defined]
         for step in range(STEPS):
             optimizer.zero_grad()
             backward(scaler.scale(loss_of(net, step)))
+            for parameter in net.parameters():
+                if step == 0 and parameter.grad is not None:
+                    parameter.grad.fill_(torch.inf)
             scaler.step(optimizer)
             scaler.update()
-        assert scaler.get_scale() < 1e39
+        assert scaler.get_scale() < 1024
 
     return loop
 
