@@ -89,25 +89,13 @@ def run_simulation(
         "init-args-log-to-driver": "false",
     }
     with (folder / "flower.log").open("ab") as log, private_home() as home:
-        environment = _environment(home, values)
-        port = _free_port()
-        superlink = _start_superlink(port, home, environment, log.fileno())
-        _wait_until_healthy(superlink, port, folder)
-        (home / "config.toml").write_text(f'[superlink.private]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
-        run_config = home / "run.toml"
-        run_config.write_text(f"config = {json.dumps(json.dumps(values))}\nrun-dir = {json.dumps(str(folder))}\n")
         if app is None:
             app = home / "app"
             app.mkdir()
             (app / "pyproject.toml").write_text(_PYPROJECT)
             (app / "app.py").write_text("# Flower packs no app without a file\n")
-        run = subprocess.Popen(
-            [
-                _command("flwr"), "run", str(app), "private", "--stream", "-c", str(run_config),
-                "--federation-config", " ".join(f"{key}={value}" for key, value in federation.items()),
-            ],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=home, env=environment, start_new_session=True,
-        )  # fmt: skip
+        run_config = {"config": json.dumps(values), "run-dir": str(folder)}
+        run = start_app(app, run_config, federation, folder, home, private_environment(home, values), log.fileno())
         tail = _Tail(folder / "run.log")
         # not until the processes end by themselves: they wait for clients that no round waits for any more
         while run.poll() is None and not _ended(folder):
@@ -116,6 +104,44 @@ def run_simulation(
         tail.read(on_line)
     if not (folder / "summary.json").is_file():
         raise RunError(_reason(folder))
+
+
+def start_app(
+    app: Path,
+    run_config: Mapping[str, str | int | float],
+    federation: Mapping[str, object],
+    folder: Path,
+    home: Path,
+    environment: Mapping[str, str],
+    log: int,
+) -> subprocess.Popen[bytes]:
+    """Start a SuperLink in a private home and `flwr run` with it; leaving the home ends both.
+
+    Args:
+        app: folder of a Flower app.
+        run_config: what is set otherwise than in the app's pyproject.toml.
+        federation: the simulation's options, such as `num-supernodes`.
+        folder: holds flower.log, which errors name.
+        home: see `private_home`.
+        environment: of the processes, see `private_environment`.
+        log: descriptor of the file that they write to.
+
+    Raises:
+        RunError: the SuperLink did not start.
+    """
+    port = _free_port()
+    superlink = _start_superlink(port, home, environment, log)
+    _wait_until_healthy(superlink, port, folder)
+    (home / "config.toml").write_text(f'[superlink.private]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
+    file = home / "run.toml"
+    file.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in run_config.items()))
+    return subprocess.Popen(
+        [
+            _command("flwr"), "run", str(app), "private", "--stream", "-c", str(file),
+            "--federation-config", " ".join(f"{key}={value}" for key, value in federation.items()),
+        ],
+        stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=home, env=environment, start_new_session=True,
+    )  # fmt: skip
 
 
 @contextmanager
@@ -170,7 +196,8 @@ def _environ(process: psutil.Process) -> Mapping[str, str]:
     return environ
 
 
-def _environment(home: Path, values: Values) -> dict[str, str]:
+def private_environment(home: Path, values: Values) -> dict[str, str]:
+    """Of processes that keep to a private home; `values` name the code of the user's own."""
     environment = {
         "FLWR_TELEMETRY_ENABLED": "0",
         **os.environ,

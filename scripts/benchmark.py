@@ -8,6 +8,8 @@ Usage: python scripts/benchmark.py PART [options] [--json FILE]
     codec    compressing and decoding an update, per million weights
     server   checking, decoding and adding many replies: time and memory
     round    simulated rounds against the local training of their clients; needs --data, Fashion-MNIST's folder
+    optimizers  a step of the plug-in's optimisers against the same without masks, on CNN4
+    plugin   the quickstart plain, with EDEN and with FedMRN: accuracy and bytes; --data, CIFAR-10's folder
 
 Tables show the median and, in brackets, the least and the most of the repetitions.
 """
@@ -22,6 +24,8 @@ from fedmrn_app.learning.memory import keep_freed_memory
 from fedmrn_app.learning.sgd import PRECISIONS
 from scripts.benchmarks.clients import MODELS
 from scripts.benchmarks.codec import bench_codec
+from scripts.benchmarks.optimizers import bench_optimizers
+from scripts.benchmarks.plugin import bench_plugin
 from scripts.benchmarks.round import bench_round
 from scripts.benchmarks.server import bench_server
 from scripts.benchmarks.steps import bench_epoch, bench_step, bench_threads
@@ -33,6 +37,8 @@ PARTS = {
     "codec": bench_codec,
     "server": bench_server,
     "round": bench_round,
+    "plugin": bench_plugin,
+    "optimizers": bench_optimizers,
 }
 
 
@@ -48,6 +54,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--data")
+    parser.add_argument("--images", type=int, default=0, help="of a client in `plugin`; 0 for all")
+    parser.add_argument("--tune", action="store_true", help="`plugin`: settings, on training images held out")
     parser.add_argument("--json", type=Path, help="a file that the figures are written to")
     arguments = parser.parse_args()
     keep_freed_memory()

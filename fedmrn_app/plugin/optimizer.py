@@ -30,7 +30,9 @@ Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 class _Masks(Learned):
     """The masked tensors of a model in flat buffers, and how far their training is."""
 
-    def __init__(self, model: nn.Module, message: Message, steps: int, trained: Iterable[nn.Parameter]) -> None:
+    def __init__(
+        self, model: nn.Module, message: Message, steps: int, may_skip: bool, trained: Iterable[nn.Parameter]
+    ) -> None:
         opened = round_of(message)
         if not learns_masks(opened.method):
             raise RunError(
@@ -50,7 +52,7 @@ class _Masks(Learned):
         assert isinstance(codec, NoiseMask)
         self.training, self.seed, self.private_seed = training, opened.task.seed, opened.private_seed
         device = self.parameters[0].device
-        self.steps, self.taken = steps, 0
+        self.steps, self.taken, self.may_skip = steps, 0, may_skip
         self.n = to_tensor(shared.known.noise(codec.noise, self.seed)).to(device)
         self.w = to_tensor(shared.known.vector).to(device)
         self.u, self.out = torch.zeros_like(self.w), self.w.clone()
@@ -88,8 +90,11 @@ class _Masks(Learned):
 
     def update(self) -> Float32Array:
         """See `Learned`."""
-        if self.taken != self.steps:
-            raise RunError(f"steps={self.steps}: the optimiser took {self.taken}; say how many steps this training has")
+        if self.taken != self.steps and not self.may_skip:
+            raise RunError(
+                f"steps={self.steps}: the optimiser took {self.taken}; say how many steps this training has, or "
+                "may_skip=True"
+            )
         return self.u.cpu().numpy()
 
 
@@ -114,16 +119,17 @@ class MaskedSGD(torch.optim.Optimizer):
         message: that asked for the training.
         lr: step size.
         steps: how many optimiser steps this training takes in all; masking progresses with them.
+        may_skip: whether fewer steps are fine too, as where a gradient scaler skips some.
 
     Raises:
         RunError: the message asks for no learned masks, the model's parameters are not the message's arrays, or the
             number of steps is another in the end.
     """
 
-    def __init__(self, model: nn.Module, message: Message, lr: float, *, steps: int) -> None:
+    def __init__(self, model: nn.Module, message: Message, lr: float, *, steps: int, may_skip: bool = False) -> None:
         trained = [p for p in model.parameters() if p.requires_grad]
         super().__init__(trained, {"lr": lr})
-        self._masks = _Masks(model, message, steps, trained)
+        self._masks = _Masks(model, message, steps, may_skip, trained)
         masked = {id(p) for p in self._masks.parameters}
         self._others = [p for p in trained if id(p) not in masked]
 
@@ -146,10 +152,14 @@ class MaskedSGD(torch.optim.Optimizer):
         masks = self._masks
         for start, size, parameter in zip(masks.layout.offsets, masks.layout.sizes, masks.parameters, strict=True):
             grad = parameter.grad
+            if grad is not None and grad.is_sparse:
+                grad = grad.to_dense()
             yield start, masks.zeros[:size] if grad is None else flatten(grad).contiguous()
 
 
-def learn_masks(optimizer: Optimizer, model: nn.Module, message: Message, *, steps: int) -> Optimizer:
+def learn_masks(
+    optimizer: Optimizer, model: nn.Module, message: Message, *, steps: int, may_skip: bool = False
+) -> Optimizer:
     """Make any optimiser of `torch.optim` learn masks: momentum, Adam, AdamW, with weight decay and parameter groups.
 
     Its steps act on the weights with what they have learned, and it never sees the masks::
@@ -157,8 +167,9 @@ def learn_masks(optimizer: Optimizer, model: nn.Module, message: Message, *, ste
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         learn_masks(optimizer, model, message, steps=epochs * len(loader))
 
-    What the optimiser does not optimise stays as it is. Gradient clipping, accumulation, schedulers and gradient
-    scalers work as ever; `steps` counts the optimiser's steps.
+    What the optimiser does not optimise stays as it is. Gradient clipping, accumulation and schedulers work as ever,
+    and so do closures that are called once in a step; `steps` counts the optimiser's steps. Where a gradient scaler may
+    skip some say `may_skip=True`.
 
     Returns:
         The same optimiser.
@@ -166,12 +177,19 @@ def learn_masks(optimizer: Optimizer, model: nn.Module, message: Message, *, ste
     Raises:
         RunError: as `MaskedSGD`.
     """
-    masks = _Masks(model, message, steps, [p for group in optimizer.param_groups for p in group["params"]])
+    masks = _Masks(model, message, steps, may_skip, [p for group in optimizer.param_groups for p in group["params"]])
 
-    @torch.no_grad()
-    def show_learned(*_: Any) -> None:
-        masks.count_step()
-        torch.add(masks.w, masks.u, out=masks.out)
+    def show_learned(_: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any] | None:
+        closure = positional[1] if len(positional) > 1 else named.get("closure")
+        changed = None
+        if closure is not None:  # it evaluates the loss, which must be the masked weights'
+            with torch.enable_grad():
+                once = _Once(closure())
+            changed = (positional[0], once, *positional[2:]), {k: v for k, v in named.items() if k != "closure"}
+        with torch.no_grad():
+            masks.count_step()
+            torch.add(masks.w, masks.u, out=masks.out)
+        return changed
 
     @torch.no_grad()
     def mask_learned(*_: Any) -> None:
@@ -181,6 +199,26 @@ def learn_masks(optimizer: Optimizer, model: nn.Module, message: Message, *, ste
     optimizer.register_step_pre_hook(show_learned)
     optimizer.register_step_post_hook(mask_learned)
     return optimizer
+
+
+class _Once:
+    """Stands for a closure that has been called."""
+
+    def __init__(self, loss: Any) -> None:
+        self.loss, self.called = loss, False
+
+    def __call__(self) -> Any:
+        """The loss.
+
+        Raises:
+            RunError: the optimiser needs it at other weights too.
+        """
+        if self.called:
+            raise RunError(
+                "this optimiser evaluates the loss several times in a step, which learned masks do not allow"
+            )
+        self.called = True
+        return self.loss
 
 
 def _match(model: nn.Module, opened: ClientRound, trained: set[int]) -> Mapping[str, nn.Parameter]:

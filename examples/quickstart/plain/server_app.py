@@ -1,0 +1,31 @@
+"""The server: federated averaging, and the accuracy of the global model after each round."""
+
+import json
+from pathlib import Path
+
+from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+from quickstart.task import evaluate, evaluation_rows, new_net
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run all rounds."""
+    run = context.run_config
+    net, rows = new_net(run), evaluation_rows(run)
+
+    def evaluate_global(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        net.load_state_dict(arrays.to_torch_state_dict())
+        return MetricRecord({"accuracy": evaluate(net, *rows)})
+
+    strategy = FedAvg(fraction_evaluate=0.0)
+    first, rounds = ArrayRecord(net.state_dict()), run["num-server-rounds"]
+    result = strategy.start(grid, first, num_rounds=rounds, evaluate_fn=evaluate_global)
+    if run["results"]:
+        found = {"accuracy": [metrics["accuracy"] for metrics in result.evaluate_metrics_serverapp.values()]}
+        found["parameters"] = sum(value.numel() for value in net.state_dict().values())
+        Path(run["results"]).write_text(json.dumps(found))

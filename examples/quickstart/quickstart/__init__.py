@@ -1,0 +1,1 @@
+"""A Flower app whose clients upload less than a bit per weight."""

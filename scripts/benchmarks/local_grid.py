@@ -1,0 +1,92 @@
+"""A Flower app in this process: its ServerApp, and a grid that runs its ClientApp on each message in turn."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedmrn_app.errors import RunError
+from fedmrn_app.messages import content_bytes
+
+App = Callable[[Message, Context], Message]
+
+
+class LocalGrid:
+    """Runs a ClientApp on each message; an exception becomes an error reply, as Flower makes it.
+
+    Attributes:
+        reply_bytes: of each reply that came, in order: all its records.
+    """
+
+    def __init__(self, app: App, nodes: int, config: Mapping[str, Any]) -> None:
+        TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # Flower makes no message without
+        self.app = app
+        self.reply_bytes: list[int] = []
+        self._sent = 0
+        self.contexts = {
+            node + 1: Context(
+                run_id=1,
+                node_id=node + 1,
+                node_config={"partition-id": node, "num-partitions": nodes},
+                state=RecordDict(),
+                run_config=dict(config),
+            )
+            for node in range(nodes)
+        }
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.contexts)
+
+    def send_and_receive(self, messages: Iterable[Message], timeout: float | None = None) -> list[Message]:
+        replies = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = f"message {self._sent}"
+            self._sent += 1
+            received = copy.copy(message)
+            received.__dict__ = copy.copy(message.__dict__)
+            received.content = RecordDict(dict(message.content))
+            try:
+                reply = self.app(received, self.contexts[message.metadata.dst_node_id])
+            except Exception as error:
+                reply = Message(Error(0, f"{type(error).__name__}: {error}"), reply_to=message)
+            if reply.has_error():
+                raise RunError(f"node {message.metadata.dst_node_id}: {reply.error.reason}")
+            self.reply_bytes.append(content_bytes(reply.content))
+            replies.append(reply)
+        return replies
+
+
+def run_app(folder: Path, config: Mapping[str, Any], nodes: int) -> LocalGrid:
+    """Run the Flower app in a folder to its end, with other values of its run config.
+
+    Raises:
+        RunError: a client failed.
+    """
+    settings = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    if unknown := set(config) - set(settings["config"]):
+        raise RunError(f"{folder}: has no {', '.join(sorted(unknown))} in its run config")
+    sys.path.insert(0, str(folder))
+    try:
+        server, client = (_load(settings["components"][name]) for name in ("serverapp", "clientapp"))
+    finally:
+        sys.path.remove(str(folder))
+    values = {**settings["config"], **config}
+    grid = LocalGrid(cast(ClientApp, client), nodes, values)
+    context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=values)
+    server(cast(Grid, grid), context)
+    return grid
+
+
+def _load(name: str) -> Any:
+    module, attribute = name.split(":")
+    return getattr(importlib.import_module(module), attribute)

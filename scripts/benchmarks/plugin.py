@@ -1,0 +1,70 @@
+"""The plug-in in an app of somebody's own: examples/quickstart without it, with EDEN's mod, with FedMRN's optimiser."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from scripts.benchmarks.local_grid import run_app
+
+QUICKSTART = Path(__file__).resolve().parents[2] / "examples" / "quickstart"
+CLIENTS = 10
+# each method's best on the held-out tenth of CIFAR-10's training images, as `--tune` prints it
+BEST: Mapping[str, Mapping[str, float]] = {
+    "plain": {"learning-rate": 0.02},
+    "eden": {"learning-rate": 0.02},
+    "fedmrn": {"learning-rate": 0.02, "alpha": 0.01},
+}
+
+
+def bench_plugin(arguments: argparse.Namespace) -> Any:
+    """Accuracy and bytes of the quickstart: one row per method, or with `--tune` per method and setting."""
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    data = arguments.data or ""
+    common = {"data-path": data, "images-per-client": arguments.images, "hold-out": arguments.tune}
+    common |= {"num-server-rounds": arguments.rounds, "local-epochs": 1 if data else 10}
+    methods = arguments.methods or list(BEST)
+    table = Table(
+        "", "learning rate", "alpha", "after 3 rounds", f"after {arguments.rounds}", "bytes of a reply",
+        "bits per parameter", "plain / this",
+    )  # fmt: skip
+    found = []
+    for method in methods:
+        for setting in candidates(method) if arguments.tune else [BEST[method]]:
+            row = {"method": method, **setting, **run_quickstart({**common, "method": method, **setting})}
+            found.append(row)
+            print(json.dumps(row), flush=True)
+    for row in found:
+        table.add_row(
+            row["method"], str(row["learning-rate"]), str(row.get("alpha", "")), f"{row['accuracy'][3]:.4f}",
+            f"{row['accuracy'][-1]:.4f}", f"{row['bytes']:,.0f}", f"{row['bits']:.3f}",
+            f"{found[0]['bytes'] / row['bytes']:.1f}",
+        )  # fmt: skip
+    Console(width=120).print(table)
+    return found
+
+
+def candidates(method: str) -> list[dict[str, float]]:
+    """Settings to choose from."""
+    if method != "fedmrn":
+        return [{"learning-rate": rate} for rate in (0.02, 0.05)]
+    return [{"learning-rate": rate, "alpha": alpha} for rate, alpha in ((0.05, 0.01), (0.05, 0.02), (0.1, 0.02))]
+
+
+def run_quickstart(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Accuracy after each round, 0 first; bytes of a whole reply and bits per parameter, mean over replies."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "results.json"
+        grid = run_app(QUICKSTART, {**config, "results": str(file)}, CLIENTS)
+        results = json.loads(file.read_text())
+    size = mean(grid.reply_bytes)
+    return {"accuracy": results["accuracy"], "bytes": size, "bits": 8 * size / results["parameters"]}
