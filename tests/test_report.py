@@ -15,10 +15,13 @@ def make_run(folder: Path, metric: str = "accuracy", **changes: Any) -> Path:
         "strategy": "fedmrn", "dataset": "digits", "partition": "iid", "metric": metric, "rounds": 2,
         "final_accuracy": None, "best_accuracy": None, f"final_{metric}": 0.51239, f"best_{metric}": 0.75,
         "uplink_bytes_per_client_round": 2706.4, "uplink_bits_per_parameter": 1.0081, "clients_failed": 3,
+        "downlink_bits_per_parameter": 2.5, "total_bits_per_parameter": 3.5081,
     }  # fmt: skip
     folder.mkdir(parents=True)
     (folder / "summary.json").write_text(json.dumps({**summary, **changes}))
-    (folder / "rounds.csv").write_text("round,uplink_bits_per_parameter\n1,1.2\n2,0.8441\n")
+    (folder / "rounds.csv").write_text(
+        "round,uplink_bits_per_parameter,downlink_bits_per_parameter\n1,1.2,3\n2,0.8441,1.9\n"
+    )
     return folder
 
 
@@ -34,11 +37,11 @@ def test_one_row_per_run_in_the_order_of_their_numbers(
         make_run(tmp_path / str(number), strategy=f"run{number}")
     assert report(monkeypatch, tmp_path, tmp_path / "9") == 0
     assert capsys.readouterr().out.splitlines() == [
-        "| strategy | data | rounds | final accuracy | best accuracy | uplink per client, B | bits per parameter "
-        "| in the last round | rejected |",
-        "|---|---|---|---|---|---|---|---|---|",
-        "| run9 | digits, iid | 2 | 0.5124 | 0.7500 | 2,706 | 1.008 | 0.844 | 3 |",
-        "| run10 | digits, iid | 2 | 0.5124 | 0.7500 | 2,706 | 1.008 | 0.844 | 3 |",
+        "| strategy | data | rounds | final accuracy | best accuracy | uplink per client, B | bits per parameter, up "
+        "| down | both | in the last round, up | down | rejected |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| run9 | digits, iid | 2 | 0.5124 | 0.7500 | 2,706 | 1.008 | 2.500 | 3.508 | 0.844 | 1.900 | 3 |",
+        "| run10 | digits, iid | 2 | 0.5124 | 0.7500 | 2,706 | 1.008 | 2.500 | 3.508 | 0.844 | 1.900 | 3 |",
     ]
 
 

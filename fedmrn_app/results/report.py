@@ -15,10 +15,10 @@ from typing import Any
 
 from fedmrn_app.errors import FedMRNError, RunError
 
-_LAST = "uplink_bits_per_parameter_in_the_last_round"
+_LAST = "bits_per_parameter_in_the_last_round"  # up and down
 _NEEDED = (
     "strategy", "dataset", "partition", "metric", "rounds", "uplink_bytes_per_client_round",
-    "uplink_bits_per_parameter", "clients_failed",
+    "uplink_bits_per_parameter", "downlink_bits_per_parameter", "total_bits_per_parameter", "clients_failed",
 )  # fmt: skip
 
 
@@ -63,7 +63,8 @@ def read_run(path: Path) -> dict[str, Any]:
     try:
         run: dict[str, Any] = json.loads(path.read_text())
         with (path.parent / "rounds.csv").open(newline="") as file:
-            run[_LAST] = float(list(csv.DictReader(file))[-1]["uplink_bits_per_parameter"])
+            last = list(csv.DictReader(file))[-1]
+            run[_LAST] = [float(last[f"{way}link_bits_per_parameter"]) for way in ("up", "down")]
         for key in (*_NEEDED, f"final_{run['metric']}", f"best_{run['metric']}"):
             run[key]
     except (OSError, ValueError, TypeError, KeyError, IndexError) as error:
@@ -76,8 +77,8 @@ def markdown(runs: Sequence[dict[str, Any]]) -> list[str]:
     metrics = {run["metric"] for run in runs}
     shared = f" {metrics.pop().replace('_', ' ')}" if len(metrics) == 1 else ""
     head = (
-        "strategy", "data", "rounds", f"final{shared}", f"best{shared}", "uplink per client, B", "bits per parameter",
-        "in the last round", "rejected",
+        "strategy", "data", "rounds", f"final{shared}", f"best{shared}", "uplink per client, B",
+        "bits per parameter, up", "down", "both", "in the last round, up", "down", "rejected",
     )  # fmt: skip
     return [_row(head), "|---" * len(head) + "|", *(_row(_cells(run, not shared)) for run in runs)]
 
@@ -93,7 +94,9 @@ def _cells(run: dict[str, Any], named: bool) -> tuple[object, ...]:
         f"{run[f'best_{metric}']:.4f}{beside}",
         f"{run['uplink_bytes_per_client_round']:,.0f}",
         f"{run['uplink_bits_per_parameter']:.3f}",
-        f"{run[_LAST]:.3f}",
+        f"{run['downlink_bits_per_parameter']:.3f}",
+        f"{run['total_bits_per_parameter']:.3f}",
+        *(f"{bits:.3f}" for bits in run[_LAST]),
         run["clients_failed"],
     )
 
