@@ -83,6 +83,17 @@ def test_useless_side_information_costs_next_to_nothing() -> None:
     assert 8 * len(code_mask(bits, side)) / bits.size < 1.005 * entropy(np.full(1, 0.1))
 
 
+def test_masks_that_coding_makes_no_shorter_are_packed() -> None:
+    """A coded body as long as a packed one is not read, so it is not written."""
+    random, ties = np.random.default_rng(0), 0
+    side = noisy_side(((30, 8), (30, 8)))
+    for density in np.linspace(0.05, 0.5, 200):
+        bits = random.random(480) < density
+        ties += len(code_mask(bits, side)) == 60
+        np.testing.assert_array_equal(unpack_mask(pack_mask(bits, lambda: side, "auto"), 480, lambda: side), bits)
+    assert ties > 0
+
+
 def test_random_bits_are_packed() -> None:
     bits = draw(np.full(LAYOUT.count, 0.5))
     body = pack_mask(bits, partial(noisy_side, SHAPES), "auto")

@@ -31,7 +31,7 @@ def pack_levels(levels: NDArray[np.uint8], cells: NDArray[np.int64], coder: Code
         return plain
     stream = constriction.stream.stack.AnsCoder()
     stream.encode_reverse(levels.astype(np.int32), _model(cells))
-    return min(Body(write_words(stream), CODED), plain, key=len)
+    return min(plain, Body(write_words(stream), CODED), key=len)  # a coded body is only read where it is shorter
 
 
 def unpack_levels(body: Body, count: int, cells: NDArray[np.int64]) -> NDArray[np.uint8]:

@@ -28,7 +28,8 @@ _CHECK = struct.Struct("<I")
 def pack_mask(bits: NDArray[np.bool_], side: Callable[[], Side], coder: Coder) -> Body:
     """Write bits of shape (d,) in the smaller form, coded or plainly packed; `packed` is always the latter."""
     plain = Body(pack_bits(bits))
-    return plain if coder == "packed" else min(Body(code_mask(bits, side()), CODED), plain, key=len)
+    # of two as long the first is taken: coded ones are only read where they are shorter
+    return plain if coder == "packed" else min(plain, Body(code_mask(bits, side()), CODED), key=len)
 
 
 def unpack_mask(body: Body, count: int, side: Callable[[], Side]) -> NDArray[np.bool_]:

@@ -32,7 +32,7 @@ def pack_trits(trits: NDArray[np.int8], side: Callable[[], SideInformation], cod
     if len(mask) >= packed_size(trits.size):  # such a mask is not read
         return plain
     count = int(np.count_nonzero(present)).to_bytes(4, "little")
-    return min(Body(count + signs + mask, CODED), plain, key=len)
+    return min(plain, Body(count + signs + mask, CODED), key=len)  # a coded body is only read where it is shorter
 
 
 def unpack_trits(body: Body, count: int, side: Callable[[], SideInformation]) -> NDArray[np.int8]:
