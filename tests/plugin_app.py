@@ -14,8 +14,10 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
 
-from fedmrn_app.plugin import MaskedSGD, compress_uplink, learn_masks
+from fedmrn_app.plugin import Compressed, MaskedSGD, compress_uplink, learn_masks
 
+State = dict[str, Tensor]
+Loop = Callable[[Any, Message], None]
 Train = Callable[[nn.Module, Message, Tensor, Tensor], None]
 TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # Flower makes no message without
 NODES = (11, 12, 13)
@@ -157,3 +159,31 @@ def run(
 ) -> tuple[Result, LocalGrid]:
     local = LocalGrid(new_app(train, [compress_uplink] if mods is None else mods), **grid)
     return strategy.start(local, ArrayRecord(new_net(batch_norm=batch_norm).state_dict()), num_rounds=rounds), local  # type: ignore[arg-type]
+
+
+def learned(loop: Loop, make: Callable[[], nn.Module] = new_net, alpha: float = 0.05) -> tuple[State, State]:
+    """What the server got of a client after a round of this loop, and what the client ended with."""
+    ended: State = {}
+    app = ClientApp(mods=[compress_uplink])
+
+    @app.train()
+    def _(message: Message, context: Context) -> Message:
+        net = make()
+        net.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+        loop(net, message)
+        ended.update(copy.deepcopy(net.state_dict()))
+        metrics = MetricRecord({"num-examples": 1})
+        return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message)
+
+    arrived: list[State] = []
+
+    class Look(FedAvg):
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            replies = list(replies)
+            arrived.extend(reply.content.array_records["arrays"].to_torch_state_dict() for reply in replies)
+            return super().aggregate_train(server_round, replies)
+
+    strategy = Compressed(Look(fraction_evaluate=0.0, min_available_nodes=3), alpha=alpha, dense_bits=32)
+    strategy.start(LocalGrid(app), ArrayRecord(make().state_dict()), num_rounds=1)  # type: ignore[arg-type]
+    assert len(arrived) == 3, "clients were left out"
+    return arrived[-1], ended

@@ -8,46 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAvg
+from flwr.app import Message
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedmrn_app.plugin import Compressed, MaskedSGD, compress_uplink, learn_masks
-from tests.plugin_app import LocalGrid, data_of, new_net
+from fedmrn_app.plugin import MaskedSGD, learn_masks
+from tests.plugin_app import Loop, State, data_of, learned, new_net
 
 STEPS = 8
-State = dict[str, Tensor]
-Loop = Callable[[Any, Message], None]
-
-
-def learned(loop: Loop, make: Callable[[], nn.Module] = new_net, alpha: float = 0.05) -> tuple[State, State]:
-    """What the server got of a client after a round of this loop, and what the client ended with."""
-    ended: State = {}
-    app = ClientApp(mods=[compress_uplink])
-
-    @app.train()
-    def _(message: Message, context: Context) -> Message:
-        net = make()
-        net.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
-        loop(net, message)
-        ended.update(copy.deepcopy(net.state_dict()))
-        metrics = MetricRecord({"num-examples": 1})
-        return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message)
-
-    arrived: list[State] = []
-
-    class Look(FedAvg):
-        def aggregate_train(self, server_round: int, replies: Any) -> Any:
-            replies = list(replies)
-            arrived.extend(reply.content.array_records["arrays"].to_torch_state_dict() for reply in replies)
-            return super().aggregate_train(server_round, replies)
-
-    strategy = Compressed(Look(fraction_evaluate=0.0, min_available_nodes=3), alpha=alpha, dense_bits=32)
-    strategy.start(LocalGrid(app), ArrayRecord(make().state_dict()), num_rounds=1)  # type: ignore[arg-type]
-    assert len(arrived) == 3, "clients were left out"
-    return arrived[-1], ended
 
 
 def batch(step: int, size: int = 16) -> tuple[Tensor, Tensor]:
