@@ -24,7 +24,7 @@ def test_six_lines_change() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["plain", "eden", "fedmrn"])
 def test_quickstart(method: str, tmp_path: Path) -> None:
-    config = {"method": method, "num-server-rounds": 3}
+    config: dict[str, str | int | float] = {"method": method, "num-server-rounds": 3}
     assert run_flower_app(EXAMPLES / "quickstart", config, tmp_path, nodes=5)["accuracy"][-1] > 0.4
 
 

@@ -16,7 +16,6 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedmrn_app.config.build import build_module, measure
 from fedmrn_app.config.compose import compose_values
-from fedmrn_app.federation.agreement import GlobalState
 from fedmrn_app.federation.server import close_round, open_round
 from fedmrn_app.federation.upload import Update, header_of, write_upload
 from fedmrn_app.federation.worker import Worker
@@ -63,7 +62,7 @@ def by_the_commands_parts(worker: Worker, rounds: int) -> Float32Array:
             update = Update(body, model.dense.cpu().numpy(), trained.loss)
             replies[client] = write_upload(agreement, header, update, order.dense.astype(np.float32))
         state, _ = close_round(opened, replies)
-    return cast(GlobalState, state).vector
+    return state.vector
 
 
 def by_the_plugin(worker: Worker, rounds: int) -> Float32Array:

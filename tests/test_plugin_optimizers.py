@@ -33,8 +33,8 @@ def learned(loop: Loop, make: Callable[[], nn.Module] = new_net, alpha: float = 
         net.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
         loop(net, message)
         ended.update(copy.deepcopy(net.state_dict()))
-        content = {"arrays": ArrayRecord(net.state_dict()), "metrics": MetricRecord({"num-examples": 1})}
-        return Message(RecordDict(content), reply_to=message)
+        metrics = MetricRecord({"num-examples": 1})
+        return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message)
 
     arrived: list[State] = []
 
@@ -249,7 +249,7 @@ def test_optimisers_that_evaluate_the_loss_twice_are_refused() -> None:
             backward(loss)
             return float(loss)
 
-        optimizer.step(closure)
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
 
     with pytest.raises(AssertionError, match="left out"):
         learned(loop)

@@ -48,8 +48,8 @@ def bench_optimizers(arguments: argparse.Namespace) -> Any:
         runs = {name: loop(module, make, steps) for name, make in makers.items()}
         for base, name in PAIRS:
             found[name] = compare({base: runs[base], name: runs[name]}, base, arguments.repeats)[name]
-        content = {"arrays": ArrayRecord(module.state_dict()), "metrics": MetricRecord({"num-examples": 1})}
-        return Message(RecordDict(content), reply_to=message)
+        metrics = MetricRecord({"num-examples": 1})
+        return Message(RecordDict({"arrays": ArrayRecord(module.state_dict()), "metrics": metrics}), reply_to=message)
 
     strategy = Compressed(FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1))
     strategy.start(cast(Grid, LocalGrid(app, 1, {})), ArrayRecord(module.state_dict()), num_rounds=1)

@@ -39,7 +39,7 @@ from fedmrn_app.noise import Noise
 Vector = NDArray[np.float32]
 Coded = tuple[int, Vector]  # bytes, and what is decoded from them
 CLUSTERS = 6
-OURS = {
+OURS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f'"eden", options={{"bits": {bits}}}': ("eden", {"bits": bits}) for bits in (1, 2, 3, 4)},
     **{f'"topk", options={{"ratio": {ratio}}}': ("topk", {"ratio": ratio}) for ratio in (0.01, 0.02, 0.05, 0.1)},
     '"terngrad"': ("terngrad", {}),
