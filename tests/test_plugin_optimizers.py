@@ -120,13 +120,8 @@ def accumulated(make: Any) -> Loop:
 
 def in_bfloat16(make: Any) -> Loop:
     def loop(net: nn.Module, message: Message) -> None:
-        optimizer = make(net, message)
-        for step in range(STEPS):
-            optimizer.zero_grad()
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = loss_of(net, step)
-            backward(loss)
-            optimizer.step()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            plain_loop(make)(net, message)
 
     return loop
 
@@ -155,7 +150,7 @@ def by_closure(make: Any) -> Loop:
                 backward(loss)
                 return loss
 
-            assert float(optimizer.step(closure)) > 0
+            assert float(optimizer.step(closure).detach()) > 0
 
     return loop
 
