@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -181,9 +182,9 @@ MAKERS = pytest.mark.parametrize("make", [masked_sgd, sgd, adamw])
 @pytest.mark.parametrize("form", [plain_loop, clipped, accumulated, in_bfloat16, scheduled, by_closure])
 def test_the_server_gets_what_the_client_ended_with(make: Any, form: Callable[[Any], Loop]) -> None:
     arrived, ended = learned(form(make))
-    first = new_net().state_dict()
     for name, tensor in arrived.items():
         torch.testing.assert_close(tensor.reshape(ended[name].shape), ended[name], rtol=0, atol=1e-6)
+    first = new_net().state_dict()
     assert torch.equal(arrived["frozen.weight"], first["frozen.weight"])
     assert torch.equal(arrived["tied.weight"], arrived["hidden.weight"])
     assert not torch.equal(arrived["hidden.weight"], first["hidden.weight"])
@@ -198,7 +199,7 @@ def test_closures_see_the_masked_weights(make: Any) -> None:
 
 @MAKERS
 def test_halves_of_a_batch_add_up(make: Any) -> None:
-    without = lambda: new_net(batch_norm=False)  # noqa: E731
+    without = partial(new_net, batch_norm=False)
     (one, _), (two, _) = learned(plain_loop(make), without), learned(accumulated(make), without)
     assert share_equal(one, two) > 0.97
 
@@ -210,9 +211,8 @@ def test_both_forms_of_sgd_learn_the_same_masks() -> None:
 
 
 def share_equal(one: State, two: State) -> float:
-    names = [name for name, tensor in one.items() if tensor.dim() >= 2]
-    same = torch.cat([torch.isclose(one[name], two[name], rtol=0, atol=1e-6).flatten() for name in names])
-    return float(same.float().mean())
+    same = [torch.isclose(a, two[name], rtol=0, atol=1e-6).flatten() for name, a in one.items() if a.dim() >= 2]
+    return float(torch.cat(same).float().mean())
 
 
 @MAKERS
@@ -220,8 +220,8 @@ def test_rates_of_schedulers_count(make: Any) -> None:
     """After the first step the rate is zero, so less is learned."""
 
     def moved(form: Callable[[Any], Loop]) -> float:
-        arrived, _ = learned(form(make), alpha=0.2)
-        return float((arrived["hidden.weight"] != new_net().state_dict()["hidden.weight"]).float().mean())
+        weights = learned(form(make), alpha=0.2)[0]["hidden.weight"]
+        return float((weights != new_net().state_dict()["hidden.weight"]).float().mean())
 
     assert moved(scheduled) < 0.7 * moved(plain_loop)
 
