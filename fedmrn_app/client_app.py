@@ -50,7 +50,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 def read_kept(state: RecordDict, client: int) -> Kept:
-    """What a client has kept of its last round;"""
+    """What a client has kept of its last round."""
     residual, record = state.array_records.get(f"residual-{client}"), state.config_records.get(f"version-{client}")
     version = None
     if record is not None:

@@ -8,7 +8,7 @@ import math
 import re
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast, get_args
 
@@ -132,6 +132,11 @@ def read_payload(reply: Message) -> bytes:
     if len(content) != 1 or record is None or len(record) != 1 or not isinstance(data, bytes):
         raise PayloadError("reply does not hold exactly one payload")
     return data
+
+
+def by_request(replies: Iterable[Message]) -> dict[str, Message]:
+    """Replies by the id of the message that each answers."""
+    return {reply.metadata.reply_to_message_id: reply for reply in replies}
 
 
 def hosted_content(hosted: Hosted) -> RecordDict:

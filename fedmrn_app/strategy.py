@@ -15,6 +15,7 @@ from fedmrn_app.federation.agreement import Agreement
 from fedmrn_app.federation.server import OpenRound, RoundReport, close_round, open_round
 from fedmrn_app.federation.versions import Versions
 from fedmrn_app.messages import (
+    by_request,
     content_bytes,
     order_content,
     pack_state,
@@ -133,7 +134,7 @@ class PayloadStrategy(Strategy):
                 again.append(self._address(sent, client, content))
         left = sent.deadline - time.monotonic()
         if again and left > 0:
-            replies.update(_by_message(sent.grid.send_and_receive(again, timeout=left)))
+            replies.update(by_request(sent.grid.send_and_receive(again, timeout=left)))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -145,7 +146,7 @@ class PayloadStrategy(Strategy):
         """
         assert self._sent is not None, "Flower calls configure_train first"
         sent, self._sent = self._sent, None
-        by_message = _by_message(replies)
+        by_message = by_request(replies)
         self._ask_again(sent, by_message)
         opened, traffic = sent.opened, sent.traffic
         payloads: dict[int, bytes | PayloadError] = {}
@@ -180,7 +181,3 @@ class PayloadStrategy(Strategy):
 
     def summary(self) -> None:
         """Log nothing beyond the run's own lines."""
-
-
-def _by_message(replies: Iterable[Message]) -> dict[str, Message]:
-    return {reply.metadata.reply_to_message_id: reply for reply in replies}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from fedmrn_app.federation.agreement import Agreement, Order
@@ -15,7 +14,7 @@ from fedmrn_app.layout import Float32Array
 from fedmrn_app.learning.batches import Batches
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.sgd import LocalSettings, Precision
-from fedmrn_app.methods.method import LocalRound, encode_with_feedback
+from fedmrn_app.methods.method import LocalRound
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.tasks.task import Samples, Task
 
@@ -91,11 +90,7 @@ def train_client(
         torch.manual_seed(private_seed)
         trained = method.training.train(model, local_round)
     ended = time.perf_counter()
-    if method.error_feedback:
-        before = np.zeros_like(trained.x) if kept.residual is None else kept.residual
-        body, residual = encode_with_feedback(method.codec, trained.x, before, known, seed, private_seed)
-    else:
-        body, residual = method.codec.encode(trained.x, known, seed, private_seed), None
+    body, residual = method.encode(trained.x, kept.residual, known, seed, private_seed)
     encoded = time.perf_counter()
     dense = model.dense.cpu().numpy()
     update = Update(body, dense, trained.loss, ended - start, encoded - ended)

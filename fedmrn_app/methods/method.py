@@ -220,6 +220,26 @@ class Method:
     error_feedback: bool = False
     steering: Steering | None = None
 
+    def encode(
+        self, x: Float32Array, residual: Float32Array | None, known: Known, seed: int, private_seed: int
+    ) -> tuple[Body, Float32Array | None]:
+        """Encode what was trained, with error feedback where the method has it.
+
+        Args:
+            x: float32 (d,), what local training gave.
+            residual: float32 (d,), what this method returned the last time; None the first time.
+            known: as the codec's.
+            seed: likewise.
+            private_seed: likewise.
+
+        Returns:
+            The body, and the residual to keep for the next round, None without error feedback.
+        """
+        if not self.error_feedback:
+            return self.codec.encode(x, known, seed, private_seed), None
+        before = np.zeros_like(x) if residual is None else residual
+        return encode_with_feedback(self.codec, x, before, known, seed, private_seed)
+
     def client_seed(self, run_seed: int, server_round: int, client: int) -> int:
         """The 64-bit seed that the server gives a client for a round."""
         return derive_seed(run_seed, "noise", server_round, 0 if self.shared_seed else client)

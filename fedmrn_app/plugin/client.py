@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from fedmrn_app.errors import RunError
 from fedmrn_app.federation.upload import Update, header_of, write_upload
 from fedmrn_app.layout import Float32Array
-from fedmrn_app.methods.method import Method, encode_with_feedback
+from fedmrn_app.messages import lost_content
+from fedmrn_app.methods.method import Method
 from fedmrn_app.plugin.arrays import CODED, DENSE, TIED, UNCHANGED, Values, find_tied, to_values, usual_ways
-from fedmrn_app.plugin.downlink import GRID, LOST, read_arrays
+from fedmrn_app.plugin.downlink import GRID, read_arrays
 from fedmrn_app.plugin.terms import RECORD, Shared, Task, learns_masks
 from fedmrn_app.seeds import mix
 
@@ -46,8 +47,7 @@ class ClientRound:
         method: of the run.
         key: of the ArrayRecord in the message.
         values: what was sent.
-        learned: what an optimiser of ours trained: (which tensors it learned, their updates as one vector); see
-            `plugin/optimizer.py`.
+        learned: what an optimiser of ours trains, see `plugin/optimizer.py`; None where none does.
     """
 
     task: Task
@@ -96,7 +96,7 @@ def compress_uplink(message: Message, context: Context, call_next: Callable[[Mes
             optimiser learned any.
     """
     if message.has_content() and GRID in message.content and not read_arrays(message.content, context):
-        return Message(RecordDict({LOST: ConfigRecord({"": True})}), reply_to=message)
+        return Message(lost_content("version"), reply_to=message)
     record = message.content.config_records.get(RECORD) if message.has_content() else None
     if record is None:
         return call_next(message, context)
@@ -137,22 +137,21 @@ def _compress(reply: Message, opened: ClientRound, context: Context) -> None:
     shared = Shared.of(method, opened.task, opened.values, ways)
     parts, seed = shared.parts, opened.task.seed
     x = opened.learned.update() if opened.learned else parts.vector(trained) - parts.vector(opened.values)
-    if method.error_feedback:
-        kept = cast(ArrayRecord, context.state[_RESIDUAL])["x"].numpy() if _RESIDUAL in context.state else None
-        before = np.zeros_like(x) if kept is None or kept.size != x.size else kept
-        body, residual = encode_with_feedback(method.codec, x, before, shared.known, seed, opened.private_seed)
+    record = context.state.array_records.get(_RESIDUAL)
+    before = None if record is None else record["x"].numpy()
+    before = before if before is not None and before.size == x.size else None  # other tensors may have changed
+    body, residual = method.encode(x, before, shared.known, seed, opened.private_seed)
+    if residual is not None:
         context.state[_RESIDUAL] = ArrayRecord({"x": Array(residual)})
-    else:
-        body = method.codec.encode(x, shared.known, seed, opened.private_seed)
     header = header_of(shared.agreement, seed, 1, shared.known.count)
     payload = write_upload(shared.agreement, header, Update(body, parts.dense_vector(trained)), shared.dense)
-    record = ConfigRecord({"": payload})
+    answer = ConfigRecord({"": payload})
     if not np.array_equal(ways, usual_ways(opened.values)):
-        record["ways"] = ways.tobytes()
+        answer["ways"] = ways.tobytes()
     if parts.exact:
-        record["exact"] = parts.exact_bytes(trained)
+        answer["exact"] = parts.exact_bytes(trained)
     del reply.content[key]
-    reply.content[key] = record
+    reply.content[key] = answer
 
 
 def _ways(opened: ClientRound, trained: Values) -> NDArray[np.uint8]:

@@ -24,7 +24,6 @@ from fedmrn_app.wire.grid import Grid, GridRule
 from fedmrn_app.wire.grid_code import decode_grid, encode_grid
 
 GRID = "fedmrn-grid"  # the record of a message whose arrays are on a grid
-LOST = "fedmrn-lost"  # the record of a reply to one that cannot be read
 _REFERENCE, _VERSION = "fedmrn-reference", "fedmrn-version"  # in the client's state
 
 
@@ -142,11 +141,6 @@ class GridSender:
     def forget(self, node: int) -> None:
         """Note that a node has lost what it held."""
         self._informed.discard(node)
-
-
-def has_lost(content: RecordDict) -> bool:
-    """Whether a reply says that the client could not read the arrays."""
-    return LOST in content
 
 
 def read_arrays(content: RecordDict, context: Context) -> bool:

@@ -15,11 +15,11 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedmrn_app.errors import ConfigError, PayloadError, RunError
 from fedmrn_app.federation.upload import check_upload, header_of
-from fedmrn_app.messages import content_bytes, remote_reason
+from fedmrn_app.messages import by_request, content_bytes, read_lost, remote_reason
 from fedmrn_app.noise import Distribution
 from fedmrn_app.plugin.arrays import Values, checked_ways, to_record, to_values, usual_ways
 from fedmrn_app.plugin.client import only_arrays
-from fedmrn_app.plugin.downlink import GridSender, has_lost
+from fedmrn_app.plugin.downlink import GridSender
 from fedmrn_app.plugin.terms import RECORD, Shared, Task, Terms
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.wire.downlink import GRID_STEP
@@ -61,7 +61,7 @@ class Compressed(Strategy):
         downlink: `grid` sends the arrays on a grid around the first ones, coded from what a client holds; a client
             that is new gets the first ones in float32 beside it.
         step: of the grid, in root mean squares of a tensor's first values.
-        **options: of the method, such as `bits=2` for `eden` by `options={"bits": 2}`.
+        options: of the method, such as `{"bits": 2}` for `eden`.
 
     Raises:
         ConfigError: the method, or an option, is not one that works on an app's arrays.
@@ -145,7 +145,7 @@ class Compressed(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Decode the replies in the order of the nodes, and let the inner strategy aggregate them."""
-        by_message = {reply.metadata.reply_to_message_id: reply for reply in replies}
+        by_message = by_request(replies)
         self._ask_again(by_message)
         decoded, spent = [], []
         for asked in self._asked:
@@ -171,7 +171,7 @@ class Compressed(Strategy):
         again = []
         for number, asked in enumerate(self._asked):
             reply = replies.get(asked.message.metadata.message_id)
-            if reply is None or not reply.has_content() or not has_lost(reply.content):
+            if reply is None or read_lost(reply) is None:
                 continue
             node = _node(asked.message)
             self._sender.forget(node)
@@ -181,8 +181,7 @@ class Compressed(Strategy):
             again.append(message)
         left = self._deadline - time.monotonic()
         if again and left > 0:
-            for reply in self._grid.send_and_receive(again, timeout=left):
-                replies[reply.metadata.reply_to_message_id] = reply
+            replies.update(by_request(self._grid.send_and_receive(again, timeout=left)))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -202,7 +201,7 @@ class Compressed(Strategy):
         """As the inner strategy does, without those who could not read the arrays."""
         usable = []
         for reply in replies:
-            if reply.has_content() and has_lost(reply.content):
+            if read_lost(reply) is not None:
                 logging.getLogger("flwr").warning("round %s: node %s has lost the arrays", server_round, _source(reply))
                 if self._sender is not None:
                     self._sender.forget(_source(reply))

@@ -15,6 +15,7 @@ from fedmrn_app.errors import ConfigError, PayloadError
 from fedmrn_app.federation.agreement import Agreement
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods import build_method
+from fedmrn_app.methods.fedmrn import MaskedTraining
 from fedmrn_app.methods.known import Known
 from fedmrn_app.methods.method import LocalTraining, Method, RunOptions, Selection, ServerState
 from fedmrn_app.noise import Distribution, Noise
@@ -73,7 +74,7 @@ class Terms:
 
 def learns_masks(method: Method) -> bool:
     """Whether the update is learned as a mask while the client trains, and not compressed afterwards."""
-    return method.name in ("fedmrn", "fedmrns") and type(method.training) is not LocalTraining
+    return isinstance(method.training, MaskedTraining)
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class Shared:
         """Work it out, both sides alike.
 
         Raises:
-            PayloadError: nothing is coded, or what is sent is not finite.
+            PayloadError: what is sent is not finite.
         """
         parts = Parts.of(values, ways)
         vector, dense = parts.vector(values), parts.dense_vector(values)
