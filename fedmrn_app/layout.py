@@ -7,10 +7,10 @@ PyTorch has it. Whatever needs a tensor's place in the vector asks here.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,6 +21,11 @@ T = TypeVar("T", bound=np.generic)
 
 Shape = tuple[int, ...]
 Float32Array = NDArray[np.float32]
+
+
+def slices(sizes: Iterable[int]) -> list[slice]:
+    """The part of a vector that each tensor takes, from their numbers of elements."""
+    return [slice(*bounds) for bounds in pairwise([0, *accumulate(sizes)])]
 
 
 def memory_order(shape: Shape) -> tuple[int, ...]:
@@ -52,7 +57,7 @@ class Layout:
     @cached_property
     def slices(self) -> list[slice]:
         """The part of the vector that each tensor takes."""
-        return [slice(start, start + size) for start, size in zip(self.offsets, self.sizes, strict=True)]
+        return slices(self.sizes)
 
     def split(self, vector: NDArray[T]) -> list[NDArray[T]]:
         """Views of each tensor's elements in a vector (d,)."""

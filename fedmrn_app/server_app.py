@@ -68,7 +68,7 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
     method = build_run_method(config)
     model = build_flat_model(config, task, method)
     agreement = Agreement.of(method, model, config.seed, config.uplink.dense_bits, config.downlink.step)
-    state = agreement.begin(model.state()[1])
+    state = agreement.begin()
     done = folder.start(values, model, state, resume=config.resume)
     if done >= config.rounds:
         raise RunError(f"rounds={config.rounds}: {folder.path} has {done} rounds already; ask for more")

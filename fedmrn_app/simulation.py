@@ -24,6 +24,7 @@ import psutil
 from fedmrn_app.config.build import ALLOW_TARGETS, OWN_TARGETS, TARGET
 from fedmrn_app.config.types import Config, Values
 from fedmrn_app.errors import ConfigError, RunError
+from fedmrn_app.federation.aggregation import cores
 from fedmrn_app.results.folder import END_FILES
 
 START_TIMEOUT = 60.0  # seconds for the SuperLink to answer
@@ -75,9 +76,9 @@ def run_simulation(
         ConfigError: a client needs more cores than there are.
         RunError: the run did not complete; the message says why.
     """
-    cores = len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else os.cpu_count() or 1
-    if config.client_cpus > cores:
-        raise ConfigError(f"client_cpus={config.client_cpus}: must be from 1 to {cores}, the cores of this machine")
+    there = cores()
+    if config.client_cpus > there:
+        raise ConfigError(f"client_cpus={config.client_cpus}: must be from 1 to {there}, the cores of this machine")
     folder.mkdir(parents=True, exist_ok=True)
     for name in END_FILES:
         (folder / name).unlink(missing_ok=True)  # of a run that is resumed
@@ -85,7 +86,7 @@ def run_simulation(
         "num-supernodes": nodes or config.clients,
         "client-resources-num-cpus": config.client_cpus,
         "client-resources-num-gpus": config.client_gpus,
-        "init-args-num-cpus": min(cores, config.clients_per_round * config.client_cpus),  # no idle actors
+        "init-args-num-cpus": min(there, config.clients_per_round * config.client_cpus),  # no idle actors
         "init-args-log-to-driver": "false",
     }
     with (folder / "flower.log").open("ab") as log, private_home() as home:

@@ -8,18 +8,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
-from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
 
 from fedmrn_app.plugin import Compressed, MaskedSGD, compress_uplink, learn_masks
+from scripts.benchmarks.local_grid import Nodes
 
 State = dict[str, Tensor]
 Loop = Callable[[Any, Message], None]
 Train = Callable[[nn.Module, Message, Tensor, Tensor], None]
-TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # Flower makes no message without
 NODES = (11, 12, 13)
 STEPS = 20
 
@@ -100,32 +99,17 @@ def new_app(train: Train, mods: list[Any]) -> ClientApp:
     return app
 
 
-class LocalGrid:
-    """Runs a ClientApp on each message; an exception becomes an error reply, as Flower makes it."""
+class LocalGrid(Nodes):
+    """The nodes of these tests, whose replies may be tampered with, and come in another order."""
 
     def __init__(self, app: ClientApp, tamper: Callable[[int, Message], None] = lambda node, reply: None) -> None:
-        self.app = app
+        super().__init__(app, NODES, {})
         self.tamper = tamper
-        self.sent: list[Message] = []
-        self.contexts = {
-            node: Context(run_id=1, node_id=node, node_config={}, state=RecordDict(), run_config={}) for node in NODES
-        }
-
-    def get_node_ids(self) -> list[int]:
-        return list(NODES)
 
     def send_and_receive(self, messages: Iterable[Message], timeout: float | None = None) -> list[Message]:
         replies = []
         for message in messages:
-            message.metadata.__dict__["_message_id"] = f"message {len(self.sent)}"
-            self.sent.append(message)
-            received = copy.copy(message)
-            received.__dict__ = copy.copy(message.__dict__)
-            received.content = RecordDict(dict(message.content))
-            try:
-                reply = self.app(received, self.contexts[message.metadata.dst_node_id])
-            except Exception as error:
-                reply = Message(Error(0, f"{type(error).__name__}: {error}"), reply_to=message)
+            reply = self.deliver(message)
             if reply.has_content():
                 self.tamper(message.metadata.dst_node_id, reply)
             replies.append(reply)

@@ -25,7 +25,7 @@ DENSE = np.ones(5, np.float32)
 
 def round_of(method: Method) -> OpenRound:
     agreement = Agreement(method, LAYOUT, (5,), VECTOR * np.float32(0.9), 3, 32, LAYOUT.count)
-    state = GlobalState(VECTOR, DENSE, agreement.begin(DENSE).steering)
+    state = GlobalState(VECTOR, DENSE, agreement.begin().steering)
     return OpenRound(agreement, 1, state, CLIENTS)
 
 

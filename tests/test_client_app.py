@@ -71,8 +71,8 @@ def small(*overrides: str) -> Values:
 
 
 def first_round(worker: Worker) -> OpenRound:
-    model, agreement = worker.model()
-    state = agreement.begin(model.state()[1])
+    _, agreement = worker.model()
+    state = agreement.begin()
     samples = {client: worker.sample_count(client) for client in range(worker.config.clients)}
     return open_round(agreement, state, 1, samples, 5)
 

@@ -180,8 +180,8 @@ def test_plain_loop_takes_the_mean_of_what_its_clients_train(strategy: str) -> N
     """Eq. 5 in float64 on the very uploads of a round of `run_rounds`, without the server's code."""
     _, config, _ = measure(compose_values((*SMALL, f"strategy={strategy}")))
     worker = Worker(config)
-    model, agreement = worker.model()
-    first = agreement.begin(model.state()[1])
+    _, agreement = worker.model()
+    first = agreement.begin()
     state = run_rounds(Worker(config), frozenset({0}))
     samples = {client: worker.sample_count(client) for client in range(config.clients)}
     round_ = open_round(agreement, first, 1, samples, config.clients_per_round)
@@ -208,8 +208,8 @@ def test_plain_loop_takes_the_mean_of_what_its_clients_train(strategy: str) -> N
 def test_client_trains_alike_whatever_was_trained_before() -> None:
     _, config, _ = measure(compose_values((*SMALL, "strategy=fedmrn")))
     fresh, used = Worker(config), Worker(config)
-    model, agreement = fresh.model()
-    first = agreement.begin(model.state()[1])
+    _, agreement = fresh.model()
+    first = agreement.begin()
     round_ = open_round(agreement, first, 1, dict.fromkeys(range(7), 1), 3)
     one, *_, other = round_.clients
     used.train(round_.order(other))
@@ -239,8 +239,8 @@ def test_two_rounds_on_a_grid(strategy: str) -> None:
     words = (*SMALL, f"strategy={strategy}", "downlink.dtype=grid", "downlink.memory=false", "uplink.dense_bits=6")
     _, config, _ = measure(compose_values(words))
     worker = Worker(config)
-    model, agreement = worker.model()
-    state = agreement.begin(model.state()[1])
+    _, agreement = worker.model()
+    state = agreement.begin()
     samples = {client: worker.sample_count(client) for client in range(config.clients)}
     for number in (1, 2):
         round_ = open_round(agreement, state, number, samples, config.clients_per_round)

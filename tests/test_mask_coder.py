@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numba.core import caching, types
 from numpy.typing import NDArray
 
 from fedmrn_app.kernels import mask_coder, mask_coder_plain
@@ -125,12 +124,3 @@ def test_length_is_that_of_the_shares(mean: float) -> None:
     states, words = fresh(8), np.empty(count, np.uint16)
     length = 16 * (count - mask_coder.encode(bits, shares, states, words, count)) + 32 * states.size
     assert length < 1.0005 * -np.log2(np.where(bits, p, 1 - p)).sum() + 32 * states.size
-
-
-def test_compiles_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
-
-    def double(x: int) -> int:
-        return 2 * x
-
-    assert mask_coder.compile_loop(types.int64(types.int64), double)(21) == 42

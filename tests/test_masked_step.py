@@ -15,6 +15,7 @@ from fedmrn_app.kernels.masked_step import masked_step
 from fedmrn_app.kernels.masking import MaskedStep, MaskKind, Vectors, clip_update, mask_probability, plain_step
 from fedmrn_app.kernels.team import PART
 from fedmrn_app.kernels.words import random_words, unit_floats
+from tests.helpers import torch_threads
 
 KINDS = [MaskKind(signed, deterministic) for signed in (False, True) for deterministic in (False, True)]
 KEY = 0xDEADBEEF12345678
@@ -53,12 +54,8 @@ def check_equals_plain(make: Make, count: int) -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("count", [1, 1003, 2 * PART + 5])
 def test_cpu_kernel_gives_the_bits_of_the_plain_form(count: int, threads: int) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with torch_threads(threads):
         check_equals_plain(masked_step, count)
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ def run(nodes: Nodes, finished: int = 0, state: GlobalState | None = None, round
     strategy = PayloadStrategy(
         agreement, hosts, clients_per_round=3, config=packed, memory=True, finished_rounds=finished
     )  # fmt: skip
-    arrays = pack_state(state or agreement.begin(FIRST_DENSE))
+    arrays = pack_state(state or agreement.begin())
     weighed: Bytes = {}
     for number in range(1, rounds - finished + 1):
         messages = strategy.configure_train(number, arrays, None, cast(Grid, nodes))  # type: ignore[arg-type]

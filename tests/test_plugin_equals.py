@@ -48,7 +48,7 @@ def batches_of(worker: Worker, server_round: int, client: int) -> Batches:
 def by_the_commands_parts(worker: Worker, rounds: int) -> Float32Array:
     """The masked weights in the end, with the private seeds of the plug-in."""
     model, agreement = worker.model()
-    method, state = worker.method, agreement.begin(model.state()[1])
+    method, state = worker.method, agreement.begin()
     samples = {client: worker.sample_count(client) for client in range(CLIENTS)}
     for number in range(1, rounds + 1):
         opened = open_round(agreement, state, number, samples, CLIENTS)
@@ -86,8 +86,6 @@ def by_the_plugin(worker: Worker, rounds: int) -> Float32Array:
         metrics = MetricRecord({"num-examples": worker.sample_count(client)})
         return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message)
 
-    model, agreement = worker.model()
-    agreement.begin(model.state()[1])
     first: Mapping[str, torch.Tensor] = build_module(config, worker.task).state_dict()
     strategy = Compressed(FedAvg(fraction_evaluate=0.0), alpha=config.noise.alpha, dense_bits=32, seed=config.seed)
     grid = LocalGrid(app, CLIENTS, {})

@@ -10,6 +10,7 @@ from torch import Tensor
 from fedmrn_app.kernels.score_step import score_step
 from fedmrn_app.kernels.scoring import Scores, ScoreStep, plain_score_step, sigmoid
 from fedmrn_app.kernels.team import PART
+from tests.helpers import torch_threads
 
 KEY = 0xDEADBEEF12345678
 Make = Callable[[Scores], ScoreStep]
@@ -38,12 +39,8 @@ def check_equal(got: Scores, expected: Scores) -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("count", [1, 1003, 2 * PART + 5])
 def test_cpu_kernel_gives_the_bits_of_the_plain_form(count: int, threads: int) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with torch_threads(threads):
         check_equal(run(score_step, count), run(plain_score_step, count))
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_a_vector_in_parts_is_the_whole_vector() -> None:

@@ -54,10 +54,10 @@ class Agreement:
         sizes, parameters = model.dense_sizes, model.parameter_count
         return cls(method, model.layout, sizes, first, seed, dense_bits, parameters, grid_step, dense)
 
-    def begin(self, dense: Float32Array) -> GlobalState:
-        """The state before the first round, with the model's first dense part (m,)."""
+    def begin(self) -> GlobalState:
+        """The state before the first round."""
         steering = self.method.steering
-        return GlobalState(self.first.copy(), dense, None if steering is None else steering.first())
+        return GlobalState(self.first.copy(), self._first_dense.copy(), None if steering is None else steering.first())
 
     def pack(self, vector: Float32Array, held: NDArray[np.bool_] | None) -> NDArray[Any]:
         """The global vector (d,), or only what is held of it, as it is sent where that is not on a grid."""

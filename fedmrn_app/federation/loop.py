@@ -27,8 +27,8 @@ def run_rounds(
         on_order: is told each order that is sent, in ascending order of clients.
     """
     config = worker.config
-    model, agreement = worker.model()
-    state = agreement.begin(model.state()[1])
+    _, agreement = worker.model()
+    state = agreement.begin()
     samples = {client: worker.sample_count(client) for client in range(config.clients)}
     versions = Versions(agreement.grid_rule(None).sizes) if config.downlink.remembers else None
     kept: dict[int, Kept] = {}

@@ -11,6 +11,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
+from fedmrn_app.kernels.compiled import FLOATS, compile_loop
 from fedmrn_app.kernels.mask_coder_plain import GRAIN, LOWEST, STEPS, Evidence, States, Words
 from fedmrn_app.layout import Float32Array
 
@@ -58,22 +59,6 @@ def decode(shares: NDArray[np.uint16], states: States, words: Words, place: int,
     return int(_decode(states.size)(shares, states, words, place, out))
 
 
-def compile_loop(signature: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile for one signature; what is compiled is kept on disk where there is a place for it.
-
-    What it calls must stand in its module: on disk it is found by its name and by what it closes over, and a compiled
-    function among that is another one in each process. Without fastmath nothing is reordered or fused, so the results
-    are those of the plain operations.
-    """
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-    try:
-        compiled: Callable[..., Any] = numba.njit([signature], cache=True, **options)(function)
-    except RuntimeError:  # neither the package's folder nor the user's can be written
-        compiled = numba.njit([signature], **options)(function)
-    return compiled
-
-
-FLOATS, KNOWN_FLOATS = types.Array(types.float32, 1, "C"), types.Array(types.float32, 1, "C", readonly=True)
 _MATRIX = types.Array(types.float32, 2, "C", readonly=True)
 _OCTETS = types.Array(types.uint8, 1, "C")
 _SHARES, _WORDS = types.Array(types.uint16, 1, "C"), types.Array(types.uint16, 1, "C")

@@ -17,7 +17,7 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from fedmrn_app.kernels.mask_coder import FLOATS, compile_loop
+from fedmrn_app.kernels.compiled import FLOATS, compile_loop
 from fedmrn_app.layout import Float32Array
 
 ELEMENTS = 8  # that one count of the generator gives

@@ -41,7 +41,7 @@ from fedmrn_app.noise import Noise
 from fedmrn_app.wire.bits import packed_bits, packed_size
 from fedmrn_app.wire.body import CODED, Body, Coder
 from fedmrn_app.wire.mask_model import Side, SideInformation
-from fedmrn_app.wire.masks import pack_mask, unpack_mask
+from fedmrn_app.wire.masks import decode_packed, pack_mask
 
 # How masks are learned (sections 5.3, 5.4): stochastic (SM) or deterministic masking (DM), progressive (PM) or not.
 Masking = Literal[
@@ -119,8 +119,7 @@ class NoiseMask(Codec):
         else:
             vector = known.scaled(self.noise)(seed, known.count)
             noise, side = WholeNoise(vector), self.side(vector, known, seed)
-        mask = unpack_mask(body, known.count, lambda: side)
-        return MaskedNoise(np.packbits(mask, bitorder="little"), noise, self.kind.signed)
+        return MaskedNoise(decode_packed(body.data, side), noise, self.kind.signed)
 
     @property
     def reading_copies(self) -> float | None:

@@ -148,13 +148,14 @@ class Compressed(Strategy):
         by_message = by_request(replies)
         self._ask_again(by_message)
         decoded, spent = [], []
+        worked_out: dict[tuple[int, bytes], Shared] = {}  # alike for replies sent the same way
         for asked in self._asked:
             node = _node(asked.message)
             try:
                 reply = by_message.get(asked.message.metadata.message_id)
                 if reply is None:
                     raise PayloadError("no reply in time")
-                spent.append(self._decode(reply, asked))
+                spent.append(self._decode(reply, asked, worked_out))
                 decoded.append(reply)
             except PayloadError as error:
                 logging.getLogger("flwr").warning("round %s: node %s left out: %s", server_round, node, error)
@@ -216,7 +217,7 @@ class Compressed(Strategy):
         logging.getLogger("flwr").info("\t├──> Uplink: %s", self.terms)
         self.strategy.summary()
 
-    def _decode(self, reply: Message, asked: _Asked) -> _Spent:
+    def _decode(self, reply: Message, asked: _Asked, worked_out: dict[tuple[int, bytes], Shared]) -> _Spent:
         """Put the arrays that a reply stands for in the place of its payload, and its bytes among its metrics.
 
         Raises:
@@ -235,7 +236,10 @@ class Compressed(Strategy):
         if not all(isinstance(part, bytes) for part in (data, exact, named)):
             raise PayloadError("reply holds something else than bytes")
         ways = checked_ways(named, asked.values) if named else usual_ways(asked.values)
-        shared = Shared.of(self.method, asked.task, asked.values, ways)
+        kind = (id(asked.values), ways.tobytes())
+        if kind not in worked_out:
+            worked_out[kind] = Shared.of(self.method, asked.task, asked.values, ways)
+        shared = worked_out[kind]
         header = header_of(shared.agreement, asked.task.seed, 1, shared.known.count)
         upload = check_upload(data, shared.agreement, header, shared.known, shared.dense)
         vector = shared.known.vector.copy()

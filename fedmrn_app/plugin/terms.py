@@ -109,7 +109,6 @@ class Task:
 class Shared:
     """What server and client both know of a round: the arrays that were sent, and how they are sent back."""
 
-    method: Method
     agreement: Agreement
     parts: Parts
     known: Known
@@ -129,4 +128,4 @@ class Shared:
         agreement = Agreement(method, parts.layout, parts.dense_sizes, vector, task.terms.seed, task.terms.dense_bits)
         # the first vector is not known to who joins late: what has moved so far is left out
         known = Known(parts.layout, vector, vector).with_scale(task.scale)
-        return cls(method, agreement, parts, known, dense)
+        return cls(agreement, parts, known, dense)

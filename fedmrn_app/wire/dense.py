@@ -11,17 +11,15 @@ probabilities fall with the difference (a byte); then the coder's words.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 
 import constriction
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.layout import Float32Array
-from fedmrn_app.wire.entropy import categorical, read_words, write_words
+from fedmrn_app.layout import Float32Array, slices
+from fedmrn_app.wire.entropy import categorical, fall_of, falling, read_words, write_words
 from fedmrn_app.wire.values import pack_floats, unpack_floats
 
 DENSE_BITS = (4, 5, 6, 7, 8, 16, 32)
@@ -46,20 +44,19 @@ def pack_dense(values: Float32Array, known: Float32Array, sizes: Sequence[int], 
     limit = _limit(bits)
     heads = np.zeros(len(sizes), _HEAD)
     runs = []
-    for head, where in zip(heads, _tensors(sizes), strict=True):
+    for head, where in zip(heads, slices(sizes), strict=True):
         x, reference = values[where], known[where]
         spread, size = _largest(x - reference), _largest(x)
         head["step"] = spread / limit if not spread > size else -max(size / limit, _SMALLEST)
         steps = _steps(x, head["step"]) - _base(reference, head["step"])
         run = np.clip(np.nan_to_num(steps), -limit, limit).astype(np.int32)
         if run.any():
-            mean = np.abs(run).mean()  # 2 f / (1 - f^2) if probabilities fall by the factor f
-            head["fall"] = np.clip(round(256 * (math.sqrt(1 + mean * mean) - 1) / mean), 1, 255)
+            head["fall"] = fall_of(run)
         runs.append(run)
     coder = constriction.stream.stack.AnsCoder()
     for head, run in zip(heads[::-1], reversed(runs), strict=True):
         if head["fall"]:
-            coder.encode_reverse(run + limit, _model(int(head["fall"]), limit))
+            coder.encode_reverse(run + limit, categorical(falling(limit, int(head["fall"]))))
     return heads.tobytes() + write_words(coder)
 
 
@@ -84,10 +81,10 @@ def unpack_dense(data: bytes | memoryview, known: Float32Array, sizes: Sequence[
     _finite(heads["step"])
     coder = read_words(data[head_size:])
     values = np.empty(count, np.float32)
-    for head, size, x in zip(heads, sizes, _tensors(sizes), strict=True):
+    for head, size, x in zip(heads, sizes, slices(sizes), strict=True):
         steps = _base(known[x], head["step"])
         if head["fall"] and size:
-            steps += coder.decode(_model(int(head["fall"]), limit), size) - limit
+            steps += coder.decode(categorical(falling(limit, int(head["fall"]))), size) - limit
         with np.errstate(over="ignore"):
             values[x] = known[x] if head["step"] == 0 else steps * np.abs(np.float64(head["step"]))
     if not coder.is_empty():
@@ -101,10 +98,6 @@ def max_dense_bytes(sizes: Sequence[int], bits: int) -> int:
         return bits // 8 * sum(sizes)
     # no value has a probability below 2^-24
     return _HEAD.itemsize * len(sizes) + 3 * sum(sizes) + 8
-
-
-def _tensors(sizes: Sequence[int]) -> list[slice]:
-    return [slice(*bounds) for bounds in pairwise([0, *accumulate(sizes)])]
 
 
 def _limit(bits: int) -> int:
@@ -125,14 +118,6 @@ def _steps(x: Float32Array, step: np.float32) -> NDArray[np.float64]:
 def _base(known: Float32Array, step: np.float32) -> NDArray[np.float64]:
     """What the differences are from."""
     return _steps(known, step) if step > 0 else np.zeros(known.shape)
-
-
-def _model(fall: int, limit: int) -> object:
-    """Probabilities that fall by the factor `fall` / 256 with each step away from zero."""
-    powers = [1.0]
-    for _ in range(limit):
-        powers.append(powers[-1] * (fall / 256))
-    return categorical(np.array(powers[:0:-1] + powers))
 
 
 def _finite(values: Float32Array) -> Float32Array:

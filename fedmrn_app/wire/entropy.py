@@ -87,3 +87,17 @@ def categorical(weights: NDArray[np.float64]) -> object:
     shares = np.floor(weights / math.fsum(weights) * (_UNITS - weights.size)).astype(np.int64) + 1
     shares[np.argmax(shares)] += _UNITS - shares.sum()
     return constriction.stream.model.Categorical((shares / _UNITS).astype(np.float32), perfect=False)
+
+
+def falling(largest: int, fall: int) -> NDArray[np.float64]:
+    """Weights of -largest..largest that fall by the factor `fall` / 256 with each step from zero, exactly rounded."""
+    powers = [1.0]
+    for _ in range(largest):
+        powers.append(powers[-1] * (max(fall, 1) / 256))
+    return np.array(powers[:0:-1] + powers)
+
+
+def fall_of(symbols: NDArray[np.int32]) -> int:
+    """The fall, 1 to 255, that suits whole numbers of which some are not zero."""
+    mean = float(np.abs(symbols).mean())  # 2 f / (1 - f^2) if probabilities fall by the factor f
+    return min(255, max(1, round(256 * (math.sqrt(1 + mean * mean) - 1) / mean)))

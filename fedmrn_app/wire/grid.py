@@ -10,13 +10,12 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.layout import Float32Array
+from fedmrn_app.layout import Float32Array, slices
 
 FAR = (1 << 30) - 1  # steps; nothing that is finite and trained comes near, and differences of two fit into an int32
 _TINY = np.finfo(np.float32).tiny
@@ -117,11 +116,6 @@ class Grid:
         dtype = next((name for name in _KEPT if name in kept), _KEPT[-1])
         counts = np.frombuffer(kept[dtype], dtype).astype(np.int32)
         return cls(np.frombuffer(kept["steps"], "<f4").astype(np.float32), counts)
-
-
-def slices(sizes: Sequence[int]) -> list[slice]:
-    """The part of a vector that each tensor takes."""
-    return [slice(*bounds) for bounds in pairwise([0, *accumulate(sizes)])]
 
 
 def _root_mean_square(values: NDArray[np.float64]) -> float:

@@ -17,7 +17,6 @@ coder's words.
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,8 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.wire.entropy import categorical, read_words, write_words
-from fedmrn_app.wire.grid import FAR, Grid, slices
+from fedmrn_app.layout import slices
+from fedmrn_app.wire.entropy import categorical, fall_of, falling, read_words, write_words
+from fedmrn_app.wire.grid import FAR, Grid
 
 ALIKE, TABLE, SIGNS, FALL = range(4)
 _STEP, _BEYOND = 4, 8  # bits of a tensor's first byte
@@ -153,7 +153,7 @@ def _read_head(reader: _Reader, size: int, has_base: bool) -> _Head:
     tables = []
     if kind == FALL:
         largest, fall = reader.unpack("<BB")
-        tables.append((-largest, _falling(largest, fall)))
+        tables.append((-largest, falling(largest, fall)))
     elif kind != ALIKE:
         for _ in range(3 if kind == SIGNS else 1):
             low, high = reader.unpack("<bb")
@@ -222,17 +222,8 @@ def _table(part: NDArray[np.int32], has_beyond: bool) -> tuple[bytes, Run]:
 
 
 def _fall(symbols: NDArray[np.int32], largest: int) -> tuple[bytes, list[Run]]:
-    mean = float(np.abs(symbols).mean())  # 2 f / (1 - f^2) if probabilities fall by the factor f
-    fall = min(255, max(1, round(256 * (math.sqrt(1 + mean * mean) - 1) / mean)))
-    return bytes([largest, fall]), [Run(_falling(largest, fall), symbols + np.int32(largest))]
-
-
-def _falling(largest: int, fall: int) -> NDArray[np.float64]:
-    """Weights that fall by the factor `fall` / 256 with each symbol away from zero, by exactly rounded products."""
-    powers = [1.0]
-    for _ in range(largest):
-        powers.append(powers[-1] * (max(fall, 1) / 256))
-    return np.array(powers[:0:-1] + powers)
+    fall = fall_of(symbols)
+    return bytes([largest, fall]), [Run(falling(largest, fall), symbols + np.int32(largest))]
 
 
 def _bits(run: Run) -> float:

@@ -73,6 +73,16 @@ def decode_mask(body: bytes | memoryview, side: Side) -> NDArray[np.bool_]:
     Raises:
         PayloadError: `body` is not smaller than the plain form, or not what `code_mask` makes.
     """
+    return _decode(body, side)[0]
+
+
+def decode_packed(body: bytes | memoryview, side: Side) -> NDArray[np.uint8]:
+    """As `decode_mask`, but eight bits a byte, as `pack_bits` makes them."""
+    return np.frombuffer(_decode(body, side)[1], np.uint8)
+
+
+def _decode(body: bytes | memoryview, side: Side) -> tuple[NDArray[np.bool_], bytes]:
+    """The bits, and the same packed."""
     count = side.layout.count
     parts = list(all_parts(side.layout))
     terms = [term_count(part, side) for part in parts]
@@ -109,9 +119,10 @@ def decode_mask(body: bytes | memoryview, side: Side) -> NDArray[np.bool_]:
     if place < words.size or (states != LOWEST).any():
         raise PayloadError("coded body goes on after its last symbol")
     bits = octets.view(np.bool_)
-    if zlib.crc32(pack_bits(bits)) != _CHECK.unpack_from(view, head)[0]:
+    packed = pack_bits(bits)
+    if zlib.crc32(packed) != _CHECK.unpack_from(view, head)[0]:
         raise PayloadError(
             "coded mask reads as another one here: the client started from other first weights, or computes "
             "otherwise; uplink.coder=packed does without what must agree"
         )
-    return bits
+    return bits, packed

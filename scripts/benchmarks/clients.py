@@ -8,7 +8,6 @@ import numpy as np
 
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.config.types import Config
-from fedmrn_app.federation.agreement import GlobalState
 from fedmrn_app.federation.server import open_round
 from fedmrn_app.federation.worker import Worker
 from fedmrn_app.learning.sgd import Precision
@@ -78,8 +77,8 @@ class TimedClient:
 
     def __init__(self, config: Config) -> None:
         self.worker = Worker(config)
-        model, agreement = self.worker.model()
-        state = GlobalState(agreement.first, model.state()[1])
+        _, agreement = self.worker.model()
+        state = agreement.begin()
         self.opened = open_round(agreement, state, 1, {0: self.worker.sample_count(0)}, 1)
         self.weights = agreement.layout.count
 

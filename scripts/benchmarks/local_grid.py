@@ -6,7 +6,7 @@ import copy
 import importlib
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,44 +21,60 @@ from fedmrn_app.messages import content_bytes
 App = Callable[[Message, Context], Message]
 
 
-class LocalGrid:
-    """Runs a ClientApp on each message; an exception becomes an error reply, as Flower makes it.
+class Nodes:
+    """Runs a ClientApp on a message, for one of some nodes.
+
+    Attributes:
+        contexts: of each node, by its id.
+        sent: all messages so far.
+    """
+
+    def __init__(self, app: App, ids: Sequence[int], config: Mapping[str, Any]) -> None:
+        TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # Flower makes no message without
+        self.app = app
+        self.sent: list[Message] = []
+        self.contexts = {
+            node: Context(
+                run_id=1,
+                node_id=node,
+                node_config={"partition-id": number, "num-partitions": len(ids)},
+                state=RecordDict(),
+                run_config=dict(config),
+            )
+            for number, node in enumerate(ids)
+        }
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.contexts)
+
+    def deliver(self, message: Message) -> Message:
+        """The reply; an exception becomes an error reply, as Flower makes it."""
+        message.metadata.__dict__["_message_id"] = f"message {len(self.sent)}"
+        self.sent.append(message)
+        received = copy.copy(message)
+        received.__dict__ = copy.copy(message.__dict__)
+        received.content = RecordDict(dict(message.content))
+        try:
+            return self.app(received, self.contexts[message.metadata.dst_node_id])
+        except Exception as error:
+            return Message(Error(0, f"{type(error).__name__}: {error}"), reply_to=message)
+
+
+class LocalGrid(Nodes):
+    """Nodes 1 to n, which must not fail.
 
     Attributes:
         reply_bytes: of each reply that came, in order: all its records.
     """
 
     def __init__(self, app: App, nodes: int, config: Mapping[str, Any]) -> None:
-        TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # Flower makes no message without
-        self.app = app
+        super().__init__(app, range(1, nodes + 1), config)
         self.reply_bytes: list[int] = []
-        self._sent = 0
-        self.contexts = {
-            node + 1: Context(
-                run_id=1,
-                node_id=node + 1,
-                node_config={"partition-id": node, "num-partitions": nodes},
-                state=RecordDict(),
-                run_config=dict(config),
-            )
-            for node in range(nodes)
-        }
-
-    def get_node_ids(self) -> list[int]:
-        return list(self.contexts)
 
     def send_and_receive(self, messages: Iterable[Message], timeout: float | None = None) -> list[Message]:
         replies = []
         for message in messages:
-            message.metadata.__dict__["_message_id"] = f"message {self._sent}"
-            self._sent += 1
-            received = copy.copy(message)
-            received.__dict__ = copy.copy(message.__dict__)
-            received.content = RecordDict(dict(message.content))
-            try:
-                reply = self.app(received, self.contexts[message.metadata.dst_node_id])
-            except Exception as error:
-                reply = Message(Error(0, f"{type(error).__name__}: {error}"), reply_to=message)
+            reply = self.deliver(message)
             if reply.has_error():
                 raise RunError(f"node {message.metadata.dst_node_id}: {reply.error.reason}")
             self.reply_bytes.append(content_bytes(reply.content))

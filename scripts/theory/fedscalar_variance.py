@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.table import Table
 
 from fedmrn_app.config.compose import load_config
-from fedmrn_app.federation.agreement import GlobalState
 from fedmrn_app.federation.server import open_round
 from fedmrn_app.federation.upload import read_upload
 from fedmrn_app.federation.worker import Worker
@@ -31,8 +30,8 @@ BLOCK = 10_000  # draws at a time
 def client_updates(overrides: Sequence[str]) -> np.ndarray:
     """Train every client for one round as FedAvg does; return the updates of all trained parameters, (clients, d)."""
     worker = Worker(load_config((*overrides, "strategy=fedavg", "local.lr=0.01")))
-    model, agreement = worker.model()
-    state = GlobalState(agreement.first, model.state()[1])
+    _, agreement = worker.model()
+    state = agreement.begin()
     samples = {client: worker.sample_count(client) for client in range(worker.config.clients)}
     opened = open_round(agreement, state, 1, samples, len(samples))
     updates = []

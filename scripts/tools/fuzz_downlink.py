@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.config.compose import load_config
-from fedmrn_app.federation.agreement import GlobalState, Order
+from fedmrn_app.federation.agreement import Order
 from fedmrn_app.federation.download import Version, read_download
 from fedmrn_app.federation.server import close_round, open_round
 from fedmrn_app.federation.versions import Versions
@@ -65,8 +65,8 @@ def make_orders() -> list[OrderSample]:
 
 def _make_order(name: str, overrides: tuple[str, ...]) -> OrderSample:
     worker = Worker(load_config((*overrides, "local.epochs=1")))
-    model, agreement = worker.model()
-    state, kept = GlobalState(agreement.first, model.state()[1]), None
+    _, agreement = worker.model()
+    state, kept = agreement.begin(), None
     versions = Versions(agreement.grid_rule(None).sizes) if worker.config.downlink.remembers else None
     for number in (1, 2):
         opened = open_round(agreement, state, number, {0: worker.sample_count(0)}, 1, versions)

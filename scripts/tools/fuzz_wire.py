@@ -29,7 +29,6 @@ from rich.table import Table
 
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.federation.agreement import GlobalState
 from fedmrn_app.federation.server import OpenRound, close_round, open_round
 from fedmrn_app.federation.upload import read_upload
 from fedmrn_app.federation.worker import Worker
@@ -93,11 +92,10 @@ def make_samples(names: list[str]) -> list[Sample]:
 
 
 def make_sample(method: tuple[str, ...], coder: str, bits: int) -> Sample:
-    overrides = (*method, f"uplink.coder={coder}", f"uplink.dense_bits={bits}", "uplink.bits=null")
-    overrides = (*overrides, "local.epochs=1")
-    worker = Worker(load_config(overrides))
-    model, agreement = worker.model()
-    state = GlobalState(agreement.first, model.state()[1])
+    wire = (f"uplink.coder={coder}", f"uplink.dense_bits={bits}", "uplink.bits=null")
+    worker = Worker(load_config((*method, *wire, "local.epochs=1")))
+    _, agreement = worker.model()
+    state = agreement.begin()
     for number in (1, 2):
         opened = open_round(agreement, state, number, {0: worker.sample_count(0)}, 1)
         data = worker.train(opened.order(0)).payload
