@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedmrn_app.kernels.masking import MaskedStep, MaskKind, Vectors
 from fedmrn_app.kernels.team import LOOP, on_team
-from fedmrn_app.kernels.words import MULTIPLIERS
+from fedmrn_app.kernels.thresholds import uniform
 
 
 def cpu_step(kind: MaskKind, vectors: Vectors) -> MaskedStep:
@@ -28,19 +28,14 @@ def cpu_step(kind: MaskKind, vectors: Vectors) -> MaskedStep:
 @cache
 def _compile_loop(kind: MaskKind) -> Callable[..., None]:
     signed, deterministic = kind.signed, kind.deterministic
-    multiply_first, multiply_second = (np.uint32(m) for m in MULTIPLIERS)
-    u32, f32 = np.uint32, np.float32
-    half, unit = np.float32(0.5), np.float32(2.0**-24)
+    f32, half = np.float32, np.float32(0.5)
 
     # fastmath would let the compiler fuse and reorder; without it the results are those of the plain operations
     @numba.njit([LOOP], nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
     def loop(u: Any, n: Any, w: Any, out: Any, grad: Any, settings: Any, start: Any, high: Any) -> None:
         lr, progress = settings[0], settings[1]
         for i in range(u.size):
-            x = u32(u32(i) + start)
-            x = u32((x ^ (x >> u32(16))) * multiply_first) ^ high
-            x = u32((x ^ (x >> u32(15))) * multiply_second)
-            v = f32(np.int32((x ^ (x >> u32(16))) >> u32(8))) * unit
+            v = uniform(i, start, high)
             ni = n[i]
             ui = u[i] - lr * grad[i]
             u[i] = ui

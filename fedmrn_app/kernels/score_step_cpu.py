@@ -13,7 +13,7 @@ from torch import Tensor
 from fedmrn_app.kernels import scoring
 from fedmrn_app.kernels.scoring import Scores, ScoreStep
 from fedmrn_app.kernels.team import LOOP, on_team
-from fedmrn_app.kernels.words import MULTIPLIERS
+from fedmrn_app.kernels.thresholds import uniform
 
 
 def cpu_score_step(vectors: Scores) -> ScoreStep:
@@ -51,9 +51,7 @@ def _compile_sigmoid() -> Callable[..., Any]:
 
 @cache
 def _compile_loop() -> Callable[..., None]:
-    multiply_first, multiply_second = (np.uint32(m) for m in MULTIPLIERS)
-    u32, f32 = np.uint32, np.float32
-    unit, one = np.float32(2.0**-24), np.float32(1)
+    f32, one = np.float32, np.float32(1)
     sigmoid = _compile_sigmoid()
 
     # fastmath would let the compiler fuse and reorder; without it the results are those of the plain operations
@@ -61,10 +59,7 @@ def _compile_loop() -> Callable[..., None]:
     def loop(s: Any, p: Any, frozen: Any, out: Any, grad: Any, settings: Any, start: Any, high: Any) -> None:
         lr = settings[0]
         for i in range(s.size):
-            x = u32(u32(i) + start)
-            x = u32((x ^ (x >> u32(16))) * multiply_first) ^ high
-            x = u32((x ^ (x >> u32(15))) * multiply_second)
-            v = f32(np.int32((x ^ (x >> u32(16))) >> u32(8))) * unit
+            v = uniform(i, start, high)
             weight, before = frozen[i], p[i]
             score = s[i] - grad[i] * weight * (before * (one - before)) * lr
             s[i] = score

@@ -80,7 +80,8 @@ def measure_plain(
 
 
 @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
-def _uniform(i: Any, low: Any, high: Any) -> Any:
+def uniform(i: Any, low: Any, high: Any) -> Any:
+    """The number of one index, of the two words of a key: `unit_floats(random_words(key))` in `words.py`."""
     x = _U32(_U32(i) + low)
     x = _U32((x ^ (x >> _U32(16))) * _FIRST) ^ high
     x = _U32((x ^ (x >> _U32(15))) * _SECOND)
@@ -91,7 +92,7 @@ def _uniform(i: Any, low: Any, high: Any) -> Any:
 def _fill() -> Callable[..., Any]:
     def fill(low: Any, high: Any, v: Any) -> None:
         for i in range(v.size):
-            v[i] = _uniform(i, low, high)
+            v[i] = uniform(i, low, high)
 
     return compile_loop(types.void(types.uint32, types.uint32, FLOATS), fill)
 
@@ -108,7 +109,7 @@ def _measure(signed: bool) -> Callable[..., Any]:
             noise, trends = n[row], trend[row * stride : row * stride + n.shape[1]]
             sizes, signs, pulls = size[row], sign[row], pull[row]
             for i in range(noise.size):
-                v = _uniform(i, first, high)
+                v = uniform(i, first, high)
                 s = one if noise[i] > zero else -one
                 if signed:
                     v = v + v - one
