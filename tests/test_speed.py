@@ -75,7 +75,7 @@ def test_a_mask_becomes_bytes_in_15_ns_per_weight() -> None:
 
 @pytest.mark.skipif(cores() < 2, reason="one core")
 def test_two_threads_aggregate_faster_than_one() -> None:
-    """By the best time of each; measured are 1.3 times, for a part of the work holds the interpreter."""
+    """By the best time of each; measured are 1.5 to 1.7 times, for a part of the work holds the interpreter."""
     opened, payloads = made_up_round(1_000_000, 32, "auto")
     best = {1: np.inf, 2: np.inf}
     for _ in range(20):
@@ -83,9 +83,9 @@ def test_two_threads_aggregate_faster_than_one() -> None:
             start = time.perf_counter()
             close_round(opened, dict(payloads), threads)
             best[threads] = min(best[threads], time.perf_counter() - start)
-        if best[1] / best[2] >= 1.1:
+        if best[1] / best[2] >= 1.4:
             break
-    assert best[1] / best[2] >= 1.1
+    assert best[1] / best[2] >= 1.4
 
 
 @pytest.mark.parametrize("name", METHODS)

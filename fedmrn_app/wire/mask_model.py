@@ -26,7 +26,7 @@ T = TypeVar("T", bound=np.generic)
 
 _SAMPLE, _SHARE = 1 << 13, 64  # bits of a part that its coefficients are fitted to, at least; one in so many
 _SMALL = 0.25  # mean size of set bits below which sizes are bent
-_PIECE = 1 << 15  # elements that are decoded at a time
+_PIECE = 1 << 17  # elements that are decoded at a time: fewer would leave threads waiting for the interpreter
 _CUT_SIZE, _CUT_RUN = 1 << 14, 8  # the fewest elements, of a tensor and of a run, that are coded in three parts
 
 
@@ -122,7 +122,7 @@ class Part:
         return tensor[:, self.first : self.last]
 
     def pieces(self) -> Iterator[slice]:
-        """The runs a few at a time, so that what is known of them stays in cache; eights, as the coder's lanes are."""
+        """The runs a few at a time, so that what is known of them takes little memory; eights, as the coder's lanes are."""
         step = max(8, _PIECE // (self.last - self.first) // 8 * 8)
         for start in range(0, self.runs, step):
             yield slice(start, min(start + step, self.runs))
