@@ -122,7 +122,7 @@ class Part:
         return tensor[:, self.first : self.last]
 
     def pieces(self) -> Iterator[slice]:
-        """The runs a few at a time, so that what is known of them takes little memory; eights, as the coder's lanes are."""
+        """The runs some at a time, so that what is known of them takes little memory; eights, as the coder's lanes."""
         step = max(8, _PIECE // (self.last - self.first) // 8 * 8)
         for start in range(0, self.runs, step):
             yield slice(start, min(start + step, self.runs))
