@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, cast
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedmrn_app.config.build import ALLOW_TARGETS, check_targets, read_config
 from fedmrn_app.errors import ConfigError, FedMRNError
 from fedmrn_app.federation.client import Kept
 from fedmrn_app.federation.download import Version, VersionError
+from fedmrn_app.federation.residuals import Residuals, state_folder
 from fedmrn_app.federation.worker import Worker
-from fedmrn_app.messages import Hosted, hosted_content, lost_content, payload_content, read_order, unpack_config
+from fedmrn_app.messages import (
+    Hosted,
+    hosted_content,
+    lost_content,
+    payload_content,
+    read_order,
+    unpack_config,
+    unpack_run,
+)
 from fedmrn_app.wire.grid import Grid
 
 app = ClientApp()
@@ -27,6 +37,8 @@ def query(message: Message, context: Context) -> Message:
     try:
         clients = hosted_clients(context, int(unpack_config(run_config(message, context))["clients"]))
         worker = open_worker(message, context)
+        if worker.method.error_feedback:
+            open_residuals(message, context).begin()
         hosted = Hosted({client: worker.sample_count(client) for client in clients})
     except FedMRNError as error:
         hosted = Hosted(dict.fromkeys(clients, 0), str(error))
@@ -41,30 +53,43 @@ def train(message: Message, context: Context) -> Message:
     except LostError:
         return Message(lost_content("configuration"), reply_to=message)
     order = read_order(message.content)
+    client, number = order.client, order.server_round
+    residuals = open_residuals(message, context) if worker.method.error_feedback else None
+    residual = None if residuals is None else residuals.read(client, number)
     try:
-        reply = worker.train(order, read_kept(context.state, order.client))
+        reply = worker.train(order, Kept(residual, read_version(context.state, client)))
     except VersionError:
         return Message(lost_content("version"), reply_to=message)
-    write_kept(context.state, order.client, reply.kept, memory=worker.config.downlink.remembers)
+    if residuals is not None and reply.kept.residual is not None:
+        residuals.write(client, number, reply.kept.residual)
+    if worker.config.downlink.remembers and reply.kept.version is not None:
+        write_version(context.state, client, reply.kept.version)
     return Message(payload_content(reply.payload), reply_to=message)
 
 
-def read_kept(state: RecordDict, client: int) -> Kept:
-    """What a client has kept of its last round."""
-    residual, record = state.array_records.get(f"residual-{client}"), state.config_records.get(f"version-{client}")
-    version = None
-    if record is not None:
-        values = cast(dict[str, Any], dict(record))
-        version = Version(values.pop("round"), Grid.from_kept(values))
-    return Kept(None if residual is None else residual["x"].numpy(), version)
+def open_residuals(message: Message, context: Context) -> Residuals:
+    """The residuals that this node keeps of the run.
+
+    Raises:
+        LostError: as `run_config`.
+    """
+    root = context.node_config.get("state-path")
+    run = unpack_run(run_config(message, context))
+    return Residuals(state_folder() if root is None else Path(str(root)), run)
 
 
-def write_kept(state: RecordDict, client: int, kept: Kept, *, memory: bool) -> None:
-    """Keep it, by client, for a node may host several; the version only where the run has use for it."""
-    if kept.residual is not None:
-        state[f"residual-{client}"] = ArrayRecord({"x": Array(kept.residual)})
-    if memory and kept.version is not None:
-        state[f"version-{client}"] = ConfigRecord({"round": kept.version.server_round, **kept.version.grid.kept()})
+def read_version(state: RecordDict, client: int) -> Version | None:
+    """The version of the global model that a client has kept, if any; who reads it compares the checksum."""
+    record = state.config_records.get(f"version-{client}")
+    if record is None:
+        return None
+    values = cast(dict[str, Any], dict(record))
+    return Version(values.pop("round"), Grid.from_kept(values))
+
+
+def write_version(state: RecordDict, client: int, version: Version) -> None:
+    """Keep it, by client, for a node may host several; where it is lost, the server sends the whole again."""
+    state[f"version-{client}"] = ConfigRecord({"round": version.server_round, **version.grid.kept()})
 
 
 class LostError(ConfigError):

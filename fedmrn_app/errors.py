@@ -19,3 +19,7 @@ class PayloadError(FedMRNError):
 
 class RunError(FedMRNError):
     """A run cannot start or go on."""
+
+
+class DiedError(RunError):
+    """A run's processes ended without a word; it can go on from its last finished round."""

@@ -12,18 +12,22 @@ from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedmrn_app.config.build import find_conf, measure
-from fedmrn_app.config.compose import expand_sweep, load_config, open_own_groups, plain_values
+from fedmrn_app.config.compose import default_values, expand_sweep, load_config, open_own_groups, plain_values
 from fedmrn_app.config.types import Values
 from fedmrn_app.data.partitions import load_partitions
-from fedmrn_app.errors import FedMRNError
+from fedmrn_app.errors import FedMRNError, RunError
+from fedmrn_app.results.folder import finished, holds_run, resumable
+from fedmrn_app.results.lock import locked
 from fedmrn_app.results.tables import Outcome, print_outcomes, print_summary
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.simulation import run_simulation
+from fedmrn_app.supervise import run_supervised
 
 _WIDTH = None if sys.stdout.isatty() else 160  # room for tables in files and pipes
 console = Console(highlight=False, soft_wrap=True, width=_WIDTH)
@@ -82,10 +86,23 @@ def _hydra_main(outcomes: list[Outcome]) -> None:
 
 def launch(values: Values, folder: Path) -> dict[str, Any]:
     """Run one simulation with progress on the console, print its table and return its summary."""
+    with locked(folder, "fedmrn"):
+        return _launch(values, folder)
+
+
+def _launch(values: Values, folder: Path) -> dict[str, Any]:
     for group in ("dataset", "task"):  # relative to here, and the run's processes live elsewhere
         if values[group].get("path"):
             values[group]["path"] = str(Path(values[group]["path"]).expanduser().resolve())
     values, config, task = measure(values, console.print)
+    if values["resume"] and (before := finished(folder, values)) is not None:
+        console.print(f"{folder}: has its {config.rounds} rounds already", markup=False)
+        print_summary(console, before, folder)
+        return before
+    if holds_run(folder) != values["resume"]:
+        values = {**values, "resume": _resumed(folder, values)}
+    if values["resume"]:
+        resumable(folder, values, default_values)  # in vain, it costs no start of processes
     train = task.load("train", console.print)
     load_partitions(train, config.partition, config.clients, derive_seed(config.seed, "partition"), task.name)
     console.print(
@@ -103,10 +120,28 @@ def launch(values: Values, folder: Path) -> dict[str, Any]:
             if ended := re.match(r"round +(\d+)/", line):
                 progress.update(bar, completed=int(ended[1]))
 
-        run_simulation(values, config, folder, on_line=show)
+        def run(values: Values) -> None:
+            run_simulation(values, config, folder, on_line=show)
+
+        run_supervised(run, values, folder, config.restarts, show)
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     print_summary(console, summary, folder)
     return summary
+
+
+def _resumed(folder: Path, values: Values) -> bool:
+    """Whether to go on with a run, where what is asked for and what the folder holds do not agree.
+
+    Raises:
+        RunError: they do not, and this is no run of a sweep, of which some may not have begun.
+    """
+    if not values["resume"]:
+        raise RunError(
+            f"{folder}: holds a run already; resume=true goes on with it, hydra.run.dir=FOLDER starts elsewhere"
+        )
+    if HydraConfig.get().mode != RunMode.MULTIRUN:
+        raise RunError(f"resume=true: {folder} holds no run; name its folder with hydra.run.dir=FOLDER")
+    return False
 
 
 def _print_error(error: FedMRNError) -> None:

@@ -88,15 +88,20 @@ def _whole(record: ConfigRecord, name: str) -> int:
     return value
 
 
-def pack_config(values: Mapping[str, Any]) -> bytes:
-    """A resolved configuration as bytes."""
-    return zlib.compress(json.dumps(values, separators=(",", ":")).encode(), 9)
+def pack_config(values: Mapping[str, Any], run: str = "") -> bytes:
+    """A resolved configuration as bytes, with the run's name, see `RunFolder`."""
+    return zlib.compress(json.dumps({"run": run, "values": values}, separators=(",", ":")).encode(), 9)
 
 
 def unpack_config(data: bytes) -> dict[str, Any]:
-    """The inverse of `pack_config`."""
-    values: dict[str, Any] = json.loads(zlib.decompress(data))
+    """The configuration in what `pack_config` made."""
+    values: dict[str, Any] = json.loads(zlib.decompress(data))["values"]
     return values
+
+
+def unpack_run(data: bytes) -> str:
+    """The run's name in what `pack_config` made."""
+    return str(json.loads(zlib.decompress(data))["run"])
 
 
 def payload_content(payload: bytes) -> RecordDict:

@@ -13,9 +13,9 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
 from fedmrn_app.config.build import build_flat_model, build_run_method, measure
-from fedmrn_app.config.compose import compose_values, parse_overrides
+from fedmrn_app.config.compose import compose_values, default_values, parse_overrides
 from fedmrn_app.config.types import Values
-from fedmrn_app.errors import FedMRNError, RunError
+from fedmrn_app.errors import FedMRNError
 from fedmrn_app.federation.agreement import Agreement, GlobalState
 from fedmrn_app.federation.server import OpenRound
 from fedmrn_app.federation.upload import Update, header_of, write_upload
@@ -27,6 +27,7 @@ from fedmrn_app.methods import build_method
 from fedmrn_app.methods.method import RunOptions
 from fedmrn_app.noise import Noise
 from fedmrn_app.results.folder import RunFolder
+from fedmrn_app.results.lock import locked
 from fedmrn_app.results.progress import Progress, Splits
 from fedmrn_app.strategy import PayloadStrategy
 from fedmrn_app.wire.body import Body
@@ -38,7 +39,12 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the whole training; whatever ends it early is left in the run's folder too."""
-    folder = RunFolder(_run_path(str(context.run_config["run-dir"])))
+    path = _run_path(str(context.run_config["run-dir"]))
+    with locked(path, "run"):
+        _run(grid, context, RunFolder(path))
+
+
+def _run(grid: Grid, context: Context, folder: RunFolder) -> None:
     keep_freed_memory()
 
     def report(line: str) -> None:
@@ -58,7 +64,7 @@ def main(grid: Grid, context: Context) -> None:
 
 def _run_path(run_dir: str) -> Path:
     """The run's folder: the one asked for, else a new one below the folder in which the SuperLink was started."""
-    return Path(run_dir or f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}").expanduser().resolve()
+    return Path(run_dir or f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S.%f}").expanduser().resolve()
 
 
 def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str], None]) -> None:
@@ -69,17 +75,11 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
     model = build_flat_model(config, task, method)
     agreement = Agreement.of(method, model, config.seed, config.uplink.dense_bits, config.downlink.step)
     state = agreement.begin()
-    done = folder.start(values, model, state, resume=config.resume)
-    if done >= config.rounds:
-        raise RunError(f"rounds={config.rounds}: {folder.path} has {done} rounds already; ask for more")
-    report(f"run folder {folder.path}")
-    packed = pack_config(values)
-    hosts = find_hosts(grid, config, packed, report)
-    if method.error_feedback and len({host.node_id for host in hosts.values()}) < len(hosts):
-        raise RunError(
-            f"strategy.error_feedback=true: clients keep a residual, so each needs a node of its own; "
-            f"start {config.clients} nodes"
-        )
+    done = folder.start(values, model, state, resume=config.resume, defaults=default_values, report=report)
+    report(f"run folder {folder.path}" + (f", going on after round {done}" if done else ""))
+    packed = pack_config(values, folder.name)
+    # a run that ended between its last round and its summary needs nobody any more
+    hosts = find_hosts(grid, config, packed, report) if done < config.rounds else {}
     strategy = PayloadStrategy(
         agreement,
         hosts,

@@ -5,30 +5,25 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import FrameType
-
-import psutil
 
 from fedmrn_app.config.build import ALLOW_TARGETS, OWN_TARGETS, TARGET
 from fedmrn_app.config.types import Config, Values
-from fedmrn_app.errors import ConfigError, RunError
+from fedmrn_app.errors import ConfigError, DiedError, RunError
 from fedmrn_app.federation.aggregation import cores
-from fedmrn_app.results.folder import END_FILES
+from fedmrn_app.federation.residuals import STATE_FOLDER
+from fedmrn_app.processes import end_processes, private_home
 
 START_TIMEOUT = 60.0  # seconds for the SuperLink to answer
 POLL_SECONDS = 0.2
+RUN_FOLDER = "FEDMRN_RUN_FOLDER"  # of a simulation's processes, by which those that a killed command left are found
 # the app that Flower is given: only names, for its code is this installed package
 _PYPROJECT = """\
 [project]
@@ -67,21 +62,24 @@ def run_simulation(
     Args:
         values: the resolved configuration.
         config: the same, checked.
-        folder: the run's folder; Flower's own output goes to flower.log in it.
+        folder: the run's folder; Flower's own output goes to flower.log in it. What a command that was killed has left
+            at work in it is ended first.
         app: folder of a Flower app with other client or server code; None for this package's.
         nodes: simulated SuperNodes, one for each client if None; fewer share the clients.
         on_line: called with each line that the run adds to run.log.
 
     Raises:
         ConfigError: a client needs more cores than there are.
-        RunError: the run did not complete; the message says why.
+        DiedError: its processes died.
+        RunError: the run did not complete for another reason; the message says why.
     """
     there = cores()
     if config.client_cpus > there:
         raise ConfigError(f"client_cpus={config.client_cpus}: must be from 1 to {there}, the cores of this machine")
     folder.mkdir(parents=True, exist_ok=True)
-    for name in END_FILES:
-        (folder / name).unlink(missing_ok=True)  # of a run that is resumed
+    end_processes(RUN_FOLDER, str(folder))
+    (folder / "error.txt").unlink(missing_ok=True)  # of a run that is resumed
+    before = _stamp(folder / "summary.json")
     federation = {
         "num-supernodes": nodes or config.clients,
         "client-resources-num-cpus": config.client_cpus,
@@ -96,15 +94,20 @@ def run_simulation(
             (app / "pyproject.toml").write_text(_PYPROJECT)
             (app / "app.py").write_text("# Flower packs no app without a file\n")
         run_config = {"config": json.dumps(values), "run-dir": str(folder)}
-        run = start_app(app, run_config, federation, folder, home, private_environment(home, values), log.fileno())
+        environment = {
+            **private_environment(home, values), RUN_FOLDER: str(folder), STATE_FOLDER: str(folder / "clients"),
+        }  # fmt: skip
+        run = start_app(app, run_config, federation, folder, home, environment, log.fileno())
         tail = _Tail(folder / "run.log")
         # not until the processes end by themselves: they wait for clients that no round waits for any more
-        while run.poll() is None and not _ended(folder):
+        while run.poll() is None and not _ended(folder, before):
             tail.read(on_line)
             time.sleep(POLL_SECONDS)
         tail.read(on_line)
-    if not (folder / "summary.json").is_file():
-        raise RunError(_reason(folder))
+    if (folder / "error.txt").is_file():
+        raise RunError((folder / "error.txt").read_text().strip())
+    if not _ended(folder, before):
+        raise DiedError(_last_words(folder))
 
 
 def start_app(
@@ -143,58 +146,6 @@ def start_app(
         ],
         stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=home, env=environment, start_new_session=True,
     )  # fmt: skip
-
-
-@contextmanager
-def private_home() -> Iterator[Path]:
-    """A temporary FLWR_HOME; on leaving, every process started with it is ended and the folder removed."""
-    base = "/tmp" if os.path.isdir("/tmp") else None  # short: Ray's sockets below it have at most 107 characters
-    home = Path(tempfile.mkdtemp(prefix="fedmrn-", dir=base))
-    previous = {number: signal.signal(number, _exit) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield home
-    finally:
-        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not stop the clean-up
-        end_processes(home)
-        shutil.rmtree(home, ignore_errors=True)
-        for number, handler in {**previous, signal.SIGINT: interrupt}.items():
-            signal.signal(number, handler)
-
-
-def _exit(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
-
-
-def end_processes(home: Path) -> None:
-    """End all processes whose FLWR_HOME is `home`: the SuperLink, the simulation, Ray and its actors."""
-    for _ in range(50):
-        found = {process for process in psutil.process_iter() if _environ(process).get("FLWR_HOME") == str(home)}
-        if not found:
-            return
-        for process in list(found):
-            found.update(_descendants(process))  # Ray's agents write their names over their environment
-        for process in found:
-            try:
-                process.kill()
-            except psutil.Error:
-                continue
-        psutil.wait_procs(found, timeout=5)
-
-
-def _descendants(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        children: list[psutil.Process] = process.children(recursive=True)
-    except psutil.Error:
-        return []
-    return children
-
-
-def _environ(process: psutil.Process) -> Mapping[str, str]:
-    try:
-        environ: Mapping[str, str] = process.environ()
-    except (psutil.Error, OSError):
-        return {}
-    return environ
 
 
 def private_environment(home: Path, values: Values) -> dict[str, str]:
@@ -254,9 +205,14 @@ def _wait_until_healthy(superlink: subprocess.Popen[bytes], port: int, folder: P
     raise RunError(f"Flower's SuperLink did not start on 127.0.0.1:{port}; see {folder / 'flower.log'}")
 
 
-def _ended(folder: Path) -> bool:
-    """Whether the ServerApp has left its last file."""
-    return any((folder / name).is_file() for name in END_FILES)
+def _stamp(path: Path) -> int:
+    """What changes when a file is written; 0 where there is none."""
+    return path.stat().st_mtime_ns if path.is_file() else 0
+
+
+def _ended(folder: Path, before: int) -> bool:
+    """Whether the ServerApp has left its last file; `before` is the stamp of a summary that was there already."""
+    return (folder / "error.txt").is_file() or _stamp(folder / "summary.json") not in (0, before)
 
 
 class _Tail:
@@ -276,11 +232,12 @@ class _Tail:
                 on_line(line[:-1])
 
 
-def _reason(folder: Path) -> str:
-    """Why a run ended without a summary, from what it left."""
-    error = folder / "error.txt"
-    if error.is_file():
-        return error.read_text().strip()
+def _last_words(folder: Path) -> str:
+    """Why a run's processes ended without a word of ours, from what Flower wrote."""
     log = (folder / "flower.log").read_text(errors="replace")
     errors = re.findall(r"^(?:\w+\.)*(\w*(?:Error|Exception)\b.*)$", log, re.MULTILINE)
-    return f"{errors[-1] if errors else 'the run ended without a result'}; see {folder / 'flower.log'}"
+    reason = f" ({errors[-1]})" if errors else ""
+    return (
+        f"the run's processes died{reason}; see {folder / 'flower.log'}; "
+        f"resume=true hydra.run.dir={folder} goes on from its last round"
+    )

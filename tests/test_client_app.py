@@ -16,6 +16,7 @@ from fedmrn_app.config.compose import compose_values, quote_override
 from fedmrn_app.config.types import Values
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.federation.agreement import Order
+from fedmrn_app.federation.residuals import StateError
 from fedmrn_app.federation.server import OpenRound, open_round
 from fedmrn_app.federation.upload import Upload, read_upload
 from fedmrn_app.federation.worker import Worker
@@ -59,7 +60,7 @@ def node(**settings: Any) -> Context:
 def asking(values: Values | None, kind: str = "query", content: RecordDict | None = None) -> Message:
     content = RecordDict() if content is None else content
     if values is not None:
-        content["run"] = ConfigRecord({"config": pack_config(values)})
+        content["run"] = ConfigRecord({"config": pack_config(values, "ab12")})
     message = Message(content, dst_node_id=1, message_type=kind)
     message.metadata.__dict__["_message_id"] = "asked"
     return message
@@ -135,20 +136,37 @@ def test_training_on_a_node_is_the_worker_s() -> None:
         assert upload.payload.loss == same.payload.loss
 
 
-def test_residual_stays_on_the_node() -> None:
-    values, context = small("strategy=topk", "strategy.error_feedback=true"), node(partition_id=1)
+def test_residual_is_kept_on_the_disk_and_taken_by_its_round(tmp_path: Path) -> None:
+    values = small("strategy=topk", "strategy.error_feedback=true")
     worker = Worker(measure(values)[1])
-    round_ = first_round(worker)
-    query(asking(values), context)
-    train_on(context, round_, 1)
-    second = train_on(context, round_, 1)
-    order = round_.order(1)
-    kept = worker.train(order).kept
-    known = round_.known(1)
-    header, dense = round_.header(1, known), round_.state.dense
-    same = read_upload(worker.train(order, kept).payload, round_.agreement, header, known, dense)
-    assert np.array_equal(second.vector, same.vector)
-    assert sorted(context.state) == ["residual-1", "run", "version-1"]
+    first = first_round(worker)
+    second = open_round(first.agreement, first.state, 2, first.clients, 5)
+    kept = worker.train(first.order(1)).kept
+    known = second.known(1)
+    header, dense = second.header(1, known), second.state.dense
+    expected = read_upload(worker.train(second.order(1), kept).payload, second.agreement, header, known, dense)
+
+    def restarted() -> Context:
+        context = node(partition_id=1, num_partitions=2, state_path=str(tmp_path))
+        query(asking(values), context)
+        return context
+
+    train_on(restarted(), first, 1)
+    for _ in range(2):  # the server asks for a round again
+        assert np.array_equal(train_on(restarted(), second, 1).vector, expected.vector)
+    assert len(list(tmp_path.rglob("client-1-round-*.residual"))) == 2
+    (last,) = tmp_path.rglob("client-1-round-1.residual")
+    last.write_bytes(last.read_bytes()[:-4])
+    with pytest.raises(StateError, match=r"client-1-round-1\.residual: is damaged"):
+        train_on(restarted(), second, 1)
+
+
+def test_node_that_cannot_keep_residuals_takes_no_part(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    values = small("strategy=topk", "strategy.error_feedback=true")
+    hosted = read_hosted(query(asking(values), node(partition_id=1, state_path=str(tmp_path / "file"))))
+    assert "cannot be written (Not a directory); say state-path=FOLDER" in str(hosted.refusal)
+    assert read_hosted(query(asking(small()), node(partition_id=1, state_path=str(tmp_path / "file")))).samples
 
 
 TARGETS = [

@@ -32,6 +32,7 @@ from fedmrn_app.messages import (
     sent_as_is,
     to_array,
     unpack_config,
+    unpack_run,
     unpack_state,
 )
 from tests.reference import STATE
@@ -259,6 +260,7 @@ def test_configuration_comes_as_it_was_given() -> None:
     }
     packed = pack_config(values)
     assert unpack_config(packed) == values
+    assert unpack_run(pack_config(values, "ab12")) == "ab12"
     assert pack_config(values) == packed
 
 

@@ -1,6 +1,5 @@
 """The run's folder: rows as they come, a model that loads, and going on where a run stopped."""
 
-import csv
 import json
 import math
 from dataclasses import replace
@@ -12,39 +11,15 @@ import pytest
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
+from fedmrn_app.config.build import measure
+from fedmrn_app.config.compose import compose_values, default_values
 from fedmrn_app.errors import RunError
 from fedmrn_app.federation.agreement import GlobalState
-from fedmrn_app.learning.flat import FlatModel
-from fedmrn_app.learning.models.build import build_model
-from fedmrn_app.learning.models.cnn import digits
-from fedmrn_app.results.folder import VECTOR, RunFolder
+from fedmrn_app.results.folder import VECTOR, RunFolder, finished
+from fedmrn_app.results.lock import locked
 from fedmrn_app.results.progress import progress_line
-from fedmrn_app.results.rows import Round, columns, from_row, to_row
-from fedmrn_app.tasks.classification import Classification
-
-VALUES: dict[str, Any] = {"rounds": 3, "seed": 0, "local": {"lr": 0.1}}
-IMAGES = Classification(channels=1, height=8, width=8, classes=10, mean=(0.5,), std=(0.5,))
-
-
-def row(number: int, accuracy: float) -> Round:
-    metrics = {"accuracy": accuracy}
-    return Round(
-        number, metrics, 0.25, 0.5, 0.6, 0.1, -0.01, 100.0, 1.25, 400.0, 5.0, 6.25, 9, 1, 2.0, 0.02, 0.001, 3.0
-    )
-
-
-def model(seed: int = 0) -> FlatModel:
-    return FlatModel(build_model(digits, {}, IMAGES, seed))
-
-
-def state(seed: int = 0) -> GlobalState:
-    """A vector that is not the model's weights, and what steers the noise."""
-    return GlobalState(np.full(7, seed, np.float32), np.empty(0, np.float32), np.full(3, seed + 1, np.float32))
-
-
-def rows_on_disk(folder: Path) -> list[dict[str, str]]:
-    with (folder / "rounds.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+from fedmrn_app.results.rows import columns, from_row, to_row
+from tests.run_folder import VALUES, model, row, rows_on_disk, state
 
 
 def test_rows_and_model_are_on_disk_when_a_round_ends(tmp_path: Path) -> None:
@@ -126,7 +101,7 @@ def test_resume_goes_on_after_the_last_saved_round(tmp_path: Path) -> None:
     folder.start(VALUES, model(), state(), resume=False)
     folder.add_round(row(1, 0.5), model(1), state(1))
     folder.add_round(row(2, 0.6), model(2), state(2))
-    folder.save_model(model(1), state(1), 1)  # as if the process had died between row 2 and its model
+    (tmp_path / "previous.safetensors").replace(tmp_path / "model.safetensors")  # as if round 2 had not been saved
     again, loaded, kept = RunFolder(tmp_path), model(9), state(9)
     assert again.start({**VALUES, "rounds": 5}, loaded, kept, resume=True) == 1
     assert np.array_equal(kept.vector, state(1).vector)
@@ -150,5 +125,55 @@ def test_resume_refuses_another_configuration_or_an_empty_folder(tmp_path: Path)
     with pytest.raises(RunError, match="holds no run"):
         RunFolder(tmp_path).start(VALUES, model(), state(), resume=True)
     RunFolder(tmp_path).start(VALUES, model(), state(), resume=False)
-    with pytest.raises(RunError, match="seed was 0 and is now 1"):
+    with pytest.raises(RunError, match="seed was 0 and is now 1; say seed=0"):
         RunFolder(tmp_path).start({**VALUES, "seed": 1}, model(), state(), resume=True)
+    with pytest.raises(RunError, match=r"local\.lr was 0\.1 and is now 0\.2"):
+        RunFolder(tmp_path).start({**VALUES, "local": {"lr": 0.2}}, model(), state(), resume=True)
+
+
+def test_keys_that_a_newer_version_adds_may_have_their_default(tmp_path: Path) -> None:
+    RunFolder(tmp_path).start(VALUES, model(), state(), resume=False)
+    newer = {**VALUES, "local": {"lr": 0.1, "momentum": 0.0}, "radius": 1}
+
+    def defaults(values: dict[str, Any]) -> dict[str, Any]:
+        return {"seed": 5, "local": {"lr": 0.3, "momentum": 0.0}, "radius": 1}
+
+    assert RunFolder(tmp_path).start(newer, model(), state(), resume=True, defaults=defaults) == 0
+    with pytest.raises(RunError, match="radius was 1 and is now 2"):
+        RunFolder(tmp_path).start({**newer, "radius": 2}, model(), state(), resume=True, defaults=defaults)
+
+
+def test_defaults_of_a_configuration_are_those_of_its_choices() -> None:
+    values, _, _ = measure(compose_values(["strategy=eden", "strategy.bits=2", "seed=7", "model=mlp"]))
+    found = default_values(values)
+    assert (found["strategy"]["name"], found["strategy"]["bits"], found["seed"]) == ("eden", 1, 0)
+    assert found["model"]["name"] == "mlp"
+
+
+def test_new_run_does_not_take_the_place_of_another(tmp_path: Path) -> None:
+    RunFolder(tmp_path).start(VALUES, model(), state(), resume=False)
+    with pytest.raises(RunError, match=r"holds a run already; resume=true goes on with it"):
+        RunFolder(tmp_path).start(VALUES, model(), state(), resume=False)
+
+
+def test_folder_is_worked_in_by_one_at_a_time(tmp_path: Path) -> None:
+    with locked(tmp_path / "new", "run"):
+        with locked(tmp_path / "new", "other"):
+            pass
+        with pytest.raises(RunError, match="another run is at work in it"), locked(tmp_path / "new", "run"):
+            pass
+    with locked(tmp_path / "new", "run"):
+        pass
+
+
+def test_finished_run_is_known_by_its_configuration_and_rounds(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.start(VALUES, model(), state(), resume=False)
+    for number in (1, 2, 3):
+        assert finished(tmp_path, VALUES) is None
+        folder.add_round(row(number, 0.5), model(), state())
+    assert finished(tmp_path, VALUES) is None
+    folder.finish(folder.summarise({}))
+    assert finished(tmp_path, VALUES) == json.loads((tmp_path / "summary.json").read_text())
+    assert finished(tmp_path, {**VALUES, "rounds": 4}) is None
+    assert finished(tmp_path, {**VALUES, "seed": 1}) is None

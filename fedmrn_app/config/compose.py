@@ -79,6 +79,16 @@ def compose_values(overrides: Sequence[str]) -> Values:
             raise ConfigError(" ".join(str(error).split())) from error
 
 
+def default_values(values: Values) -> Values:
+    """What the configuration would be with the same choices and nothing else set."""
+    choices = []
+    for group in GROUPS:
+        name = values.get(group, {}).get("name") if isinstance(values.get(group), dict) else None
+        if (find_conf() / group / f"{name}.yaml").is_file():
+            choices.append(f"{group}={name}")
+    return compose_values(choices)
+
+
 def plain_values(composed: Any) -> Values:
     """The plain values of a composed configuration, the default model filled in.
 

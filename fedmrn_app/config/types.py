@@ -58,6 +58,7 @@ class Config:
     round_timeout: Positive  # seconds
     node_timeout: Positive  # seconds
     resume: bool
+    restarts: Annotated[int, Range(least=0, below=1 << 32)]
     evaluate_train: bool
     uplink: UplinkConfig
     downlink: DownlinkConfig

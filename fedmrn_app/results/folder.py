@@ -3,46 +3,97 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from omegaconf import OmegaConf
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 
 from fedmrn_app.errors import RunError
 from fedmrn_app.federation.agreement import GlobalState
 from fedmrn_app.learning.flat import FlatModel, to_tensor
 from fedmrn_app.results.curves import draw_curves
+from fedmrn_app.results.durable import write_durably
 from fedmrn_app.results.rows import Round, columns, from_row, to_row
+from fedmrn_app.results.state import BEFORE, STATE, State, put_back, read_state, write_state
 
 END_FILES = ("summary.json", "error.txt")  # a run leaves one of them as its last file
-VECTOR = "fedmrn.global_vector"  # in model.safetensors beside the module's state, where that is not the vector
+VECTOR = "fedmrn.global_vector"  # in the state's file beside the module's state, where that is not the vector
 STEERING = "fedmrn.steering"  # likewise, where the noise is steered
 
-_MAY_CHANGE = ("rounds", "resume", "round_timeout", "node_timeout")  # when a run goes on
+_MAY_CHANGE = ("rounds", "resume", "restarts", "round_timeout", "node_timeout")  # when a run goes on
+
+
+def holds_run(path: Path) -> bool:
+    """Whether there is a run in a folder, finished or not."""
+    return any((path / name).exists() for name in (STATE, BEFORE, "rounds.csv", "summary.json"))
+
+
+def finished(path: Path, values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The summary of the run in a folder, if it is one of this configuration and has all its rounds; else None."""
+    try:
+        summary: dict[str, Any] = json.loads((path / "summary.json").read_text())
+        state, wrong = read_state(path)
+    except (OSError, ValueError, RunError):
+        return None
+    same = not wrong and next(changes(state.facts["config"], values, lambda before: {}), None) is None
+    return summary if same and summary.get("rounds") == state.round == values["rounds"] else None
+
+
+def resumable(
+    path: Path, values: Mapping[str, Any], defaults: Callable[[dict[str, Any]], Mapping[str, Any]]
+) -> tuple[State, list[str]]:
+    """The state from which the run in a folder goes on with a configuration, and lines about damaged files.
+
+    Raises:
+        RunError: the folder holds no run, or one of another configuration or with more rounds, or nothing is whole.
+    """
+    if not holds_run(path):
+        raise RunError(f"resume=true: {path} holds no run; name its folder with hydra.run.dir=FOLDER")
+    stored, lines = read_state(path)
+    for key, before, now in changes(stored.facts["config"], values, defaults):
+        raise RunError(f"resume=true: {key} was {before} and is now {now}; say {key}={before}")
+    if stored.round > values["rounds"]:
+        raise RunError(f"rounds={values['rounds']}: {path} has {stored.round} already; ask for as many")
+    return stored, lines
 
 
 class RunFolder:
     """The folder of one run. Everything is on disk as soon as it is known.
 
+    What a run goes on from is one file, see `results/state.py`: the model, the rows of all rounds, the configuration.
+    rounds.csv and config.yaml say the same for people, and are made to match when a run goes on.
+
     Attributes:
         path: of the folder, which is made.
         metrics: names of the task's metrics, headline first.
         rounds: the finished ones.
+        name: of the run, drawn at random when it starts, by which clients tell its states from another's.
     """
 
     def __init__(self, path: Path, metrics: Sequence[str] = ("accuracy",)) -> None:
         self.path = path
         self.metrics = tuple(metrics)
         self.rounds: list[Round] = []
+        self.name = ""
+        self._values: Mapping[str, Any] = {}
         path.mkdir(parents=True, exist_ok=True)
 
-    def start(self, values: Mapping[str, Any], model: FlatModel, state: GlobalState, *, resume: bool) -> int:
+    def start(
+        self,
+        values: Mapping[str, Any],
+        model: FlatModel,
+        state: GlobalState,
+        *,
+        resume: bool,
+        defaults: Callable[[dict[str, Any]], Mapping[str, Any]] = lambda values: {},
+        report: Callable[[str], None] = lambda line: None,
+    ) -> int:
         """Write the configuration; when resuming, load the last round's model, state and rows.
 
         Args:
@@ -50,69 +101,94 @@ class RunFolder:
             model: the model with its first weights; when resuming, it gets those of the last round.
             state: the first one; its arrays but the dense part, which is the model's, are changed in place likewise.
             resume: whether to go on with the run that the folder holds.
+            defaults: of a configuration with the same choices, for keys that a newer version has added.
+            report: is told in a line what was found damaged and could be mended.
 
         Returns:
             The number of rounds already done, 0 for a new run.
 
         Raises:
-            RunError: the folder holds no run to go on with, or one of another configuration.
+            RunError: the folder holds no run to go on with, one of another configuration or with more rounds, or
+                nothing of it is whole; or it is to be a new run, and the folder holds one.
         """
-        config = self.path / "config.yaml"
-        done = self._resume(config, values, model, state) if resume else 0
-        _write_atomically(config, OmegaConf.to_yaml(OmegaConf.create(dict(values))).encode())
-        with (self.path / "rounds.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns(self.metrics))
-            writer.writeheader()
-            writer.writerows(to_row(row) for row in self.rounds)
+        done = 0
+        if resume:
+            done = self._resume(values, model, state, defaults, report)
+        elif holds_run(self.path):
+            raise RunError(
+                f"{self.path}: holds a run already; resume=true goes on with it, hydra.run.dir=FOLDER starts elsewhere"
+            )
+        else:
+            self.name = secrets.token_hex(8)
+        self._values = dict(values)
+        if not resume:
+            self.save_model(model, state, 0)  # before the rest, which follows from it
+        write_durably(self.path / "config.yaml", self._config_as_text().encode())
+        write_durably(self.path / "rounds.csv", self._rows_as_text().encode())
         for name in END_FILES:
             (self.path / name).unlink(missing_ok=True)
-        if not done:
-            self.save_model(model, state, 0)
         return done
 
-    def _resume(self, config: Path, values: Mapping[str, Any], model: FlatModel, state: GlobalState) -> int:
-        stored = self.path / "model.safetensors"
-        if not (config.is_file() and stored.is_file()):
-            raise RunError(f"resume=true: {self.path} holds no run; name its folder with hydra.run.dir=FOLDER")
-        before = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(config)))
-        for key in before.keys() | values.keys():
-            if key not in _MAY_CHANGE and before.get(key) != values.get(key):
-                raise RunError(f"resume=true: {key} was {before.get(key)} and is now {values.get(key)}")
-        with safe_open(stored, "pt") as file:
-            done = int(file.metadata()["round"])
-        tensors = load_file(stored)
+    def _resume(
+        self,
+        values: Mapping[str, Any],
+        model: FlatModel,
+        state: GlobalState,
+        defaults: Callable[[dict[str, Any]], Mapping[str, Any]],
+        report: Callable[[str], None],
+    ) -> int:
+        stored, lines = resumable(self.path, values, defaults)
+        put_back(self.path, stored)
+        tensors = dict(stored.tensors)
         kept, steering = tensors.pop(VECTOR, None), tensors.pop(STEERING, None)
         model.module.load_state_dict(tensors)
         state.vector[:] = model.state()[0] if kept is None else kept.numpy()
         if steering is not None and state.steering is not None:
             state.steering[:] = steering.numpy()
-        with (self.path / "rounds.csv").open(newline="") as file:
-            rows = [row for row in csv.DictReader(file) if int(row["round"]) <= done]
-        self.rounds = [from_row(row, self.metrics) for row in rows]
-        return done
+        self.name = stored.facts["name"]
+        self.rounds = [from_row(row, self.metrics) for row in stored.facts["rows"]]
+        for line in lines:
+            report(line)
+        self._values = stored.facts["config"]
+        self._compare("rounds.csv", self._rows_as_text(), report)
+        self._compare("config.yaml", self._config_as_text(), report)
+        return stored.round
+
+    def _compare(self, name: str, expected: str, report: Callable[[str], None]) -> None:
+        """Say where a file is not what the state says."""
+        path = self.path / name
+        if not path.is_file() or path.read_bytes() != expected.encode():
+            report(f"{path}: does not say what the run's state does; written anew")
 
     def add_round(self, row: Round, model: FlatModel, state: GlobalState) -> None:
-        """Append a row to rounds.csv and save the round's model."""
+        """Save the state after a round, which makes it a finished one, and append a row to rounds.csv."""
         self.rounds.append(row)
+        self.save_model(model, state, row.round)
         with (self.path / "rounds.csv").open("a", newline="") as file:
             csv.DictWriter(file, columns(self.metrics)).writerow(to_row(row))
             file.flush()
             os.fsync(file.fileno())
-        self.save_model(model, state, row.round)
 
     def save_model(self, model: FlatModel, state: GlobalState, done: int) -> None:
-        """Write model.safetensors: the module's state dict after `done` rounds, and what else the state has."""
-        tensors = {
-            name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.module.state_dict().items()
-        }
+        """Write model.safetensors: the module's state dict after `done` rounds, and what else a run goes on from."""
+        tensors = dict(model.module.state_dict())
         if not np.array_equal(model.state()[0], state.vector):
             tensors[VECTOR] = to_tensor(state.vector)
         if state.steering is not None:
             tensors[STEERING] = to_tensor(state.steering)
-        partial = self.path / "model.safetensors.partial"
-        save_file(tensors, partial, {"round": str(done)})
-        partial.chmod(0o644 & ~_umask())
-        partial.replace(self.path / "model.safetensors")
+        rows = [{name: str(value) for name, value in to_row(row).items()} for row in self.rounds]
+        facts = {"round": done, "name": self.name, "config": self._values, "rows": rows}
+        write_state(self.path, State(tensors, facts))
+
+    def _rows_as_text(self) -> str:
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, columns(self.metrics))
+        writer.writeheader()
+        writer.writerows(to_row(row) for row in self.rounds)
+        return text.getvalue()
+
+    def _config_as_text(self) -> str:
+        return OmegaConf.to_yaml(OmegaConf.create(dict(self._values)))
 
     def log(self, line: str) -> None:
         """Append a line to run.log."""
@@ -121,7 +197,7 @@ class RunFolder:
 
     def fail(self, reason: str) -> None:
         """Leave the reason why the run ended early in error.txt."""
-        _write_atomically(self.path / "error.txt", (reason + "\n").encode())
+        write_durably(self.path / "error.txt", (reason + "\n").encode())
 
     def summarise(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Return what summary.json holds, `facts` among it. The best round is that of the headline metric."""
@@ -153,20 +229,33 @@ class RunFolder:
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Draw the curves, then write summary.json: with it there, the run is complete."""
         draw_curves(self.rounds, self.path / "curves.png")
-        _write_atomically(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+        write_durably(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
 
 
 def _mean(rounds: list[Round], key: str) -> float:
     return float(np.mean([getattr(row, key) for row in rounds]))
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def changes(
+    before: dict[str, Any],
+    now: Mapping[str, Any],
+    defaults: Callable[[dict[str, Any]], Mapping[str, Any]],
+) -> Iterator[tuple[str, Any, Any]]:
+    """What differs between two configurations that must not when a run goes on: dotted key, value before, value now.
+
+    A key that was not there before may be there now with its default.
+    """
+    flat_before, flat_now = dict(_flat(before)), dict(_flat(now))
+    if added := flat_now.keys() - flat_before.keys():
+        flat_before |= {key: value for key, value in _flat(defaults(before)) if key in added}
+    for key in sorted(flat_before.keys() | flat_now.keys()):
+        if flat_before.get(key) != flat_now.get(key) and key not in _MAY_CHANGE:
+            yield key, flat_before.get(key), flat_now.get(key)
 
 
-def _write_atomically(path: Path, data: bytes) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(data)
-    partial.replace(path)
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,66 @@
+"""Processes that end with what started them: by a private home, or by any other mark in their environment."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import psutil
+
+
+@contextmanager
+def private_home() -> Iterator[Path]:
+    """A temporary FLWR_HOME; on leaving, every process started with it is ended and the folder removed."""
+    base = "/tmp" if os.path.isdir("/tmp") else None  # short: Ray's sockets below it have at most 107 characters
+    home = Path(tempfile.mkdtemp(prefix="fedmrn-", dir=base))
+    previous = {number: signal.signal(number, _exit) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield home
+    finally:
+        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not stop the clean-up
+        end_processes("FLWR_HOME", str(home))
+        shutil.rmtree(home, ignore_errors=True)
+        for number, handler in {**previous, signal.SIGINT: interrupt}.items():
+            signal.signal(number, handler)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def end_processes(variable: str, value: str) -> None:
+    """End all processes with this in their environment, and what they started: SuperLink, simulation, Ray, actors."""
+    for _ in range(50):
+        found = {process for process in psutil.process_iter() if _environ(process).get(variable) == value}
+        if not found:
+            return
+        for process in list(found):
+            found.update(_descendants(process))  # Ray's agents write their names over their environment
+        for process in found:
+            try:
+                process.kill()
+            except psutil.Error:
+                continue
+        psutil.wait_procs(found, timeout=5)
+
+
+def _descendants(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        children: list[psutil.Process] = process.children(recursive=True)
+    except psutil.Error:
+        return []
+    return children
+
+
+def _environ(process: psutil.Process) -> Mapping[str, str]:
+    try:
+        environ: Mapping[str, str] = process.environ()
+    except (psutil.Error, OSError):
+        return {}
+    return environ

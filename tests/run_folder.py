@@ -1,0 +1,38 @@
+"""What tests put into a run's folder."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmrn_app.federation.agreement import GlobalState
+from fedmrn_app.learning.flat import FlatModel
+from fedmrn_app.learning.models.build import build_model
+from fedmrn_app.learning.models.cnn import digits
+from fedmrn_app.results.rows import Round
+from fedmrn_app.tasks.classification import Classification
+
+VALUES: dict[str, Any] = {"rounds": 3, "seed": 0, "local": {"lr": 0.1}}
+IMAGES = Classification(channels=1, height=8, width=8, classes=10, mean=(0.5,), std=(0.5,))
+
+
+def row(number: int, accuracy: float) -> Round:
+    metrics = {"accuracy": accuracy}
+    return Round(
+        number, metrics, 0.25, 0.5, 0.6, 0.1, -0.01, 100.0, 1.25, 400.0, 5.0, 6.25, 9, 1, 2.0, 0.02, 0.001, 3.0
+    )
+
+
+def model(seed: int = 0) -> FlatModel:
+    return FlatModel(build_model(digits, {}, IMAGES, seed))
+
+
+def state(seed: int = 0) -> GlobalState:
+    """A vector that is not the model's weights, and what steers the noise."""
+    return GlobalState(np.full(7, seed, np.float32), np.empty(0, np.float32), np.full(3, seed + 1, np.float32))
+
+
+def rows_on_disk(folder: Path) -> list[dict[str, str]]:
+    with (folder / "rounds.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
