@@ -1,0 +1,142 @@
+"""The only thing that devices reach: it hands their requests to the SuperLink on loopback and refuses all others.
+
+Flower serves three interfaces on one port: the devices', the operator's (register a device, start a run) and that of
+the ServerApp. Only the first asks for a key, so only the first may be reached from outside.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from fedmrn_app.deploy.certificates import public_pem, write_private
+from fedmrn_app.deploy.folder import Federation, load
+
+OPEN = "/v1/fleet/"  # paths below it are the devices'
+_ANSWER = "/v1/fleet/push-messages"  # the reply to one message
+_KEY_HEADER = "flwr-public-key"  # base64 of the key's PEM; the SuperLink checks it against a signature
+_DROPPED = {"host", "connection", "transfer-encoding", "keep-alive"}  # they hold for one hop only
+_SAVE_SECONDS = 2.0
+
+
+class Seen:
+    """When each device was last heard of, and how many messages it has answered; kept in a file."""
+
+    def __init__(self, federation: Federation) -> None:
+        self.path = federation.path
+        self.file = federation.seen
+        self.devices: dict[str, dict[str, float]] = read_seen(self.file)
+        self._names: dict[bytes, str] = {}
+        self._saved = 0.0
+
+    def note(self, request: Request, status: int) -> None:
+        """Count a request that the SuperLink has taken, and so has checked the key of."""
+        name = self._name(request.headers.get(_KEY_HEADER, "")) if status < 300 else None
+        if name is None:
+            return
+        seen = self.devices.setdefault(name, {"last_seen": 0.0, "answers": 0})
+        seen["last_seen"] = time.time()
+        seen["answers"] += request.url.path == _ANSWER
+        if seen["last_seen"] > self._saved + _SAVE_SECONDS:
+            self.save()
+
+    def save(self) -> None:
+        """Write the file."""
+        self._saved = time.time()
+        write_private(self.file, json.dumps(self.devices).encode())
+
+    def _name(self, header: str) -> str | None:
+        try:
+            key = base64.b64decode(header, validate=True)
+        except ValueError:
+            return None
+        if key not in self._names:  # a device's key may be new since the gate was opened
+            federation = load(self.path)
+            self._names = {public_pem(federation.public_key(name)): name for name in federation.devices}
+        return self._names.get(key)
+
+
+def read_seen(file: Path) -> dict[str, dict[str, float]]:
+    """What a gate has kept; nothing if it has kept none."""
+    try:
+        devices: dict[str, dict[str, float]] = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return devices
+
+
+def build_gate(federation: Federation) -> Starlette:
+    """The gate as an ASGI application."""
+    context = ssl.create_default_context(cafile=str(federation.authority))
+    inner = httpx.AsyncClient(
+        base_url=f"https://127.0.0.1:{federation.control_port}",
+        verify=context,
+        timeout=httpx.Timeout(60.0),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
+        trust_env=False,  # no proxy between the two
+    )
+    seen = Seen(federation)
+
+    async def forward(request: Request) -> Response:
+        path = request.url.path
+        if not (request.method == "POST" and path.startswith(OPEN) and ".." not in path):
+            peer = request.client.host if request.client else "?"
+            print(f"gate: refused {request.method} {path} from {peer}", flush=True)
+            return PlainTextResponse("only devices are served here; the operator's side is on loopback\n", 403)
+        headers = [(name, value) for name, value in request.headers.items() if name not in _DROPPED]
+        asked = inner.build_request("POST", path, headers=headers, content=request.stream())
+        try:
+            answer = await inner.send(asked, stream=True)
+        except httpx.HTTPError as error:
+            return PlainTextResponse(f"the SuperLink does not answer: {type(error).__name__}\n", 503)
+        seen.note(request, answer.status_code)
+        return StreamingResponse(_body(answer), answer.status_code, _kept(answer.headers))
+
+    return Starlette(routes=[Route("/{path:path}", forward, methods=["GET", "HEAD", "POST", "PUT", "DELETE"])])
+
+
+async def _body(answer: httpx.Response) -> AsyncIterator[bytes]:
+    try:
+        async for piece in answer.aiter_raw():
+            yield piece
+    finally:
+        await answer.aclose()
+
+
+def _kept(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name not in _DROPPED | {"date", "server"}}
+
+
+def run_gate(federation: Federation, host: str) -> None:
+    """Serve until told to stop.
+
+    Args:
+        federation: whose SuperLink is on loopback.
+        host: address to listen on.
+    """
+    uvicorn.run(
+        build_gate(federation),
+        host=host,
+        port=federation.port,
+        ssl_certfile=federation.certificate,
+        ssl_keyfile=federation.key,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+    )
+
+
+if __name__ == "__main__":
+    run_gate(load(Path(sys.argv[1])), sys.argv[2])
