@@ -15,7 +15,8 @@ from fedmrn_app.deploy.connection import add_connection, check_name
 from fedmrn_app.deploy.folder import DEFAULT_FOLDER, Federation, create, load, renew_server
 from fedmrn_app.errors import ConfigError, FedMRNError
 
-console = Console(highlight=False, soft_wrap=True)
+_WIDTH = None if sys.stdout.isatty() else 160  # room for tables in files and pipes
+console = Console(highlight=False, soft_wrap=True, width=_WIDTH)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 

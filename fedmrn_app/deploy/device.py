@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import ssl
 import subprocess
 import tempfile
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from fedmrn_app.deploy.folder import BUNDLE
 from fedmrn_app.deploy.processes import service_environment, start, together
@@ -20,13 +24,6 @@ from fedmrn_app.local_run import command, free_port
 
 TASK_POLL_SECONDS = "0.2"  # how often the device looks for a message that it was sent; Flower's own is 1
 _TIMEOUT = 15.0  # seconds to reach the server
-# what Flower says, and what it means
-_REASONS = {
-    "No SuperNode found with the given public key": "its key is not registered, or was revoked or replaced",
-    "Public key": "its key is not registered, or was revoked or replaced",
-    "already activated": "it is connected already, or was until a minute ago; it is let in again after that",
-    "Invalid SuperNode authentication": "its key is not the registered one, or its clock differs from the server's",
-}
 
 
 @dataclass(frozen=True)
@@ -123,26 +120,31 @@ def run_device(bundle: Bundle, *, warm: bool = True, on_line: Callable[[str], No
             processes.append(start(warm_words(folder), bundle.path, environment, None))
         node = subprocess.Popen(
             supernode_words(bundle), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            cwd=bundle.path, env=environment, start_new_session=True, text=True, errors="replace",
+            cwd=bundle.path, env=environment, start_new_session=True,
         )  # fmt: skip
-        processes.append(node)  # type: ignore[arg-type]
+        processes.append(node)
         assert node.stdout is not None
-        lines = _told(node.stdout, on_line)
+        last: deque[str] = deque(maxlen=40)
+        reader = threading.Thread(target=_tell, args=(node.stdout, last, on_line), daemon=True)
+        reader.start()
         status = node.wait()
-    raise RunError(f"{bundle.name}: {explain(lines) or f'the SuperNode ended with status {status}'}")
+        reader.join(1)  # not to its end, for what the SuperNode has started may hold it open
+    raise RunError(f"{bundle.name}: {explain(last) or f'the SuperNode ended with status {status}'}")
 
 
-def _told(stream: Iterable[str], on_line: Callable[[str], None]) -> list[str]:
-    """The last lines of a stream, each of which is passed on."""
-    last: list[str] = []
+def _tell(stream: IO[bytes], last: deque[str], on_line: Callable[[str], None]) -> None:
+    """Pass on each line, and keep the last ones."""
     with suppress(ValueError):  # closed
         for line in stream:
-            on_line(line.rstrip("\n"))
-            last = [*last[-40:], line]
-    return last
+            last.append(line.decode(errors="replace").rstrip("\n"))
+            on_line(last[-1])
 
 
 def explain(lines: Iterable[str]) -> str | None:
     """Why a SuperNode was refused, from what it wrote; None if that does not say."""
-    text = "".join(lines)
-    return next((reason for words, reason in _REASONS.items() if words in text), None)
+    text = "\n".join(lines)
+    if found := re.search(r"Failed to activate SuperNode\.\n(\S.*)", text):
+        return f"the server does not let it in: {found[1]}"
+    if found := re.search(r"Exit Code: \d+\n(\S.*)", text):
+        return found[1]
+    return None
