@@ -108,7 +108,7 @@ def _chosen(federation: Federation, words: argparse.Namespace) -> Sequence[str]:
     names: list[str] = list(federation.devices) if words.all else words.devices
     if not names:
         raise ConfigError("say which devices, or --all")
-    return names
+    return [federation.device_name(name) for name in names]
 
 
 def _print_files(files: Sequence[Path]) -> None:

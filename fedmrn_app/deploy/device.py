@@ -129,7 +129,12 @@ def run_device(bundle: Bundle, *, warm: bool = True, on_line: Callable[[str], No
         reader.start()
         status = node.wait()
         reader.join(1)  # not to its end, for what the SuperNode has started may hold it open
-    raise RunError(f"{bundle.name}: {explain(last) or f'the SuperNode ended with status {status}'}")
+    reason = explain(last) or (
+        f"the SuperNode ended with status {status}"
+        if status
+        else "the server has shut it out: its key was revoked or replaced, or the clocks of the two differ"
+    )
+    raise RunError(f"{bundle.name}: {reason}")
 
 
 def _tell(stream: IO[bytes], last: deque[str], on_line: Callable[[str], None]) -> None:
