@@ -27,6 +27,7 @@ from fedmrn_app.results.lock import locked
 from fedmrn_app.results.tables import Outcome, print_outcomes, print_summary
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.simulation import run_simulation
+from fedmrn_app.submit import run_on, take_on
 from fedmrn_app.supervise import run_supervised
 
 _WIDTH = None if sys.stdout.isatty() else 160  # room for tables in files and pipes
@@ -40,15 +41,15 @@ _INFORMS = {"--help", "-h", "--hydra-help", "--version", "--info", "-i", "--cfg"
 def main() -> None:
     """Entry point of `fedmrn`: exits with 0 if every run completed, 1 if one failed, 2 on a wrong configuration."""
     outcomes: list[Outcome] = []
-    arguments = sys.argv[1:]
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # models and tasks of one's own
     try:
+        arguments, on = take_on(sys.argv[1:])
         if not _INFORMS & set(arguments):
             for overrides in _runs(arguments):
                 load_config(tuple(overrides))
         sys.argv[1:] = open_own_groups(arguments)
-        _hydra_main(outcomes)
+        _hydra_main(outcomes, on)
     except FedMRNError as error:
         _print_error(error)
         sys.exit(2)
@@ -68,13 +69,13 @@ def _runs(arguments: Sequence[str]) -> list[list[str]]:
     return expand_sweep(overrides)
 
 
-def _hydra_main(outcomes: list[Outcome]) -> None:
+def _hydra_main(outcomes: list[Outcome], on: str | None) -> None:
     @hydra.main(version_base="1.3", config_path=str(find_conf()), config_name="config")
     def task(composed: DictConfig) -> None:
         settings = HydraConfig.get()
         overrides = " ".join(settings.overrides.task)
         try:
-            summary = launch(plain_values(composed), Path(settings.runtime.output_dir))
+            summary = launch(plain_values(composed), Path(settings.runtime.output_dir), on)
         except FedMRNError as error:
             _print_error(error)
             outcomes.append((overrides, str(error)))
@@ -84,13 +85,19 @@ def _hydra_main(outcomes: list[Outcome]) -> None:
     task()
 
 
-def launch(values: Values, folder: Path) -> dict[str, Any]:
-    """Run one simulation with progress on the console, print its table and return its summary."""
+def launch(values: Values, folder: Path, on: str | None = None) -> dict[str, Any]:
+    """Run once with progress on the console, print the table and return the summary.
+
+    Args:
+        values: the configuration.
+        folder: the run's.
+        on: name of the connection to a SuperLink, see `run_on`; None for a simulation.
+    """
     with locked(folder, "fedmrn"):
-        return _launch(values, folder)
+        return _launch(values, folder, on)
 
 
-def _launch(values: Values, folder: Path) -> dict[str, Any]:
+def _launch(values: Values, folder: Path, on: str | None) -> dict[str, Any]:
     for group in ("dataset", "task"):  # relative to here, and the run's processes live elsewhere
         if values[group].get("path"):
             values[group]["path"] = str(Path(values[group]["path"]).expanduser().resolve())
@@ -103,8 +110,9 @@ def _launch(values: Values, folder: Path) -> dict[str, Any]:
         values = {**values, "resume": _resumed(folder, values)}
     if values["resume"]:
         resumable(folder, values, default_values)  # in vain, it costs no start of processes
-    train = task.load("train", console.print)
-    load_partitions(train, config.partition, config.clients, derive_seed(config.seed, "partition"), task.name)
+    if on is None:  # devices may have data of their own
+        train = task.load("train", console.print)
+        load_partitions(train, config.partition, config.clients, derive_seed(config.seed, "partition"), task.name)
     console.print(
         f"{config.strategy['name']} on {task.name}, {config.partition.name}: {config.rounds} rounds, "
         f"{config.clients_per_round} of {config.clients} clients per round"
@@ -121,7 +129,10 @@ def _launch(values: Values, folder: Path) -> dict[str, Any]:
                 progress.update(bar, completed=int(ended[1]))
 
         def run(values: Values) -> None:
-            run_simulation(values, config, folder, on_line=show)
+            if on is None:
+                run_simulation(values, config, folder, on_line=show)
+            else:
+                run_on(on, values, folder, show)
 
         run_supervised(run, values, folder, config.restarts, show)
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -19,33 +18,12 @@ from fedmrn_app.config.types import Config, Values
 from fedmrn_app.errors import ConfigError, DiedError, RunError
 from fedmrn_app.federation.aggregation import cores
 from fedmrn_app.federation.residuals import STATE_FOLDER
+from fedmrn_app.local_run import Ending, Tail, command, free_port, write_app, write_run_config
 from fedmrn_app.processes import end_processes, private_home
 
 START_TIMEOUT = 60.0  # seconds for the SuperLink to answer
 POLL_SECONDS = 0.2
 RUN_FOLDER = "FEDMRN_RUN_FOLDER"  # of a simulation's processes, by which those that a killed command left are found
-# the app that Flower is given: only names, for its code is this installed package
-_PYPROJECT = """\
-[project]
-name = "fedmrn-run"
-version = "0.1.0"
-description = "One run of fedmrn"
-license = "Apache-2.0"
-dependencies = []
-
-[tool.flwr.app]
-publisher = "fedmrn"
-fab-include = ["*.py"]
-
-[tool.flwr.app.components]
-serverapp = "fedmrn_app.server_app:app"
-clientapp = "fedmrn_app.client_app:app"
-
-[tool.flwr.app.config]
-config = ""
-overrides = ""
-run-dir = ""
-"""
 
 
 def run_simulation(
@@ -78,8 +56,7 @@ def run_simulation(
         raise ConfigError(f"client_cpus={config.client_cpus}: must be from 1 to {there}, the cores of this machine")
     folder.mkdir(parents=True, exist_ok=True)
     end_processes(RUN_FOLDER, str(folder))
-    (folder / "error.txt").unlink(missing_ok=True)  # of a run that is resumed
-    before = _stamp(folder / "summary.json")
+    ending = Ending(folder)
     federation = {
         "num-supernodes": nodes or config.clients,
         "client-resources-num-cpus": config.client_cpus,
@@ -89,25 +66,21 @@ def run_simulation(
     }
     with (folder / "flower.log").open("ab") as log, private_home() as home:
         if app is None:
-            app = home / "app"
-            app.mkdir()
-            (app / "pyproject.toml").write_text(_PYPROJECT)
-            (app / "app.py").write_text("# Flower packs no app without a file\n")
+            app = write_app(home / "app")
         run_config = {"config": json.dumps(values), "run-dir": str(folder)}
         environment = {
             **private_environment(home, values), RUN_FOLDER: str(folder), STATE_FOLDER: str(folder / "clients"),
         }  # fmt: skip
         run = start_app(app, run_config, federation, folder, home, environment, log.fileno())
-        tail = _Tail(folder / "run.log")
+        tail = Tail(folder / "run.log")
         # not until the processes end by themselves: they wait for clients that no round waits for any more
-        while run.poll() is None and not _ended(folder, before):
+        while run.poll() is None and not ending.reached():
             tail.read(on_line)
             time.sleep(POLL_SECONDS)
         tail.read(on_line)
-    if (folder / "error.txt").is_file():
-        raise RunError((folder / "error.txt").read_text().strip())
-    if not _ended(folder, before):
+    if not ending.reached():
         raise DiedError(_last_words(folder))
+    ending.check()
 
 
 def start_app(
@@ -133,15 +106,14 @@ def start_app(
     Raises:
         RunError: the SuperLink did not start.
     """
-    port = _free_port()
+    port = free_port()
     superlink = _start_superlink(port, home, environment, log)
     _wait_until_healthy(superlink, port, folder)
     (home / "config.toml").write_text(f'[superlink.private]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
-    file = home / "run.toml"
-    file.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in run_config.items()))
+    file = write_run_config(home / "run.toml", run_config)
     return subprocess.Popen(
         [
-            _command("flwr"), "run", str(app), "private", "--stream", "-c", str(file),
+            command("flwr"), "run", str(app), "private", "--stream", "-c", str(file),
             "--federation-config", " ".join(f"{key}={value}" for key, value in federation.items()),
         ],
         stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=home, env=environment, start_new_session=True,
@@ -173,21 +145,10 @@ def own_targets(values: Values) -> list[str]:
     return [target for target in targets if target and not target.startswith(OWN_TARGETS)]
 
 
-def _command(name: str) -> str:
-    return str(Path(sys.executable).with_name(name))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
 def _start_superlink(port: int, home: Path, environment: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [
-            _command("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess",
+            command("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess",
             "--host", "127.0.0.1", "--port", str(port), "--disable-runtime-dependency-installation",
         ],
         stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=home, env=environment, start_new_session=True,
@@ -203,33 +164,6 @@ def _wait_until_healthy(superlink: subprocess.Popen[bytes], port: int, folder: P
         except (urllib.error.URLError, OSError):
             time.sleep(POLL_SECONDS)
     raise RunError(f"Flower's SuperLink did not start on 127.0.0.1:{port}; see {folder / 'flower.log'}")
-
-
-def _stamp(path: Path) -> int:
-    """What changes when a file is written; 0 where there is none."""
-    return path.stat().st_mtime_ns if path.is_file() else 0
-
-
-def _ended(folder: Path, before: int) -> bool:
-    """Whether the ServerApp has left its last file; `before` is the stamp of a summary that was there already."""
-    return (folder / "error.txt").is_file() or _stamp(folder / "summary.json") not in (0, before)
-
-
-class _Tail:
-    """Reads the lines that are added to a file from now on, which need not exist yet."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.offset = path.stat().st_size if path.is_file() else 0
-
-    def read(self, on_line: Callable[[str], None]) -> None:
-        if not self.path.is_file():
-            return
-        with self.path.open() as file:
-            file.seek(self.offset)
-            while (line := file.readline()).endswith("\n"):
-                self.offset = file.tell()
-                on_line(line[:-1])
 
 
 def _last_words(folder: Path) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from fedmrn_app.config.types import Values
 from fedmrn_app.errors import DiedError
 from fedmrn_app.results.folder import holds_run
+
+_PAUSE_SECONDS = 5.0
 
 
 def run_supervised(
@@ -37,6 +40,7 @@ def run_supervised(
                 raise
             left -= 1
             on_line(f"{error}; starting again after round {rounds}")
+            time.sleep(_PAUSE_SECONDS * (restarts - left))  # for what a service manager brings back
             values = {**values, "resume": holds_run(folder)}
 
 

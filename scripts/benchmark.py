@@ -9,6 +9,7 @@ Usage: python scripts/benchmark.py PART [options] [--json FILE]
     server   checking, decoding and adding many replies: time and memory
     round    simulated rounds against the local training of their clients; needs --data, Fashion-MNIST's folder
     optimizers  a step of the plug-in's optimisers against the same without masks, on CNN4
+    socket   bytes at real SuperNodes' sockets, per round and node, beside those that a run reports, on CNN4
     plugin   the quickstart plain, with EDEN and with FedMRN: accuracy and bytes; --data, CIFAR-10's folder
 
 Tables show the median and, in brackets, the least and the most of the repetitions.
@@ -28,6 +29,7 @@ from scripts.benchmarks.optimizers import bench_optimizers
 from scripts.benchmarks.plugin import bench_plugin
 from scripts.benchmarks.round import bench_round
 from scripts.benchmarks.server import bench_server
+from scripts.benchmarks.socket_bytes import bench_socket
 from scripts.benchmarks.steps import bench_epoch, bench_step, bench_threads
 
 PARTS = {
@@ -37,6 +39,7 @@ PARTS = {
     "codec": bench_codec,
     "server": bench_server,
     "round": bench_round,
+    "socket": bench_socket,
     "plugin": bench_plugin,
     "optimizers": bench_optimizers,
 }

@@ -1,0 +1,131 @@
+"""A certificate authority, the server's certificate and the devices' keys, all on elliptic curves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_ssh_public_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+LOOPBACK = ("localhost", "127.0.0.1")  # the operator's side of the server, in every certificate
+_AUTHORITY_DAYS, _SERVER_DAYS = 3650, 730
+_NO_USAGE = {
+    "digital_signature": False,
+    "content_commitment": False,
+    "key_encipherment": False,
+    "data_encipherment": False,
+    "key_agreement": False,
+    "key_cert_sign": False,
+    "crl_sign": False,
+    "encipher_only": False,
+    "decipher_only": False,
+}
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file that only its owner may read, from its first moment on; an existing one is replaced whole."""
+    partial = path.with_name(path.name + ".partial")
+    partial.unlink(missing_ok=True)
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+    partial.replace(path)
+
+
+def make_authority(key_path: Path, certificate_path: Path) -> None:
+    """Write a new authority's private key and its certificate, which signs itself."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedmrn CA")])
+    usage = x509.KeyUsage(**{**_NO_USAGE, "key_cert_sign": True, "crl_sign": True})
+    certificate = (
+        _builder(name, name, key.public_key(), key.public_key(), _AUTHORITY_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    write_private(key_path, _pem(key))
+    certificate_path.write_bytes(certificate.public_bytes(Encoding.PEM))
+
+
+def make_server(
+    hosts: Sequence[str], authority_key: Path, authority: Path, key_path: Path, certificate_path: Path
+) -> None:
+    """Write a new key and certificate of a server.
+
+    Args:
+        hosts: the names and addresses that devices reach it by; loopback is added.
+        authority_key: private key of the authority that signs.
+        authority: its certificate.
+        key_path: where the server's key goes.
+        certificate_path: where its certificate goes.
+    """
+    signer = load_pem_private_key(authority_key.read_bytes(), None)
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    issuer = x509.load_pem_x509_certificate(authority.read_bytes())
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedmrn server")])
+    names = [_general_name(host) for host in dict.fromkeys((*hosts, *LOOPBACK))]
+    certificate = (
+        _builder(subject, issuer.subject, key.public_key(), signer.public_key(), _SERVER_DAYS)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.KeyUsage(**{**_NO_USAGE, "digital_signature": True}), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .sign(signer, hashes.SHA256())
+    )
+    write_private(key_path, _pem(key))
+    certificate_path.write_bytes(certificate.public_bytes(Encoding.PEM))
+
+
+def make_device_key(key_path: Path, public_path: Path) -> None:
+    """Write a device's private key and the public one, in the forms that a SuperNode and `flwr` read."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    write_private(key_path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    public_path.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
+
+
+def public_pem(public_path: Path) -> bytes:
+    """A public key as a SuperNode sends it with each request."""
+    key = load_ssh_public_key(public_path.read_bytes())
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, signer: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))  # devices' clocks are not exact
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer), critical=False)
+    )
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
