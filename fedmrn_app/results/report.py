@@ -1,6 +1,6 @@
-"""The `fedmrn-report` command: finished runs as one Markdown table.
+"""The `fedmrn-report` command: finished runs as one Markdown table, and as a page with figures.
 
-Usage: fedmrn-report FOLDER [FOLDER ...]   (every summary.json in and below the folders)
+Usage: fedmrn-report FOLDER [FOLDER ...] [--page FOLDER]   (every summary.json in and below the folders)
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fedmrn_app.errors import FedMRNError, RunError
+from fedmrn_app.results.groups import read_groups
+from fedmrn_app.results.page import write_page
 
 _LAST = "bits_per_parameter_in_the_last_round"  # up and down
 _NEEDED = (
@@ -26,12 +28,18 @@ def main() -> int:
     """Entry point of `fedmrn-report`: exits with 0, or with 2 where a folder holds no run."""
     parser = argparse.ArgumentParser(prog="fedmrn-report", description="Print finished runs as one Markdown table.")
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a run's folder, or one above several")
+    parser.add_argument("--page", type=Path, metavar="FOLDER", help="write report.html, report.md and figures there")
+    arguments = parser.parse_args()
     try:
-        lines = markdown([read_run(path) for path in find_summaries(parser.parse_args().folders)])
+        summaries = find_summaries(arguments.folders)
+        lines = markdown([read_run(path) for path in summaries])
+        page = arguments.page and write_page(read_groups(summaries), arguments.page)
     except FedMRNError as error:
         print(f"fedmrn-report: {error}", file=sys.stderr)
         return 2
     print("\n".join(lines))
+    if page:
+        print(f"\npage in {page}")
     return 0
 
 

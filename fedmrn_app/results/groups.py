@@ -1,0 +1,137 @@
+"""Finished runs put together: those that differ in their seed alone are one group, named by what it differs in."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from omegaconf import OmegaConf
+from yaml import YAMLError
+
+from fedmrn_app.errors import RunError
+from fedmrn_app.results.published import published
+
+Floats = NDArray[np.float64]
+
+# of a configuration, what does not change what is computed, or is told by the table's own columns
+_UNTOLD = {"seed", "resume", "restarts", "round_timeout", "node_timeout", "strategy.name", "dataset.path"}
+_LONGEST = 4  # settings in a name
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run: its summary, its settings by dotted keys, and the columns of its rounds."""
+
+    folder: Path
+    summary: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    columns: Mapping[str, Floats]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed alone.
+
+    Attributes:
+        name: the strategy, and the settings in which the group differs from others of the same data.
+        runs: at least one, by their seeds.
+    """
+
+    name: str
+    runs: Sequence[Run]
+
+    @property
+    def data(self) -> str:
+        """The data set and its partition."""
+        first = self.runs[0].summary
+        return f"{first['dataset']}, {first['partition']}"
+
+    @property
+    def metric(self) -> str:
+        """The headline metric."""
+        return str(self.runs[0].summary["metric"])
+
+    @property
+    def published(self) -> float | None:
+        """What the paper reports in percent, see `published`."""
+        first = self.runs[0].summary
+        return published(first["strategy"], first["dataset"], first["partition"])
+
+    def values(self, key: str) -> Floats:
+        """A value of the summary, of each run."""
+        return np.array([run.summary[key] for run in self.runs], float)
+
+    def curve(self, key: str) -> Floats:
+        """A column of the rounds that all runs have, shape (runs, rounds)."""
+        rounds = min(len(run.columns["round"]) for run in self.runs)
+        return np.stack([run.columns[key][:rounds] for run in self.runs])
+
+    def traffic(self, ways: Sequence[str]) -> Floats:
+        """MB of all clients up to and including each round, in these ways, mean of the runs, shape (rounds,)."""
+        total = np.zeros_like(self.curve("round"))
+        for way in ways:
+            clients = self.curve("clients_ok") + (self.curve("clients_failed") if way == "downlink" else 0)
+            total += np.nan_to_num(self.curve(f"{way}_bytes")) * clients
+        megabytes: Floats = np.cumsum(total, 1).mean(0) / 1e6
+        return megabytes
+
+
+def read_groups(summaries: Sequence[Path]) -> list[Group]:
+    """Read the runs that summaries are of, and put them together, in the order in which they come.
+
+    Raises:
+        RunError: a file of a run cannot be read.
+    """
+    runs = [_read(path) for path in summaries]
+    alike: dict[str, list[Run]] = {}
+    for run in runs:
+        told = {key: value for key, value in run.settings.items() if key not in _UNTOLD - {"strategy.name"}}
+        alike.setdefault(json.dumps(told, sort_keys=True, default=str), []).append(run)
+    groups = [sorted(found, key=lambda run: int(run.settings.get("seed", 0))) for found in alike.values()]
+    return [Group(name, found) for name, found in zip(_names(groups), groups, strict=True)]
+
+
+def _names(groups: Sequence[Sequence[Run]]) -> Iterator[str]:
+    """The strategy, and what else tells groups of the same strategy and data apart."""
+    for group in groups:
+        first = group[0]
+        same = ("strategy", "dataset", "partition")
+        rivals = [other[0] for other in groups if all(other[0].summary[key] == first.summary[key] for key in same)]
+        differing = [
+            key
+            for key in first.settings
+            if key not in _UNTOLD and any(rival.settings.get(key) != first.settings[key] for rival in rivals)
+        ]
+        words = [f"{key}={_short(first.settings[key])}" for key in differing[:_LONGEST]]
+        yield " ".join([str(first.summary["strategy"]), *words, *(["..."] if len(differing) > _LONGEST else [])])
+
+
+def _short(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"
+
+
+def _read(path: Path) -> Run:
+    folder = path.parent
+    try:
+        settings = dict(_flat(cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(folder / "config.yaml")))))
+        with (folder / "rounds.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        columns = {key: np.array([float(row[key]) for row in rows]) for key in rows[0]}
+        return Run(folder, json.loads(path.read_text()), settings, columns)
+    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise RunError(f"{folder}: cannot be read as a run's folder ({type(error).__name__}: {reason})") from error
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,113 @@
+"""A report of finished runs: one HTML page that needs no other file, and its parts as Markdown, SVG and PNG."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedmrn_app.results.durable import write_durably
+from fedmrn_app.results.figures import draw
+from fedmrn_app.results.groups import Group
+
+_CAPTIONS = {
+    "rounds": "Test metric and loss over rounds. Lines are means over seeds, bands go from the lowest to the highest.",
+    "traffic": "Test metric over what all clients have sent, and over what they have sent and received, in all rounds.",
+    "bits": "Final test metric against bits per parameter of a client's round, mean over the rounds.",
+}
+_STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 1080px; margin: 2em auto; padding: 0 1em; color: #111; }
+h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; }
+div.table { overflow-x: auto; }
+table { border-collapse: collapse; font-size: 13px; }
+th, td { padding: .3em .6em; border-bottom: 1px solid #ccc; text-align: right; white-space: nowrap; }
+th { border-bottom: 2px solid #111; vertical-align: bottom; }
+th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
+td:first-child { white-space: normal; min-width: 12em; }
+figure { margin: 1em 0 2em; } figure svg { max-width: 100%; height: auto; } figcaption { font-size: 13px; color: #444; }
+@media print { body { margin: 0; max-width: none; } figure, table { break-inside: avoid; } }
+"""
+_NOTE = (
+    "Means over seeds, with the standard deviation where there are several. The paper's figures are the best test "
+    "accuracies of Li et al. 2024 after 100 rounds; the difference is best less paper, in points."
+)
+
+
+def write_page(groups: Sequence[Group], folder: Path) -> Path:
+    """Write `report.html`, `report.md` and the figures into a folder, which is made; return the page's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    head, rows = _head(groups), [_cells(group) for group in groups]
+    pictures = []
+    for name, (drawing, pixels) in draw(groups).items():
+        write_durably(folder / f"{name}.svg", drawing.encode())
+        write_durably(folder / f"{name}.png", pixels)
+        pictures.append((name, drawing))
+    lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
+    shown = [f"![{_CAPTIONS[name]}]({name}.svg)\n\n{_CAPTIONS[name]}" for name, _ in pictures]
+    write_durably(folder / "report.md", "\n\n".join(["\n".join(lines), _NOTE, *shown, ""]).encode())
+    page = folder / "report.html"
+    write_durably(page, _page(groups, head, rows, pictures).encode())
+    return page
+
+
+def _head(groups: Sequence[Group]) -> list[str]:
+    metrics = {group.metric.replace("_", " ") for group in groups}
+    name = metrics.pop() if len(metrics) == 1 else "metric"
+    return [
+        "run", "data", "seeds", "rounds", f"final {name}, %", f"best {name}, %", "paper, %", "difference",
+        "bits per parameter, up", "down", "both", "in the last round, up", "down", "seconds per round",
+    ]  # fmt: skip
+
+
+def _cells(group: Group) -> list[str]:
+    best, paper = group.values(f"best_{group.metric}"), group.published
+    bits = [group.values(f"{way}_bits_per_parameter") for way in ("uplink", "downlink", "total")]
+    last = [group.curve(f"{way}_bits_per_parameter")[:, -1] for way in ("uplink", "downlink")]
+    return [
+        group.name,
+        group.data,
+        str(len(group.runs)),
+        str(int(group.values("rounds").min())),
+        _percent(group.values(f"final_{group.metric}")),
+        _percent(best),
+        "" if paper is None else f"{paper:.1f}",
+        "" if paper is None else f"{100 * best.mean() - paper:+.1f}",
+        *(f"{value.mean():.3f}" for value in (*bits, *last)),
+        f"{group.curve('seconds').mean():.1f}",
+    ]
+
+
+def _percent(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> str:
+    spread = f" ± {100 * values.std(ddof=1):.2f}" if len(values) > 1 else ""
+    return f"{100 * values.mean():.2f}{spread}"
+
+
+def _page(
+    groups: Sequence[Group], head: Sequence[str], rows: Sequence[Sequence[str]], pictures: Sequence[tuple[str, str]]
+) -> str:
+    runs = sum(len(group.runs) for group in groups)
+    table = "".join(
+        "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) + "</tr>\n"
+        for tag, row in [("th", head), *(("td", row) for row in rows)]
+    )
+    figures = "".join(
+        f"<figure>{_inline(name, picture)}<figcaption>{html.escape(_CAPTIONS[name])}</figcaption></figure>\n"
+        for name, picture in pictures
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>fedmrn: {runs} runs</title><style>{_STYLE}</style></head><body>\n"
+        f'<h1>{runs} runs</h1>\n<div class="table"><table>\n{table}</table></div>\n<p>{html.escape(_NOTE)}</p>\n'
+        f"{figures}</body></html>\n"
+    )
+
+
+def _inline(name: str, picture: str) -> str:
+    """A picture to stand in a page, its ids told from those of the others."""
+    drawing = picture[picture.index("<svg") :]
+    for mark in (' id="', 'href="#', "url(#"):
+        drawing = drawing.replace(mark, f"{mark}{name}-")
+    return drawing

@@ -1,0 +1,90 @@
+"""The report's page: what stands in its table, and that it needs no other file."""
+
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from fedmrn_app.errors import RunError
+from fedmrn_app.results.folder import RunFolder
+from fedmrn_app.results.groups import read_groups
+from fedmrn_app.results.page import write_page
+from fedmrn_app.results.published import published
+from tests.run_folder import VALUES, model, row, state
+
+
+def make_run(path: Path, strategy: str, seed: int, accuracies: tuple[float, ...], **settings: Any) -> Path:
+    """A finished run's summary.json."""
+    values = {**VALUES, "rounds": len(accuracies), "seed": seed, "strategy": {"name": strategy, **settings}}
+    folder = RunFolder(path)
+    folder.start(values, model(), state(), resume=False)
+    for number, accuracy in enumerate(accuracies, 1):
+        folder.add_round(row(number, accuracy), model(), state())
+    folder.finish(folder.summarise({"strategy": strategy, "dataset": "fashion_mnist", "partition": "iid"}))
+    return path / "summary.json"
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    return [
+        make_run(tmp_path / "a", "fedmrn", 1, (0.5, 0.92)),
+        make_run(tmp_path / "b", "fedmrn", 0, (0.4, 0.90)),
+        make_run(tmp_path / "c", "eden", 0, (0.6, 0.8), bits=1),
+        make_run(tmp_path / "d", "eden", 0, (0.6, 0.7), bits=2),
+    ]
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_row(runs: list[Path], tmp_path: Path) -> None:
+    groups = read_groups(runs)
+    assert [group.name for group in groups] == ["fedmrn", "eden strategy.bits=1", "eden strategy.bits=2"]
+    assert [[run.settings["seed"] for run in group.runs] for group in groups] == [[0, 1], [0], [0]]
+    write_page(groups, tmp_path / "page")
+    rows = (tmp_path / "page" / "report.md").read_text().splitlines()
+    assert rows[2].startswith("| fedmrn | fashion_mnist, iid | 2 | 2 | 91.00 ± 1.41 | 91.00 ± 1.41 | 91.8 | -0.8 |")
+    assert rows[3].startswith("| eden strategy.bits=1 | fashion_mnist, iid | 1 | 2 | 80.00 | 80.00 | 91.4 | -11.4 |")
+
+
+def test_page_is_whole_in_itself_and_the_same_each_time(runs: list[Path], tmp_path: Path) -> None:
+    groups = read_groups(runs)
+    page = write_page(groups, tmp_path / "page").read_text()
+    assert write_page(groups, tmp_path / "again").read_text() == page
+    for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
+        text = "".join(ElementTree.fromstring(svg).itertext())
+        assert all(group.name in text for group in groups)
+    assert page.count("<svg") == 3
+    ids = re.findall(r' id="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:href="|url\()#([^")]+)', page)) <= set(ids)
+    outside = re.findall(r'(?:src|href)="(?!#)([^"]+)"', page)
+    assert outside == []
+    for name in ("rounds", "traffic", "bits"):
+        assert (tmp_path / "page" / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+        assert f"({name}.svg)" in (tmp_path / "page" / "report.md").read_text()
+
+
+def test_names_cannot_bring_code_into_the_page(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", "<script>alert(1)</script>", 0, (0.5,))
+    assert "<script" not in write_page(read_groups([run]), tmp_path / "page").read_text()
+
+
+def test_traffic_counts_all_clients_and_adds_up(runs: list[Path]) -> None:
+    group = read_groups(runs)[0]
+    assert group.traffic(["uplink"]) == pytest.approx([9 * 100 / 1e6, 2 * 9 * 100 / 1e6])
+    assert group.traffic(["uplink", "downlink"]) == pytest.approx([(900 + 4000) / 1e6, 2 * (900 + 4000) / 1e6])
+
+
+def test_what_the_paper_says() -> None:
+    assert published("fedmrn", "fashion_mnist", "label_shard") == 88.6
+    assert published("eden", "cifar100", "dirichlet") == 53.1
+    assert published("fedmrn", "pascal_voc", "natural") == 54.2
+    assert published("fedmrn", "digits", "iid") is None
+    assert published("fedscalar", "svhn", "iid") is None
+
+
+def test_run_without_its_configuration_is_refused(runs: list[Path]) -> None:
+    (runs[0].parent / "config.yaml").write_text("a: [b")
+    with pytest.raises(RunError, match="cannot be read as a run's folder") as refused:
+        read_groups(runs)
+    assert "\n" not in str(refused.value)
