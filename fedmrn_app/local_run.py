@@ -8,8 +8,6 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from fedmrn_app.results.folder import END_FILES
-
 # the app that Flower is given: only names, for its code is this installed package
 _PYPROJECT = """\
 [project]
@@ -63,6 +61,8 @@ def free_port() -> int:
 
 def has_ended(folder: Path) -> bool:
     """Whether the ServerApp has left its last file."""
+    from fedmrn_app.results.folder import END_FILES  # brings PyTorch, which most users of this file can do without
+
     return any((folder / name).is_file() for name in END_FILES)
 
 
