@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -10,9 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
+
+from fedmrn_app.deploy.warm import warm_words, write_forwarder
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = [pytest.mark.flower, pytest.mark.slow]
@@ -45,9 +50,14 @@ class Federation:
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         }
         (folder / "home").mkdir()
+        warm = folder / "warm"
+        warm.mkdir(mode=0o700)
+        write_forwarder(warm)
+        self.environment["PATH"] = f"{warm}{os.pathsep}{self.environment['PATH']}"
+        self.start("warm", *warm_words(warm))
         self.port = free_port()
         words = ["--insecure", "--disable-runtime-dependency-installation", "--host", "127.0.0.1"]
-        self.start("superlink", "flower-superlink", *words, "--port", str(self.port))
+        self.start("superlink", command("flower-superlink"), *words, "--port", str(self.port))
         config = f'[superlink.ours]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
         (folder / "home" / "config.toml").write_text(config)
         deadline = time.monotonic() + 60
@@ -61,14 +71,13 @@ class Federation:
     def start(self, log: str, name: str, *words: str) -> None:
         with (self.folder / f"{log}.log").open("wb") as file:
             self.processes.append(
-                subprocess.Popen(
-                    [command(name), *words], stdout=file, stderr=file, cwd=self.folder, env=self.environment
-                )
+                subprocess.Popen([name, *words], stdout=file, stderr=file, cwd=self.folder, env=self.environment)
             )
 
     def node(self, number: int, settings: str) -> None:
         link = ["--insecure", "--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port())]
-        self.start(f"node{number}", "flower-supernode", *link, "--node-config", f"partition-id={number} {settings}")
+        words = [command("flower-supernode"), *link, "--node-config", f"partition-id={number} {settings}"]
+        self.start(f"node{number}-{link[-1]}", *words)
 
     def run(self, overrides: str, timeout: float) -> Path:
         run_dir = self.folder / "run"
@@ -111,20 +120,26 @@ def test_devices_with_rows_of_their_own(federation: Federation) -> None:
         Image.fromarray(x[row]).save(images / f"{row}.png")
     np.savez(folder / "small.npz", x=digits.images[800:900].astype(np.uint8), y=y[800:900])
     np.savez(folder / "labels.npz", x=x[900:1000], y=y[900:1000] + 5)
-    for number, place in enumerate(("good.npz", "images", "small.npz", "labels.npz")):
+    np.savez(folder / "empty.npz", x=x[:0], y=y[:0])
+    pyarrow.parquet.write_table(pyarrow.table({"x": [[1, 2]] * 3}), folder / "unlabelled.parquet")
+    places = ("good.npz", "images", "small.npz", "labels.npz", "empty.npz", "unlabelled.parquet")
+    for number, place in (*enumerate(places), (0, "good.npz")):  # the last one's number is taken
         federation.node(number, f'data-path="{folder / place}"')
     overrides = (
-        f"dataset=own dataset.path={folder / 'server.npz'} clients=4 clients_per_round=4 rounds=3 local.epochs=1"
+        f"dataset=own dataset.path={folder / 'server.npz'} clients=6 clients_per_round=6 rounds=3 local.epochs=1"
         " downlink.dtype=grid downlink.memory=true"
     )
-    run_dir = federation.run(overrides, timeout=240)
+    run_dir = federation.run(overrides, timeout=300)
     log = (run_dir / "run.log").read_text()
     assert (
         f"client 2 will take no part: data-path={folder / 'small.npz'}: images are 1x8x8, the run's are 1x16x16" in log
     )
     assert f"client 3 will take no part: data-path={folder / 'labels.npz'}: row " in log
     assert "the run's classes are 0 to 9" in log
-    assert "clients_per_round=4: only 2 clients take part" in log
+    assert f"client 4 will take no part: data-path={folder / 'empty.npz'}: " in log
+    assert f"client 5 will take no part: data-path={folder / 'unlabelled.parquet'}: " in log
+    assert len(re.findall(r"node \d+: client 0 is on node \d+ already; this one is not asked", log)) == 1
+    assert "clients_per_round=6: only 2 clients take part" in log
     summary = json.loads((run_dir / "summary.json").read_text())
     assert (summary["rounds"], summary["clients_failed"]) == (3, 0)
     assert summary["parameters"] > 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fedmrn_app.deploy import device, register, server, status, trial, units
+from fedmrn_app.deploy import device, register, server, status, units
 from fedmrn_app.deploy.connection import add_connection, check_name
 from fedmrn_app.deploy.folder import DEFAULT_FOLDER, Federation, create, load, renew_server
 from fedmrn_app.errors import ConfigError, FedMRNError
@@ -101,6 +101,8 @@ def _status(words: argparse.Namespace) -> None:
 
 
 def _try(words: argparse.Namespace) -> int:
+    from fedmrn_app.deploy import trial  # brings PyTorch, which the other words can do without
+
     return trial.run_trial(words.devices, words.overrides, console, warm=not words.cold)
 
 

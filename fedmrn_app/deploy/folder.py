@@ -107,7 +107,7 @@ class Federation:
         full = f"device-{name}" if name.isdigit() else name
         if full not in self.devices:
             known = ", ".join(list(self.devices)[:5]) + (", ..." if len(self.devices) > 5 else "")
-            raise ConfigError(f"{name}: is no device of {self.path}, which has {known}")
+            raise ConfigError(f"{full}: is no device of {self.path}, which has {known}")
         return full
 
     def save(self) -> None:

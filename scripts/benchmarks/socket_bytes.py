@@ -56,7 +56,13 @@ def bench_socket(arguments: argparse.Namespace) -> Any:
     console.print(table)
     parts = Table("without TLS, B per round and node", *(f"{r['method']}, {r['way']}" for r in found if not r["tls"]))
     plain = [row for row in found if not row["tls"]]
-    for name in ("reported", "ids and framing of messages", "HTTP headers", "idle polls and heartbeats", "the rest"):
+    for name in (
+        "reported",
+        "ids and framing of messages",
+        "HTTP headers",
+        "idle polls and heartbeats",
+        "bodies of other requests",
+    ):
         parts.add_row(name, *(f"{row[name]:,.0f}" for row in plain))
     console.print(parts)
     return found
@@ -75,6 +81,8 @@ def _measure(method: str, tls: bool, rounds: int, console: Console) -> dict[str,
             idle = [relay.counts.since(first) for relay, first in zip(relays, before, strict=True)]
             snapshots = _run(method, rounds, home, relays, console)
             rows = _rows(home / "run")
+            for relay in relays:
+                relay.stop()
     return {way: _compare(way, snapshots, idle, rows, tls) for way in ("up", "down")}
 
 
@@ -176,5 +184,5 @@ def _compare(
     found["HTTP headers"] = mean("header", idle=False)
     found["idle polls and heartbeats"] = mean("header body", idle=True)
     told = reported + found["ids and framing of messages"] + found["HTTP headers"] + found["idle polls and heartbeats"]
-    found["the rest"] = socket - told
+    found["bodies of other requests"] = socket - told
     return found
