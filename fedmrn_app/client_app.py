@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from functools import lru_cache
 from typing import Any, cast
 
@@ -18,6 +19,10 @@ from fedmrn_app.messages import Hosted, hosted_content, lost_content, payload_co
 from fedmrn_app.wire.grid import Grid
 
 app = ClientApp()
+if "flwr.server.superlink.fleet.vce" in sys.modules:  # Flower imports this before a simulation makes its actors
+    from fedmrn_app.actors import keep_actors
+
+    keep_actors()
 
 
 @app.query()
