@@ -67,7 +67,8 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
     splits = Splits(task.load("test", report), task.load("train", report) if config.evaluate_train else None)
     method = build_run_method(config)
     model = build_flat_model(config, task, method)
-    agreement = Agreement.of(method, model, config.seed, config.uplink.dense_bits, config.downlink.step)
+    uplink, step = config.uplink, config.downlink.step
+    agreement = Agreement.of(method, model, config.seed, uplink.dense_bits, step, uplink.max_norm)
     state = agreement.begin()
     done = folder.start(values, model, state, resume=config.resume)
     if done >= config.rounds:

@@ -90,6 +90,15 @@ def check_upload(data: bytes, agreement: Agreement, header: Header, known: Known
     return CheckedUpload(len(data), payload, agreement.method.codec.read(payload.body, known, header.seed), values)
 
 
+def read_dense(data: bytes, agreement: Agreement, header: Header, dense: Float32Array) -> Float32Array:
+    """Check all but the body, and read the dense part, float32 (m,).
+
+    Raises:
+        PayloadError: as `read_upload`.
+    """
+    return _open(data, agreement, header, dense)[1]
+
+
 def _open(data: bytes, agreement: Agreement, header: Header, dense: Float32Array) -> tuple[Payload, Float32Array]:
     """Return the checked payload and its dense part."""
     payload = decode_payload(data, header)
