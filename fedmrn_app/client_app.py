@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from functools import lru_cache
@@ -11,11 +12,19 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 
 from fedmrn_app.config.build import ALLOW_TARGETS, check_targets, read_config
-from fedmrn_app.errors import ConfigError, FedMRNError
+from fedmrn_app.errors import ConfigError, FedMRNError, PayloadError
 from fedmrn_app.federation.client import Kept
 from fedmrn_app.federation.download import Version, VersionError
 from fedmrn_app.federation.worker import Worker
-from fedmrn_app.messages import Hosted, hosted_content, lost_content, payload_content, read_order, unpack_config
+from fedmrn_app.messages import (
+    Hosted,
+    hosted_content,
+    lost_content,
+    one_line,
+    payload_content,
+    read_order,
+    unpack_config,
+)
 from fedmrn_app.wire.grid import Grid
 
 app = ClientApp()
@@ -30,11 +39,16 @@ def query(message: Message, context: Context) -> Message:
     """Say which clients this node hosts, and how many samples each of them has; or why it takes no part."""
     clients = range(0)
     try:
-        clients = hosted_clients(context, int(unpack_config(run_config(message, context))["clients"]))
+        clients = hosted_clients(context, run_clients(message, context))
         worker = open_worker(message, context)
-        hosted = Hosted({client: worker.sample_count(client) for client in clients})
-    except FedMRNError as error:
-        hosted = Hosted(dict.fromkeys(clients, 0), str(error))
+        nodes = None if "data-path" in context.node_config else context.node_config.get("num-partitions")
+        hosted = Hosted(
+            {client: worker.sample_count(client) for client in clients}, nodes=None if nodes is None else int(nodes)
+        )
+    except Exception as error:  # ours, or whatever a disk or a library makes of this node's data
+        reason = str(error) if isinstance(error, FedMRNError) else f"{type(error).__name__}: {error}"
+        logging.getLogger("flwr").warning("takes no part: %s", reason)
+        hosted = Hosted(dict.fromkeys(clients, 0), one_line(reason))
     return Message(hosted_content(hosted), reply_to=message)
 
 
@@ -46,6 +60,8 @@ def train(message: Message, context: Context) -> Message:
     except LostError:
         return Message(lost_content("configuration"), reply_to=message)
     order = read_order(message.content)
+    if order.client not in hosted_clients(context, worker.config.clients):
+        raise PayloadError(f"client={order.client}: this node does not host it")
     try:
         reply = worker.train(order, read_kept(context.state, order.client))
     except VersionError:
@@ -70,6 +86,18 @@ def write_kept(state: RecordDict, client: int, kept: Kept, *, memory: bool) -> N
         state[f"residual-{client}"] = ArrayRecord({"x": Array(kept.residual)})
     if memory and kept.version is not None:
         state[f"version-{client}"] = ConfigRecord({"round": kept.version.server_round, **kept.version.grid.kept()})
+
+
+def run_clients(message: Message, context: Context) -> int:
+    """How many clients the run has.
+
+    Raises:
+        PayloadError: the configuration does not say.
+    """
+    clients = unpack_config(run_config(message, context)).get("clients")
+    if type(clients) is not int or clients < 1:
+        raise PayloadError(f"clients={clients!r}: must be a number of clients")
+    return clients
 
 
 class LostError(ConfigError):

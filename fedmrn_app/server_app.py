@@ -16,15 +16,17 @@ from fedmrn_app.config.build import build_flat_model, build_run_method, measure
 from fedmrn_app.config.compose import compose_values, parse_overrides
 from fedmrn_app.config.types import Values
 from fedmrn_app.errors import FedMRNError, RunError
+from fedmrn_app.exchange import Exchange
 from fedmrn_app.federation.agreement import Agreement, GlobalState
 from fedmrn_app.federation.server import OpenRound
 from fedmrn_app.federation.upload import Update, header_of, write_upload
-from fedmrn_app.hosts import find_hosts
+from fedmrn_app.hosts import Hosts
 from fedmrn_app.learning.flat import FlatModel, state_sha256
 from fedmrn_app.learning.memory import keep_freed_memory
 from fedmrn_app.messages import content_bytes, order_content, pack_config, pack_state, payload_content, unpack_state
 from fedmrn_app.methods import build_method
 from fedmrn_app.methods.method import RunOptions
+from fedmrn_app.nodes import Nodes
 from fedmrn_app.noise import Noise
 from fedmrn_app.results.folder import RunFolder
 from fedmrn_app.results.progress import Progress, Splits
@@ -33,6 +35,7 @@ from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.values import pack_floats
 
 app = ServerApp()
+MOST_REJECTIONS = 20  # per round, each in a line of the log
 
 
 @app.main()
@@ -75,23 +78,33 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
         raise RunError(f"rounds={config.rounds}: {folder.path} has {done} rounds already; ask for more")
     report(f"run folder {folder.path}")
     packed = pack_config(values)
-    hosts = find_hosts(grid, config, packed, report)
+    nodes = Nodes(grid)
+    finder = Hosts(grid, nodes, config, packed, report)
+    hosts, exchange = finder.find(), Exchange(grid, nodes, finder.look)
     if method.error_feedback and len({host.node_id for host in hosts.values()}) < len(hosts):
         raise RunError(
             f"strategy.error_feedback=true: clients keep a residual, so each needs a node of its own; "
             f"start {config.clients} nodes"
         )
+
+    def told(server_round: int, client: int, reason: str) -> None:
+        """Log a rejection, in so many lines per round and no more."""
+        before = list(strategy.report.failures).index(client)
+        if before < MOST_REJECTIONS:
+            report(f"round {server_round}: client {client} rejected: {reason}")
+        elif before == MOST_REJECTIONS:
+            report(f"round {server_round}: {len(strategy.report.failures) - before} more clients rejected")
+
     strategy = PayloadStrategy(
         agreement,
-        hosts,
+        finder.present,
         clients_per_round=config.clients_per_round,
         config=packed,
         round_timeout=config.round_timeout,
         memory=config.downlink.remembers,
         finished_rounds=done,
-        on_failure=lambda server_round, client, reason: report(
-            f"round {server_round}: client {client} rejected: {reason}"
-        ),
+        lost=lambda: exchange.lost,
+        on_failure=told,
     )
     progress = Progress(agreement, model, task, splits, folder, config.rounds, report)
 
@@ -106,7 +119,7 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
         )
 
     strategy.start(
-        grid,
+        exchange,
         pack_state(replace(state, dense=model.state()[1])),
         num_rounds=config.rounds - done,
         timeout=config.round_timeout,

@@ -58,6 +58,7 @@ class Config:
     client_gpus: NotNegative
     round_timeout: Positive  # seconds
     node_timeout: Positive  # seconds
+    min_clients: Count | None  # None for all at the start, one later on
     resume: bool
     evaluate_train: bool
     uplink: UplinkConfig
