@@ -24,9 +24,17 @@ class Exchange(Grid):
         lost: why there will be no reply, by the id of the message, for what was sent last.
     """
 
-    def __init__(self, grid: Grid, nodes: Nodes, look: Callable[[], object]) -> None:
-        """`look` renews what is known of the nodes; it is called about once a second."""
+    def __init__(self, grid: Grid, nodes: Nodes, look: Callable[[], object], most_bytes: int) -> None:
+        """Make one.
+
+        Args:
+            grid: Flower's.
+            nodes: of the run.
+            look: renews what is known of them; it is called about once a second.
+            most_bytes: that a reply may have; longer ones are not kept.
+        """
         self.lost: dict[str, str] = {}
+        self._most_bytes = most_bytes
         self._grid = grid
         self._nodes = nodes
         self._look = look
@@ -47,8 +55,12 @@ class Exchange(Grid):
         deadline = None if timeout is None else time.monotonic() + timeout
         while waiting and (deadline is None or time.monotonic() < deadline):
             for reply in self._grid.pull_messages(list(waiting)):
-                replies.append(reply)
-                waiting.pop(reply.metadata.reply_to_message_id, None)
+                message = reply.metadata.reply_to_message_id
+                size = 0 if reply.has_error() else sum(part.count_bytes() for part in reply.content.values())
+                if waiting.pop(message, None) is not None and size <= self._most_bytes:
+                    replies.append(reply)
+                else:
+                    self.lost[message] = f"its reply has {size:,} bytes, and none has more than {self._most_bytes:,}"
             self._look()
             anew = [message for message, node in waiting.items() if self._alive(node) not in (None, started[node])]
             self._lose(anew, waiting, "was started anew")

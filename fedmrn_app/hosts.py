@@ -223,6 +223,8 @@ class Hosts:
 
     def _add(self, node: int, hosted: Hosted) -> None:
         """Register the clients of a node."""
+        if len(hosted.samples) > self._config.clients:
+            hosted = Hosted({}, f"it says that it hosts {len(hosted.samples)} clients, of {self._config.clients}")
         if hosted.refusal is not None:
             self._refuse(node, hosted)
             return

@@ -19,7 +19,7 @@ from fedmrn_app.errors import FedMRNError, RunError
 from fedmrn_app.exchange import Exchange
 from fedmrn_app.federation.agreement import Agreement, GlobalState
 from fedmrn_app.federation.server import OpenRound
-from fedmrn_app.federation.upload import Update, header_of, write_upload
+from fedmrn_app.federation.upload import Update, header_of, most_bytes, write_upload
 from fedmrn_app.hosts import Hosts
 from fedmrn_app.learning.flat import FlatModel, state_sha256
 from fedmrn_app.learning.memory import keep_freed_memory
@@ -80,7 +80,7 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
     packed = pack_config(values)
     nodes = Nodes(grid)
     finder = Hosts(grid, nodes, config, packed, report)
-    hosts, exchange = finder.find(), Exchange(grid, nodes, finder.look)
+    hosts, exchange = finder.find(), Exchange(grid, nodes, finder.look, most_bytes(agreement))
     if method.error_feedback and len({host.node_id for host in hosts.values()}) < len(hosts):
         raise RunError(
             f"strategy.error_feedback=true: clients keep a residual, so each needs a node of its own; "

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import cast
 
 import pytest
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedmrn_app.exchange import Exchange
@@ -22,6 +22,7 @@ class SlowGrid(FakeGrid):
     def __init__(self, seconds: Answers, interval: float = 30.0) -> None:
         super().__init__(dict.fromkeys(seconds), interval=interval)
         self.seconds = seconds
+        self.contents: dict[int, RecordDict] = {}
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         messages = list(messages)
@@ -29,7 +30,8 @@ class SlowGrid(FakeGrid):
         for message in messages:
             seconds = self.seconds[message.metadata.dst_node_id]
             if seconds is not None:
-                reply = Message(RecordDict(), reply_to=message)
+                content = self.contents.get(message.metadata.dst_node_id, RecordDict())
+                reply = Message(content, reply_to=message)
                 threading.Timer(seconds, self.answers.__setitem__, (message.metadata.message_id, reply)).start()
         return pushed
 
@@ -40,7 +42,7 @@ class SlowGrid(FakeGrid):
 def exchange_of(grid: SlowGrid) -> Exchange:
     nodes = Nodes(cast(Grid, grid))
     nodes.look()
-    return Exchange(cast(Grid, grid), nodes, nodes.look)
+    return Exchange(cast(Grid, grid), nodes, nodes.look, most_bytes=1000)
 
 
 def send(exchange: Exchange, nodes: Iterable[int], timeout: float = 60) -> tuple[list[int], float]:
@@ -93,6 +95,14 @@ def test_simulated_nodes_are_left_to_flower() -> None:
     polls = grid.polls
     assert send(exchange_of(grid), (5, 6))[0] == [5, 6]
     assert grid.polls == polls + 1
+
+
+def test_reply_that_is_too_long_is_not_kept() -> None:
+    grid = SlowGrid({5: 0.0, 6: 0.0})
+    grid.contents[6] = RecordDict({"x": ConfigRecord({"y": b"0" * 1000})})
+    exchange = exchange_of(grid)
+    assert send(exchange, (5, 6))[0] == [5]
+    assert list(exchange.lost.values()) == ["its reply has 1,001 bytes, and none has more than 1,000"]
 
 
 @pytest.mark.parametrize("messages", [(), (5,)])

@@ -235,3 +235,10 @@ def test_nodes_that_share_clients_out_differently_are_told() -> None:
     find(FakeGrid({5: Hosted({0: 3, 1: 3, 2: 3}, nodes=3), 6: Hosted({3: 3}, nodes=4)}), lines)
     (line,) = lines
     assert line.startswith("node 6: num-partitions=4, where others say 3; clients are shared out as intended only if")
+
+
+def test_node_that_says_it_hosts_more_clients_than_there_are_is_refused() -> None:
+    lines: list[str] = []
+    grid = FakeGrid({5: Hosted({0: 3, 1: 3, 2: 3, 3: 3}), 4: Hosted(dict.fromkeys(range(5), 1))})
+    assert {host.node_id for host in find(grid, lines).values()} == {5}
+    assert lines == ["node 4: its clients will take no part: it says that it hosts 5 clients, of 4"]

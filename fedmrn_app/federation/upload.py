@@ -11,8 +11,10 @@ from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods.decoded import Decoded
 from fedmrn_app.methods.known import Known
 from fedmrn_app.wire.body import Body
-from fedmrn_app.wire.dense import pack_dense, unpack_dense
-from fedmrn_app.wire.payload import Header, Payload, decode_payload, encode_payload
+from fedmrn_app.wire.dense import max_dense_bytes, pack_dense, unpack_dense
+from fedmrn_app.wire.payload import HEADER_SIZE, Header, Payload, decode_payload, encode_payload
+
+FRAME = 4096  # bytes that are more than enough for what Flower puts around a payload
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,12 @@ def header_of(agreement: Agreement, seed: int, samples: int, weights: int) -> He
     """The header that a reply has; `weights` are those of the model that the client trains."""
     dense = sum(agreement.dense_sizes)
     return Header(agreement.method.code, seed, samples, weights, dense, agreement.dense_bits)
+
+
+def most_bytes(agreement: Agreement) -> int:
+    """The most bytes that a reply takes, with the frame around it."""
+    body = agreement.method.codec.max_bytes(agreement.layout)
+    return HEADER_SIZE + body + max_dense_bytes(agreement.dense_sizes, agreement.dense_bits) + FRAME
 
 
 def write_upload(agreement: Agreement, header: Header, update: Update, dense: Float32Array) -> bytes:
