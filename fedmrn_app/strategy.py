@@ -128,7 +128,8 @@ class PayloadStrategy(Strategy):
         """A message to a client's node, named and weighed in `sent`."""
         group = str(sent.opened.number)
         node = self.hosts[client].node_id
-        message = Message(content, node, "train", ttl=self.round_timeout, group_id=group)  # later nobody wants it
+        # later nobody wants the reply, and Flower is to forget it
+        message = Message(content, node, "train", ttl=self.round_timeout + 60, group_id=group)
         sent.messages[client] = message.metadata
         sent.traffic.downlink[client] = sent.traffic.downlink.get(client, 0) + content_bytes(content)
         return message
