@@ -91,14 +91,21 @@ class Hosts:
         return self._here
 
     def _tell(self, before: Mapping[int, Host]) -> None:
-        """Say who has come and gone."""
-        for client in sorted(before.keys() - self._here.keys()):
-            self._report(f"node {before[client].node_id} has gone: client {client} takes no part until a node hosts it")
-        for client, host in self._here.items():
-            if client not in before:
-                self._report(f"node {host.node_id} has come: client {client} takes part from now on")
-            elif host.node_id != before[client].node_id:
-                self._report(f"client {client} is on node {host.node_id} now, no longer on {before[client].node_id}")
+        """Say who has come and gone, in a line per node."""
+        changed: dict[tuple[int | None, int | None], list[int]] = {}
+        for client in sorted(before.keys() | self._here.keys()):
+            last, now = (
+                None if host is None else host.node_id for host in (before.get(client), self._here.get(client))
+            )
+            if now != last:
+                changed.setdefault((last, now), []).append(client)
+        for (last, now), clients in changed.items():
+            if now is None:
+                self._report(f"node {last} has gone: {_names(clients)} will take no part until a node comes for it")
+            elif last is None:
+                self._report(f"node {now} has come: {_names(clients)} will take part from now on")
+            else:
+                self._report(f"node {last} has gone: {_names(clients)} is on node {now} from now on")
 
     def _wait(self, least: int, *, complete: bool, enough: bool) -> dict[int, Host]:
         """Look until `least` clients are there, and with `complete` all, but for those that refuse.
@@ -147,14 +154,15 @@ class Hosts:
         return f"; a node answered: {self._failures[0]}" if self._failures else ""
 
     def _hosts(self) -> dict[int, Host]:
-        """The first node that is alive of each client that has one."""
-        alive = self._nodes.alive
-        found = {}
-        for client, offers in sorted(self._offers.items()):
-            node = next((node for node in offers if alive.get(node) == self._started.get(node)), None)
-            if node is not None:
-                found[client] = Host(node, offers[node])
-        return found
+        """The host of each client that has one."""
+        found = ((client, self._host(client)) for client in sorted(self._offers))
+        return {client: host for client, host in found if host is not None}
+
+    def _host(self, client: int) -> Host | None:
+        """The first node that is alive of those that host a client."""
+        alive, offers = self._nodes.alive, self._offers.get(client, {})
+        node = next((node for node in offers if alive.get(node) == self._started.get(node)), None)
+        return None if node is None else Host(node, offers[node])
 
     def look(self) -> bool:
         """See who is there, ask who has not been asked, and read the answers; whether there was anything new.
@@ -215,7 +223,7 @@ class Hosts:
         for client in hosted.samples:
             if 0 <= client < self._config.clients:
                 self._refused.setdefault(client, reason)
-        names = ", ".join(f"client {client}" for client in list(hosted.samples)[:5]) or "its clients"
+        names = _names(hosted.samples) or "its clients"
         if len(self._failures) <= _MOST_TOLD:
             self._report(f"node {node}: {names} will take no part: {reason}")
         elif len(self._failures) == _MOST_TOLD + 1:
@@ -234,14 +242,21 @@ class Hosts:
                 "out as intended only if all nodes say the same"
             )
         self._shares.update(() if hosted.nodes is None else [hosted.nodes])
+        elsewhere: dict[int, Host] = {}
         for client, count in hosted.samples.items():
-            if not (0 <= client < self._config.clients and count > 0):
-                continue
-            offers = self._offers.setdefault(client, {})
-            first = next((other for other in offers if self._nodes.alive.get(other) == self._started[other]), None)
-            offers[node] = count
-            if first is not None:
-                self._report(
-                    f"node {node}: client {client} is on node {first} already; this one is asked only when that has "
-                    "gone (say another partition-id where it has other data)"
-                )
+            if 0 <= client < self._config.clients and count > 0:
+                if (first := self._host(client)) is not None:
+                    elsewhere[client] = first
+                self._offers.setdefault(client, {})[node] = count
+        if elsewhere:
+            first = next(iter(elsewhere.values()))
+            self._report(
+                f"node {node}: {_names(elsewhere)} is on node {first.node_id} already; this one is asked only when "
+                "that has gone (say another partition-id where it has other data)"
+            )
+
+
+def _names(clients: Iterable[int]) -> str:
+    """The first of some clients."""
+    clients = list(clients)
+    return ", ".join(f"client {client}" for client in clients[:5]) + (", ..." if len(clients) > 5 else "")

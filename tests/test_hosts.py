@@ -150,15 +150,13 @@ def test_clients_move_with_the_nodes_that_die_and_come_back() -> None:
     del grid.nodes[8]
     assert hosts.present()[2] == Host(6, 4)
     assert [message.metadata.dst_node_id for message in grid.asked] == [5, 6, 8, 6]
-    gone = "node 6 has gone: client {} takes no part until a node hosts it"
     assert lines == [
-        gone.format(2),
-        gone.format(3),
-        "node 8 has come: client 2 takes part from now on",
+        "node 6 has gone: client 2, client 3 will take no part until a node comes for it",
+        "node 8 has come: client 2 will take part from now on",
         "node 6: client 2 is on node 8 already; this one is asked only when that has gone (say another partition-id "
         "where it has other data)",
-        "node 6 has come: client 3 takes part from now on",
-        "client 2 is on node 6 now, no longer on 8",
+        "node 6 has come: client 3 will take part from now on",
+        "node 8 has gone: client 2 is on node 6 from now on",
     ]
 
 
