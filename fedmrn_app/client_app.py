@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +13,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedmrn_app.config.build import ALLOW_TARGETS, check_targets, read_config
-from fedmrn_app.errors import ConfigError, FedMRNError
+from fedmrn_app.errors import ConfigError, FedMRNError, PayloadError
 from fedmrn_app.federation.client import Kept
 from fedmrn_app.federation.download import Version, VersionError
 from fedmrn_app.federation.residuals import Residuals, state_folder
@@ -20,6 +22,7 @@ from fedmrn_app.messages import (
     Hosted,
     hosted_content,
     lost_content,
+    one_line,
     payload_content,
     read_order,
     unpack_config,
@@ -28,6 +31,10 @@ from fedmrn_app.messages import (
 from fedmrn_app.wire.grid import Grid
 
 app = ClientApp()
+if "flwr.server.superlink.fleet.vce" in sys.modules:  # Flower imports this before a simulation makes its actors
+    from fedmrn_app.actors import keep_actors
+
+    keep_actors()
 
 
 @app.query()
@@ -35,13 +42,18 @@ def query(message: Message, context: Context) -> Message:
     """Say which clients this node hosts, and how many samples each of them has; or why it takes no part."""
     clients = range(0)
     try:
-        clients = hosted_clients(context, int(unpack_config(run_config(message, context))["clients"]))
+        clients = hosted_clients(context, run_clients(message, context))
         worker = open_worker(message, context)
         if worker.method.error_feedback:
             open_residuals(message, context).begin()
-        hosted = Hosted({client: worker.sample_count(client) for client in clients})
-    except FedMRNError as error:
-        hosted = Hosted(dict.fromkeys(clients, 0), str(error))
+        nodes = None if "data-path" in context.node_config else context.node_config.get("num-partitions")
+        hosted = Hosted(
+            {client: worker.sample_count(client) for client in clients}, nodes=None if nodes is None else int(nodes)
+        )
+    except Exception as error:  # ours, or whatever a disk or a library makes of this node's data
+        reason = str(error) if isinstance(error, FedMRNError) else f"{type(error).__name__}: {error}"
+        logging.getLogger("flwr").warning("takes no part: %s", reason)
+        hosted = Hosted(dict.fromkeys(clients, 0), one_line(reason))
     return Message(hosted_content(hosted), reply_to=message)
 
 
@@ -53,6 +65,8 @@ def train(message: Message, context: Context) -> Message:
     except LostError:
         return Message(lost_content("configuration"), reply_to=message)
     order = read_order(message.content)
+    if order.client not in hosted_clients(context, worker.config.clients):
+        raise PayloadError(f"client={order.client}: this node does not host it")
     client, number = order.client, order.server_round
     residuals = open_residuals(message, context) if worker.method.error_feedback else None
     residual = None if residuals is None else residuals.read(client, number)
@@ -90,6 +104,18 @@ def read_version(state: RecordDict, client: int) -> Version | None:
 def write_version(state: RecordDict, client: int, version: Version) -> None:
     """Keep it, by client, for a node may host several; where it is lost, the server sends the whole again."""
     state[f"version-{client}"] = ConfigRecord({"round": version.server_round, **version.grid.kept()})
+
+
+def run_clients(message: Message, context: Context) -> int:
+    """How many clients the run has.
+
+    Raises:
+        PayloadError: the configuration does not say.
+    """
+    clients = unpack_config(run_config(message, context)).get("clients")
+    if type(clients) is not int or clients < 1:
+        raise PayloadError(f"clients={clients!r}: must be a number of clients")
+    return clients
 
 
 class LostError(ConfigError):

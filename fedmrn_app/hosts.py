@@ -1,9 +1,10 @@
-"""Which node hosts which client: asked once when a run starts."""
+"""Which node hosts which client, from round to round: nodes come, die, and come back."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -11,83 +12,251 @@ from flwr.serverapp import Grid
 from fedmrn_app.config.types import Config
 from fedmrn_app.errors import RunError
 from fedmrn_app.messages import Hosted, read_hosted
+from fedmrn_app.nodes import Nodes
 from fedmrn_app.strategy import Host
 
-
-class _Found:
-    """Who has answered so far."""
-
-    def __init__(self, clients: int, report: Callable[[str], None]) -> None:
-        self.clients = clients
-        self.report = report
-        self.hosts: dict[int, Host] = {}
-        self.refused: dict[int, str] = {}
-        self.failures: list[str] = []
-
-    def missing(self) -> list[int]:
-        """Clients of which no node has said anything."""
-        return [client for client in range(self.clients) if client not in self.hosts and client not in self.refused]
-
-    def add(self, node: int, hosted: Hosted) -> None:
-        """Register the clients of a node; a client that another node already hosts stays with that one."""
-        if hosted.refusal is not None:
-            self.failures.append(hosted.refusal)
-            for client in hosted.samples:
-                self.refused.setdefault(client, hosted.refusal)
-            names = ", ".join(f"client {client}" for client in list(hosted.samples)[:5]) or "its clients"
-            self.report(f"node {node}: {names} will take no part: {hosted.refusal}")
-            return
-        for client, count in hosted.samples.items():
-            if not (0 <= client < self.clients and count > 0):
-                continue
-            if client in self.hosts:
-                self.report(
-                    f"node {node}: client {client} is on node {self.hosts[client].node_id} already; this one is not "
-                    "asked (partition-id must differ)"
-                )
-                continue
-            self.hosts[client] = Host(node, count)
+_POLL_SECONDS = 0.1
+_MOST_ASKED = 256  # nodes at a time: a simulation finds a message among few faster than among thousands
+_MOST_TOLD = 20  # refusals, each in a line of the log
 
 
-def find_hosts(grid: Grid, config: Config, packed: bytes, report: Callable[[str], None]) -> dict[int, Host]:
-    """Tell every node the run's configuration and ask which clients it hosts, until all clients of the run are there.
+@dataclass(frozen=True)
+class _Question:
+    """A node that was asked whom it hosts: since when it has been running, and until when it may answer."""
 
-    Clients whose node says that it takes no part, for its data or for what it was asked to run, are done without.
+    node: int
+    started: str
+    deadline: float
 
-    Args:
-        grid: Flower's.
-        config: of the run.
-        packed: the same as bytes, see `pack_config`.
-        report: is told what is wrong with a node.
 
-    Raises:
-        RunError: clients are still on no node when no further node has come for `node_timeout` seconds, or no client
-            at all takes part.
+class Hosts:
+    """Who hosts which client.
+
+    A node is asked once, and again when it was started anew. What it says holds while it is alive; of several nodes
+    that host the same client the first one is used, and the next when that one has died.
     """
-    found = _Found(config.clients, report)
-    asked: set[int] = set()
-    deadline = time.monotonic() + config.node_timeout
-    while found.missing() and time.monotonic() < deadline:
-        nodes = sorted(set(grid.get_node_ids()) - asked)
-        if not nodes:
-            time.sleep(0.1)
-            continue
-        asked.update(nodes)
-        content = RecordDict({"run": ConfigRecord({"config": packed})})
-        queries = [Message(content, dst_node_id=node, message_type="query") for node in nodes]
-        for reply in grid.send_and_receive(queries, timeout=config.round_timeout):
-            found.add(reply.metadata.src_node_id, read_hosted(reply))
-        deadline = time.monotonic() + config.node_timeout
-    missing = found.missing()
-    reason = f"; a node answered: {found.failures[0]}" if found.failures else ""
-    if missing:
+
+    def __init__(self, grid: Grid, nodes: Nodes, config: Config, packed: bytes, report: Callable[[str], None]) -> None:
+        self._grid = grid
+        self._nodes = nodes
+        self._config = config
+        self._packed = packed
+        self._report = report
+        self._started: dict[int, str] = {}  # of the nodes that have answered, or will never
+        self._questions: dict[str, _Question] = {}  # without an answer yet, by the message
+        self._offers: dict[int, dict[int, int]] = {}  # samples of each client, by the nodes that host it
+        self._refused: dict[int, str] = {}
+        self._failures: list[str] = []
+        self._shares: set[int] = set()  # what nodes say in num-partitions
+        self._here: dict[int, Host] = {}
+
+    def find(self) -> dict[int, Host]:
+        """Wait until a run may start, and return the hosts of all clients that take part.
+
+        It may when each client is on a node, or on one that takes no part for its data or for what it was asked to
+        run. With `min_clients` it may too when so many are there and no further node has come for `node_timeout`
+        seconds.
+
+        Raises:
+            RunError: too few clients are there when no further node has come for `node_timeout` seconds, or none
+                takes part. A node that has come may take `round_timeout` seconds to answer.
+        """
+        least = self._config.min_clients
+        self._here = self._wait(least or 1, complete=True, enough=least is not None)
+        if len(self._here) < self._config.clients_per_round:
+            self._report(
+                f"clients_per_round={self._config.clients_per_round}: only {len(self._here)} clients take part"
+            )
+        return self._here
+
+    def present(self) -> Mapping[int, Host]:
+        """The hosts of the clients that are there now, at the beginning of a round.
+
+        Where fewer than `min_clients` are there, or none at all, more are waited for as in `find`.
+
+        Raises:
+            RunError: none came.
+        """
+        if self._nodes.steady:
+            return self._here
+        before = self._here
+        self.look()
+        self._here = self._hosts()
+        if len(self._here) < (self._config.min_clients or 1):
+            self._tell(before)
+            before = self._here
+            self._report(f"{len(self._here)} clients are there; waiting for more, {self._config.node_timeout:g} s each")
+            self._here = self._wait(self._config.min_clients or 1, complete=False, enough=True)
+        self._tell(before)
+        return self._here
+
+    def _tell(self, before: Mapping[int, Host]) -> None:
+        """Say who has come and gone, in a line per node."""
+        changed: dict[tuple[int | None, int | None], list[int]] = {}
+        for client in sorted(before.keys() | self._here.keys()):
+            last, now = (
+                None if host is None else host.node_id for host in (before.get(client), self._here.get(client))
+            )
+            if now != last:
+                changed.setdefault((last, now), []).append(client)
+        for (last, now), clients in changed.items():
+            if now is None:
+                self._report(f"node {last} has gone: {_names(clients)} will take no part until a node comes for it")
+            elif last is None:
+                self._report(f"node {now} has come: {_names(clients)} will take part from now on")
+            else:
+                self._report(f"node {last} has gone: {_names(clients)} is on node {now} from now on")
+
+    def _wait(self, least: int, *, complete: bool, enough: bool) -> dict[int, Host]:
+        """Look until `least` clients are there, and with `complete` all, but for those that refuse.
+
+        With `enough`, `least` will do when nobody else has come for `node_timeout` seconds.
+        """
+        config, news, told = self._config, time.monotonic(), False
+        while True:
+            if self.look():
+                news = time.monotonic()
+            here = self._hosts()
+            missing = [client for client in range(config.clients) if client not in here and client not in self._refused]
+            if len(here) >= least and not (complete and missing):
+                return here
+            if not missing and not enough:
+                raise RunError(f"clients={config.clients}: none of them takes part{self._reason}")
+            if time.monotonic() - news > config.node_timeout:
+                if enough and len(here) >= least:
+                    self._report(f"{len(here)} of {config.clients} clients are there; others may join in any round")
+                    return here
+                if not self._questions:
+                    raise RunError(self._too_few(here, missing))
+                if not told:
+                    told = True
+                    self._report(
+                        f"waiting for the answers of {len(self._questions)} nodes that have come, for "
+                        f"round_timeout={config.round_timeout:g} s at most"
+                    )
+            time.sleep(_POLL_SECONDS)
+
+    def _too_few(self, here: Mapping[int, Host], missing: list[int]) -> str:
+        config = self._config
+        where = f"with {len(self._nodes.alive)} nodes connected for {config.node_timeout:g} s{self._reason}"
+        if config.min_clients is not None:
+            return f"min_clients={config.min_clients}: {len(here)} are there, {where}; start more nodes"
+        if not missing:
+            return f"clients={config.clients}: none of them takes part{self._reason}"
         names = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
-        raise RunError(
-            f"clients={config.clients}: {len(missing)} of them are on no node ({names}), with {len(asked)} nodes "
-            f"connected for {config.node_timeout:g} s{reason}; start more nodes or take fewer clients"
+        return (
+            f"clients={config.clients}: {len(missing)} of them are on no node ({names}), {where}; start more nodes, "
+            "take fewer clients, or say in min_clients how many are enough"
         )
-    if not found.hosts:
-        raise RunError(f"clients={config.clients}: none of them takes part{reason}")
-    if len(found.hosts) < config.clients_per_round:
-        report(f"clients_per_round={config.clients_per_round}: only {len(found.hosts)} clients take part")
-    return dict(sorted(found.hosts.items()))
+
+    @property
+    def _reason(self) -> str:
+        return f"; a node answered: {self._failures[0]}" if self._failures else ""
+
+    def _hosts(self) -> dict[int, Host]:
+        """The host of each client that has one."""
+        found = ((client, self._host(client)) for client in sorted(self._offers))
+        return {client: host for client, host in found if host is not None}
+
+    def _host(self, client: int) -> Host | None:
+        """The first node that is alive of those that host a client."""
+        alive, offers = self._nodes.alive, self._offers.get(client, {})
+        node = next((node for node in offers if alive.get(node) == self._started.get(node)), None)
+        return None if node is None else Host(node, offers[node])
+
+    def look(self) -> bool:
+        """See who is there, ask who has not been asked, and read the answers; whether there was anything new.
+
+        It waits for nothing, and may be called in the middle of a round: who comes then is ready for the next one.
+        """
+        self._nodes.look()
+        for node in [node for node in self._started if not self._same(node)]:
+            self._forget(node)
+        asked = {question.node for question in self._questions.values()}
+        new = [node for node in sorted(self._nodes.alive) if node not in self._started and node not in asked]
+        return bool(self._ask(new[: max(0, _MOST_ASKED - len(asked))])) | self._read_answers()
+
+    def _same(self, node: int) -> bool:
+        """Whether a node is, or may still be, what it was when it answered."""
+        running = self._nodes.alive.get(node)
+        return node in self._nodes.listed if running is None else running == self._started[node]
+
+    def _forget(self, node: int) -> None:
+        del self._started[node]
+        for offers in self._offers.values():
+            offers.pop(node, None)
+
+    def _ask(self, nodes: Iterable[int]) -> list[Message]:
+        """Tell nodes the run's configuration, and ask whom they host."""
+        content = RecordDict({"run": ConfigRecord({"config": self._packed})})
+        queries = [Message(content, dst_node_id=node, message_type="query") for node in nodes]
+        deadline = time.monotonic() + self._config.round_timeout
+        if queries:
+            self._grid.push_messages(queries)
+        for query in queries:
+            node = query.metadata.dst_node_id
+            self._questions[query.metadata.message_id] = _Question(node, self._nodes.alive[node], deadline)
+        return queries
+
+    def _read_answers(self) -> bool:
+        """Read what has come; whether anything has."""
+        come = list(self._grid.pull_messages(list(self._questions))) if self._questions else []
+        for reply in come:
+            question = self._questions.pop(reply.metadata.reply_to_message_id, None)
+            if question is not None and (reply.has_error() or reply.metadata.src_node_id == question.node):
+                self._started[question.node] = question.started
+                self._add(question.node, read_hosted(reply))
+        for message, question in list(self._questions.items()):
+            running = self._nodes.alive.get(question.node, question.started)
+            if running != question.started or question.node not in self._nodes.listed:
+                del self._questions[message]  # it is asked again when it is there
+            elif time.monotonic() > question.deadline:
+                del self._questions[message]
+                self._started[question.node] = question.started
+                self._refuse(question.node, Hosted({}, "has not answered within round_timeout"))
+        return bool(come)
+
+    def _refuse(self, node: int, hosted: Hosted) -> None:
+        """Note why a node takes no part."""
+        reason = str(hosted.refusal)
+        self._failures.append(reason)
+        for client in hosted.samples:
+            if 0 <= client < self._config.clients:
+                self._refused.setdefault(client, reason)
+        names = _names(hosted.samples) or "its clients"
+        if len(self._failures) <= _MOST_TOLD:
+            self._report(f"node {node}: {names} will take no part: {reason}")
+        elif len(self._failures) == _MOST_TOLD + 1:
+            self._report("further nodes that take no part are not named")
+
+    def _add(self, node: int, hosted: Hosted) -> None:
+        """Register the clients of a node."""
+        if len(hosted.samples) > self._config.clients:
+            hosted = Hosted({}, f"it says that it hosts {len(hosted.samples)} clients, of {self._config.clients}")
+        if hosted.refusal is not None:
+            self._refuse(node, hosted)
+            return
+        if hosted.nodes is not None and self._shares and hosted.nodes not in self._shares:
+            self._report(
+                f"node {node}: num-partitions={hosted.nodes}, where others say {min(self._shares)}; clients are shared "
+                "out as intended only if all nodes say the same"
+            )
+        self._shares.update(() if hosted.nodes is None else [hosted.nodes])
+        elsewhere: dict[int, Host] = {}
+        for client, count in hosted.samples.items():
+            if 0 <= client < self._config.clients and count > 0:
+                if (first := self._host(client)) is not None:
+                    elsewhere[client] = first
+                self._offers.setdefault(client, {})[node] = count
+        if elsewhere:
+            first = next(iter(elsewhere.values()))
+            self._report(
+                f"node {node}: {_names(elsewhere)} is on node {first.node_id} already; this one is asked only when "
+                "that has gone (say another partition-id where it has other data)"
+            )
+
+
+def _names(clients: Iterable[int]) -> str:
+    """The first of some clients."""
+    clients = list(clients)
+    return ", ".join(f"client {client}" for client in clients[:5]) + (", ..." if len(clients) > 5 else "")

@@ -25,15 +25,21 @@ TASK = "t"  # of an order on a grid, whose content is in FIELD
 _HEAD = struct.Struct("<IIQIIf")  # client, round, seed, round and checksum of the base, scale of the noise or NaN
 LOST = "lost"  # of the reply that holds none
 Lost = Literal["configuration", "version"]  # what a client may have to be sent again, see `OpenRound.order`
+_MOST_SAID = 300  # letters of what another machine says that a log takes
+_MOST_CONFIG = 1 << 20  # bytes of a configuration
 _STYPE = "numpy.ndarray"  # Flower's name for arrays that are written as np.save does
 
 
 @dataclass(frozen=True)
 class Hosted:
-    """What a node says of itself: the samples of each client that it hosts, or why it takes no part."""
+    """What a node says of itself: the samples of each client that it hosts, or why it takes no part.
+
+    `nodes` is how many share the clients, where its configuration says so.
+    """
 
     samples: Mapping[int, int]
     refusal: str | None = None
+    nodes: int | None = None
 
 
 def order_content(order: Order, shared: ArrayRecord | None, config: bytes | None) -> RecordDict:
@@ -94,14 +100,32 @@ def pack_config(values: Mapping[str, Any], run: str = "") -> bytes:
 
 
 def unpack_config(data: bytes) -> dict[str, Any]:
-    """The configuration in what `pack_config` made."""
-    values: dict[str, Any] = json.loads(zlib.decompress(data))["values"]
-    return values
+    """The configuration in what `pack_config` made; see `_unpack`."""
+    return cast(dict[str, Any], _unpack(data)["values"])
 
 
 def unpack_run(data: bytes) -> str:
-    """The run's name in what `pack_config` made."""
-    return str(json.loads(zlib.decompress(data))["run"])
+    """The run's name in what `pack_config` made; see `_unpack`."""
+    return str(_unpack(data).get("run", ""))
+
+
+def _unpack(data: bytes) -> dict[str, Any]:
+    """What `pack_config` wrote.
+
+    Raises:
+        PayloadError: these are not the bytes of a configuration, or of one that is far too long.
+    """
+    try:
+        reader = zlib.decompressobj()
+        text = reader.decompress(data, _MOST_CONFIG)
+        if not reader.eof:
+            raise PayloadError(f"configuration is cut off, or longer than {_MOST_CONFIG} bytes")
+        content = json.loads(text)
+    except (zlib.error, ValueError, TypeError, RecursionError) as error:
+        raise PayloadError(f"configuration is malformed: {type(error).__name__}") from error
+    if not (isinstance(content, dict) and isinstance(content.get("values"), dict)):
+        raise PayloadError(f"configuration is malformed: a {type(content).__name__} without values")
+    return content
 
 
 def payload_content(payload: bytes) -> RecordDict:
@@ -152,6 +176,8 @@ def hosted_content(hosted: Hosted) -> RecordDict:
         record["samples"] = list(hosted.samples.values())
     if hosted.refusal is not None:
         record["refusal"] = hosted.refusal
+    if hosted.nodes is not None:
+        record["nodes"] = hosted.nodes
     return RecordDict({"hosted": record})
 
 
@@ -163,8 +189,12 @@ def read_hosted(reply: Message) -> Hosted:
     clients, samples = (_integers(record, name) for name in ("clients", "samples"))
     if record is None or clients is None or samples is None or len(clients) != len(samples):
         return Hosted({}, "its answer is malformed")
-    refusal = record.get("refusal")
-    return Hosted(dict(zip(clients, samples, strict=True)), None if refusal is None else str(refusal))
+    refusal, nodes = record.get("refusal"), record.get("nodes")
+    return Hosted(
+        dict(zip(clients, samples, strict=True)),
+        None if refusal is None else one_line(str(refusal)),
+        nodes if type(nodes) is int else None,
+    )
 
 
 def _integers(record: ConfigRecord | None, name: str) -> list[int] | None:
@@ -213,7 +243,14 @@ def remote_reason(error: str) -> str:
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
     last = lines[-1] if lines else "no reason given"
     last = re.sub(r"^Exception \w+ occurred\. Message: ", "", last).removesuffix("'>")
-    return re.sub(r"^(?:<class ')?(?:\w+\.)+(\w+)(?:'>)?:\s*(?:<')?", r"\1: ", last)
+    return one_line(re.sub(r"^(?:<class ')?(?:\w+\.)+(\w+)(?:'>)?:\s*(?:<')?", r"\1: ", last))
+
+
+def one_line(reason: str) -> str:
+    """What another machine said, fit for a log: one line, not too long, and of paths there only the last name."""
+    printable = "".join(letter if letter.isprintable() else " " for letter in reason[: 2 * _MOST_SAID])
+    short = re.sub(r"(?<![\w/])(?:[A-Za-z]:)?[/\\](?:[^\s/\\:'\"]+[/\\])+", "", " ".join(printable.split()))
+    return short if len(short) <= _MOST_SAID else short[: _MOST_SAID - 3] + "..."
 
 
 def to_array(vector: NDArray[Any]) -> Array:

@@ -16,15 +16,17 @@ from fedmrn_app.config.build import build_flat_model, build_run_method, measure
 from fedmrn_app.config.compose import compose_values, default_values, parse_overrides
 from fedmrn_app.config.types import Values
 from fedmrn_app.errors import FedMRNError
+from fedmrn_app.exchange import Exchange
 from fedmrn_app.federation.agreement import Agreement, GlobalState
 from fedmrn_app.federation.server import OpenRound
-from fedmrn_app.federation.upload import Update, header_of, write_upload
-from fedmrn_app.hosts import find_hosts
+from fedmrn_app.federation.upload import Update, header_of, most_bytes, write_upload
+from fedmrn_app.hosts import Hosts
 from fedmrn_app.learning.flat import FlatModel, state_sha256
 from fedmrn_app.learning.memory import keep_freed_memory
 from fedmrn_app.messages import content_bytes, order_content, pack_config, pack_state, payload_content, unpack_state
 from fedmrn_app.methods import build_method
 from fedmrn_app.methods.method import RunOptions
+from fedmrn_app.nodes import Nodes
 from fedmrn_app.noise import Noise
 from fedmrn_app.results.folder import RunFolder
 from fedmrn_app.results.lock import locked
@@ -34,6 +36,7 @@ from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.values import pack_floats
 
 app = ServerApp()
+MOST_REJECTIONS = 20  # per round, each in a line of the log
 
 
 @app.main()
@@ -73,24 +76,36 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
     splits = Splits(task.load("test", report), task.load("train", report) if config.evaluate_train else None)
     method = build_run_method(config)
     model = build_flat_model(config, task, method)
-    agreement = Agreement.of(method, model, config.seed, config.uplink.dense_bits, config.downlink.step)
+    uplink, step = config.uplink, config.downlink.step
+    agreement = Agreement.of(method, model, config.seed, uplink.dense_bits, step, uplink.max_norm)
     state = agreement.begin()
     done = folder.start(values, model, state, resume=config.resume, defaults=default_values, report=report)
     report(f"run folder {folder.path}" + (f", going on after round {done}" if done else ""))
     packed = pack_config(values, folder.name)
-    # a run that ended between its last round and its summary needs nobody any more
-    hosts = find_hosts(grid, config, packed, report) if done < config.rounds else {}
+    nodes = Nodes(grid)
+    finder = Hosts(grid, nodes, config, packed, report)
+    if done < config.rounds:  # else it ended between its last round and its summary, and needs nobody any more
+        finder.find()
+    exchange = Exchange(grid, nodes, finder.look, most_bytes(agreement))
+
+    def told(server_round: int, client: int, reason: str) -> None:
+        """Log a rejection, in so many lines per round and no more."""
+        before = list(strategy.report.failures).index(client)
+        if before < MOST_REJECTIONS:
+            report(f"round {server_round}: client {client} rejected: {reason}")
+        elif before == MOST_REJECTIONS:
+            report(f"round {server_round}: {len(strategy.report.failures) - before} more clients rejected")
+
     strategy = PayloadStrategy(
         agreement,
-        hosts,
+        finder.present,
         clients_per_round=config.clients_per_round,
         config=packed,
         round_timeout=config.round_timeout,
         memory=config.downlink.remembers,
         finished_rounds=done,
-        on_failure=lambda server_round, client, reason: report(
-            f"round {server_round}: client {client} rejected: {reason}"
-        ),
+        lost=lambda: exchange.lost,
+        on_failure=told,
     )
     progress = Progress(agreement, model, task, splits, folder, config.rounds, report)
 
@@ -105,7 +120,7 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
         )
 
     strategy.start(
-        grid,
+        exchange,
         pack_state(replace(state, dense=model.state()[1])),
         num_rounds=config.rounds - done,
         timeout=config.round_timeout,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from fedmrn_app.federation.aggregation import cores
 from fedmrn_app.federation.residuals import STATE_FOLDER
 from fedmrn_app.local_run import Ending, Tail, command, free_port, write_app, write_run_config
 from fedmrn_app.processes import end_processes, private_home
+from fedmrn_app.results.logs import shorten
 
 START_TIMEOUT = 60.0  # seconds for the SuperLink to answer
 POLL_SECONDS = 0.2
@@ -76,6 +78,7 @@ def run_simulation(
         # not until the processes end by themselves: they wait for clients that no round waits for any more
         while run.poll() is None and not ending.reached():
             tail.read(on_line)
+            shorten(folder / "flower.log")
             time.sleep(POLL_SECONDS)
         tail.read(on_line)
     if not ending.reached():
@@ -130,6 +133,10 @@ def private_environment(home: Path, values: Values) -> dict[str, str]:
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "RAY_TMPDIR": str(home),
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on any system: Ray keeps to the loopback address
+        "RAY_ADDRESS": "local",  # not what the caller may be connected to
+        "RAY_AUTH_MODE": "token",  # whoever else is on this machine has not got it
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         "PYTHONUNBUFFERED": "1",
     }

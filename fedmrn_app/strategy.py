@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord,
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedmrn_app.errors import PayloadError
+from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.federation.agreement import Agreement
 from fedmrn_app.federation.server import OpenRound, RoundReport, close_round, open_round
 from fedmrn_app.federation.versions import Versions
@@ -24,6 +24,8 @@ from fedmrn_app.messages import (
     sent_as_is,
     unpack_state,
 )
+
+FAILING_ROUNDS = 3  # in a row in which most clients fail, and the run ends
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,9 @@ class PayloadStrategy(Strategy):
     exactly what was asked for is rejected with its reason. A client that says that it has lost the configuration, or
     the version of the model from which it was sent the difference, is asked again in the same round, once.
 
+    Clients are drawn from those that are there when the round begins, so that the same seed draws the same ones of the
+    same clients; one whose node dies in the round is not replaced.
+
     Attributes:
         report: what happened in the last round.
         traffic: what it weighed.
@@ -74,17 +79,21 @@ class PayloadStrategy(Strategy):
     def __init__(
         self,
         agreement: Agreement,
-        hosts: Mapping[int, Host],
+        hosts: Callable[[], Mapping[int, Host]],
         *,
         clients_per_round: int,
         config: bytes,
         round_timeout: float = 3600.0,
         memory: bool = False,
         finished_rounds: int = 0,
+        lost: Callable[[], Mapping[str, str]] = dict,
         on_failure: Callable[[int, int, str], None] = lambda server_round, client, reason: None,
     ) -> None:
         self.agreement = agreement
-        self.hosts = hosts
+        self.hosts: Mapping[int, Host] = {}  # of the round
+        self._find_hosts = hosts
+        self._lost = lost  # why there will be no reply to a message
+        self._failing = 0  # rounds in a row in which most clients failed
         self.clients_per_round = clients_per_round
         self.config = config  # for nodes that have lost it
         self.round_timeout = round_timeout  # seconds
@@ -99,6 +108,7 @@ class PayloadStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Address the global model to this round's clients, each with a seed of its own."""
+        self.hosts = self._find_hosts()
         samples = {client: host.samples for client, host in self.hosts.items()}
         number = server_round + self.finished_rounds
         state = unpack_state(arrays)
@@ -117,24 +127,27 @@ class PayloadStrategy(Strategy):
     def _address(self, sent: Sent, client: int, content: RecordDict) -> Message:
         """A message to a client's node, named and weighed in `sent`."""
         group = str(sent.opened.number)
-        message = Message(content, dst_node_id=self.hosts[client].node_id, message_type="train", group_id=group)
+        node = self.hosts[client].node_id
+        # later nobody wants the reply, and Flower is to forget it
+        message = Message(content, node, "train", ttl=self.round_timeout + 60, group_id=group)
         sent.messages[client] = message.metadata
         sent.traffic.downlink[client] = sent.traffic.downlink.get(client, 0) + content_bytes(content)
         return message
 
-    def _ask_again(self, sent: Sent, replies: dict[str, Message]) -> None:
+    def _ask_again(self, sent: Sent, replies: dict[str, Message], lost: dict[str, str]) -> None:
         """Send clients what they say they have lost, and add their replies."""
         again = []
         for client, metadata in list(sent.messages.items()):
             reply = replies.get(metadata.message_id)
-            lost = None if reply is None else read_lost(reply)
-            if lost is not None:
-                config = self.config if lost == "configuration" else None
+            what = None if reply is None else read_lost(reply)
+            if what is not None:
+                config = self.config if what == "configuration" else None
                 content = order_content(sent.opened.order(client, whole=True), None, config)
                 again.append(self._address(sent, client, content))
         left = sent.deadline - time.monotonic()
         if again and left > 0:
             replies.update(by_request(sent.grid.send_and_receive(again, timeout=left)))
+            lost.update(self._lost())
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -142,19 +155,24 @@ class PayloadStrategy(Strategy):
         """Close the round; see `close_round`.
 
         Raises:
-            RunError: no reply is usable, or the new global model is not finite.
+            RunError: no reply is usable, the new global model is not finite, or most clients have failed for the
+                third round in a row.
         """
         assert self._sent is not None, "Flower calls configure_train first"
         sent, self._sent = self._sent, None
-        by_message = by_request(replies)
-        self._ask_again(sent, by_message)
+        by_message, lost = by_request(replies), dict(self._lost())
+        self._ask_again(sent, by_message, lost)
         opened, traffic = sent.opened, sent.traffic
         payloads: dict[int, bytes | PayloadError] = {}
         for client, metadata in sent.messages.items():
             reply = by_message.get(metadata.message_id)
             if reply is None:
+                if (reason := lost.get(metadata.message_id)) is not None:
+                    payloads[client] = PayloadError(reason)
                 continue
             try:
+                if not reply.has_error() and reply.metadata.src_node_id != metadata.dst_node_id:
+                    raise PayloadError(f"reply came from node {reply.metadata.src_node_id}, which does not host it")
                 payloads[client] = read_payload(reply)
             except PayloadError as error:
                 payloads[client] = error
@@ -167,7 +185,20 @@ class PayloadStrategy(Strategy):
             traffic.uplink.pop(client, None)
             self.on_failure(number, client, reason)
         self.traffic = traffic
+        self._note_failing(number)
         return pack_state(state), None
+
+    def _note_failing(self, number: int) -> None:
+        """Count the rounds in a row in which most clients failed, and end the run after some."""
+        failures, used = self.report.failures, len(self.report.losses)
+        self._failing = self._failing + 1 if len(failures) > used else 0
+        if self._failing < FAILING_ROUNDS:
+            return
+        reasons = "; ".join(f"client {client}: {reason}" for client, reason in list(failures.items())[:5])
+        raise RunError(
+            f"round {number}: most clients failed in {FAILING_ROUNDS} rounds in a row, {len(failures)} of "
+            f"{len(failures) + used} in this one ({reasons}); see to them, then go on with resume=true"
+        )
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

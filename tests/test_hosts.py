@@ -1,63 +1,35 @@
-"""Who hosts which client is asked once; what a node refuses is told, and the run goes on with the others."""
+"""Who hosts which client is asked of each node once; what it refuses is told, and the run goes on with the others."""
 
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Error, RecordDict
 from flwr.serverapp import Grid
 
-import tests.reference  # noqa: F401  (Flower makes no message without)
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.config.types import Config
 from fedmrn_app.errors import RunError
-from fedmrn_app.hosts import find_hosts
-from fedmrn_app.messages import Hosted, hosted_content
+from fedmrn_app.hosts import Hosts
+from fedmrn_app.messages import Hosted
+from fedmrn_app.nodes import Nodes
 from fedmrn_app.strategy import Host
+from tests.fake_grid import Answer, FakeGrid
 
-Answer = Hosted | Error | None | Callable[[Message], RecordDict]
 PACKED = b"the run's configuration"
 
 
-@dataclass
-class FakeGrid:
-    """Nodes by id, each with its answer; None never answers. `late` nodes connect when they were asked for twice."""
-
-    nodes: dict[int, Answer]
-    late: dict[int, Answer] = field(default_factory=dict)
-    asked: list[Message] = field(default_factory=list)
-    polls: int = 0
-
-    def get_node_ids(self) -> list[int]:
-        self.polls += 1
-        if self.polls > 2:
-            self.nodes |= self.late
-        return list(self.nodes)
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        replies = []
-        for message in messages:
-            message.metadata.__dict__["_message_id"] = f"message {len(self.asked)}"
-            self.asked.append(message)
-            answer = self.nodes[message.metadata.dst_node_id]
-            if answer is None:
-                continue
-            if isinstance(answer, Error):
-                replies.append(Message(answer, reply_to=message))
-            else:
-                content = hosted_content(answer) if isinstance(answer, Hosted) else answer(message)
-                replies.append(Message(content, reply_to=message))
-        return replies
-
-
 def config(*overrides: str) -> Config:
-    return load_config(("clients=4", "clients_per_round=2", "node_timeout=0.3", *overrides))
+    return load_config(("clients=4", "clients_per_round=2", "node_timeout=0.3", "round_timeout=0.5", *overrides))
+
+
+def hosts_of(grid: FakeGrid, lines: list[str], *overrides: str) -> Hosts:
+    ours = cast(Grid, grid)
+    return Hosts(ours, Nodes(ours), config(*overrides), PACKED, lines.append)
 
 
 def find(grid: FakeGrid, lines: list[str], *overrides: str) -> dict[int, Host]:
-    return find_hosts(cast(Grid, grid), config(*overrides), PACKED, lines.append)
+    return hosts_of(grid, lines, *overrides).find()
 
 
 def test_every_node_is_told_the_configuration_once() -> None:
@@ -100,7 +72,10 @@ def test_client_on_two_nodes_stays_with_the_first() -> None:
     hosts = find(FakeGrid({5: Hosted({0: 3, 1: 3}), 6: Hosted({1: 9, 2: 4, 3: 4})}), lines)
     assert hosts[1] == Host(5, 3)
     assert hosts[2] == Host(6, 4)
-    assert lines == ["node 6: client 1 is on node 5 already; this one is not asked (partition-id must differ)"]
+    assert lines == [
+        "node 6: client 1 is on node 5 already; this one is asked only when that has "
+        "gone (say another partition-id where it has other data)"
+    ]
 
 
 def test_client_that_one_node_refuses_may_be_on_another() -> None:
@@ -119,8 +94,14 @@ def test_clients_that_there_are_not_and_those_without_samples_are_no_hosts() -> 
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (None, r"\(2, 3\), with 2 nodes connected for 0.3 s; start more nodes or take fewer clients"),
-        (Error(1, "boom"), "a node answered: boom; start more nodes or take fewer clients"),
+        (
+            None,
+            r"\(2, 3\), with 2 nodes connected for 0.3 s; a node answered: has not answered within round_timeout; ",
+        ),
+        (
+            Error(1, "boom"),
+            "a node answered: boom; start more nodes, take fewer clients, or say in min_clients how many are enough",
+        ),
         (lambda message: RecordDict(), "a node answered: its answer is malformed; start"),
     ],
     ids=["silent", "failed", "malformed"],
@@ -152,3 +133,110 @@ def test_run_that_all_refuse_ends_at_once() -> None:
         find(grid, lines, "node_timeout=60")
     assert time.monotonic() - start < 5
     assert len(lines) == 2
+
+
+def test_clients_move_with_the_nodes_that_die_and_come_back() -> None:
+    lines: list[str] = []
+    grid = FakeGrid({5: Hosted({0: 3, 1: 3}), 6: Hosted({2: 4, 3: 4})})
+    hosts = hosts_of(grid, lines)
+    assert list(hosts.find()) == [0, 1, 2, 3]
+    dead = grid.nodes.pop(6)
+    assert list(hosts.present()) == [0, 1]
+    assert list(hosts.present()) == [0, 1]
+    grid.nodes[8] = Hosted({2: 4})
+    assert hosts.present() == {0: Host(5, 3), 1: Host(5, 3), 2: Host(8, 4)}
+    grid.nodes[6] = dead
+    assert hosts.present() == {0: Host(5, 3), 1: Host(5, 3), 2: Host(8, 4), 3: Host(6, 4)}
+    del grid.nodes[8]
+    assert hosts.present()[2] == Host(6, 4)
+    assert [message.metadata.dst_node_id for message in grid.asked] == [5, 6, 8, 6]
+    assert lines == [
+        "node 6 has gone: client 2, client 3 will take no part until a node comes for it",
+        "node 8 has come: client 2 will take part from now on",
+        "node 6: client 2 is on node 8 already; this one is asked only when that has gone (say another partition-id "
+        "where it has other data)",
+        "node 6 has come: client 3 will take part from now on",
+        "node 8 has gone: client 2 is on node 6 from now on",
+    ]
+
+
+def test_node_without_a_heartbeat_is_left_out_until_it_is_heard_of_again() -> None:
+    grid = FakeGrid({5: Hosted({0: 3, 1: 3}), 6: Hosted({2: 4, 3: 4})}, interval=0.2)
+    hosts = hosts_of(grid, [])
+    hosts.find()
+    grid.beats[6] = 1.0
+    assert len(hosts.present()) == 4
+    time.sleep(0.19)
+    assert list(hosts.present()) == [0, 1]
+    grid.beats[6] = 2.0
+    assert len(hosts.present()) == 4
+    assert len(grid.asked) == 2
+
+
+def test_node_that_was_started_anew_is_asked_again() -> None:
+    grid = FakeGrid({5: Hosted({0: 3, 1: 3}), 6: Hosted({2: 4, 3: 4})})
+    hosts = hosts_of(grid, [])
+    hosts.find()
+    grid.nodes[6], grid.starts[6] = Hosted({2: 5}), "again"
+    assert hosts.present() == {0: Host(5, 3), 1: Host(5, 3), 2: Host(6, 5)}
+    grid.nodes[6], grid.starts[6] = Hosted({2: 0}, "no data"), "once more"
+    assert list(hosts.present()) == [0, 1]
+
+
+def test_enough_clients_start_and_others_join() -> None:
+    lines: list[str] = []
+    grid = FakeGrid({5: Hosted({0: 3, 1: 3})})
+    hosts = hosts_of(grid, lines, "min_clients=2")
+    start = time.monotonic()
+    assert list(hosts.find()) == [0, 1]
+    assert 0.3 <= time.monotonic() - start < 5
+    assert lines == ["2 of 4 clients are there; others may join in any round"]
+    grid.nodes[6] = Hosted({2: 4, 3: 4})
+    assert list(hosts.present()) == [0, 1, 2, 3]
+
+
+def test_round_waits_for_enough_clients_and_ends_the_run_when_none_comes() -> None:
+    lines: list[str] = []
+    grid = FakeGrid({5: Hosted({0: 3, 1: 3}), 6: Hosted({2: 4, 3: 4})})
+    hosts = hosts_of(grid, lines, "min_clients=3")
+    hosts.find()
+    del grid.nodes[6]
+    with pytest.raises(
+        RunError, match=r"^min_clients=3: 2 are there, with 1 nodes connected for 0.3 s; start more nodes$"
+    ):
+        hosts.present()
+    assert lines[-1] == "2 clients are there; waiting for more, 0.3 s each"
+
+
+def test_run_goes_on_with_any_client_where_nothing_else_is_said() -> None:
+    grid = FakeGrid({5: Hosted({0: 3}), 6: Hosted({1: 2, 2: 4, 3: 4})})
+    hosts = hosts_of(grid, [])
+    hosts.find()
+    del grid.nodes[6]
+    assert list(hosts.present()) == [0]
+    del grid.nodes[5]
+    with pytest.raises(RunError, match="clients=4: 4 of them are on no node"):
+        hosts.present()
+
+
+def test_nodes_of_a_simulation_are_asked_once_and_not_looked_for_again() -> None:
+    grid = FakeGrid({node: Hosted({node: 1}) for node in range(1000)}, interval=1e300)
+    hosts = hosts_of(grid, [], "clients=1000", "node_timeout=60", "round_timeout=60")
+    assert len(hosts.find()) == 1000
+    polls = grid.polls
+    assert len(hosts.present()) == 1000
+    assert (grid.polls, len(grid.asked)) == (polls, 1000)
+
+
+def test_nodes_that_share_clients_out_differently_are_told() -> None:
+    lines: list[str] = []
+    find(FakeGrid({5: Hosted({0: 3, 1: 3, 2: 3}, nodes=3), 6: Hosted({3: 3}, nodes=4)}), lines)
+    (line,) = lines
+    assert line.startswith("node 6: num-partitions=4, where others say 3; clients are shared out as intended only if")
+
+
+def test_node_that_says_it_hosts_more_clients_than_there_are_is_refused() -> None:
+    lines: list[str] = []
+    grid = FakeGrid({5: Hosted({0: 3, 1: 3, 2: 3, 3: 3}), 4: Hosted(dict.fromkeys(range(5), 1))})
+    assert {host.node_id for host in find(grid, lines).values()} == {5}
+    assert lines == ["node 4: its clients will take no part: it says that it hosts 5 clients, of 4"]

@@ -7,8 +7,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-# without it Flower makes no message outside of a run; the package itself does not need it
-NEEDED = {("scripts/benchmarks/local_grid.py", "flwr.supercore.task_identity")}
+NEEDED = {
+    # without it Flower makes no message outside of a run; the package itself does not need it
+    ("scripts/benchmarks/local_grid.py", "flwr.supercore.task_identity"),
+    # a simulation's actors are started anew only if they are other than Flower's
+    ("fedmrn_app/actors.py", "flwr.server.superlink.fleet.vce.backend"),
+    ("fedmrn_app/actors.py", "flwr.simulation.ray_transport.ray_actor"),
+}
 PUBLIC_FLOWER = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy"}
 
 

@@ -64,7 +64,7 @@ def run(nodes: Nodes, finished: int = 0, state: GlobalState | None = None, round
     packed = pack_config(VALUES)
     hosts = {client: Host(client % len(nodes.states), WORKER.sample_count(client)) for client in range(CLIENTS)}
     strategy = PayloadStrategy(
-        agreement, hosts, clients_per_round=3, config=packed, memory=True, finished_rounds=finished
+        agreement, lambda: hosts, clients_per_round=3, config=packed, memory=True, finished_rounds=finished
     )  # fmt: skip
     arrays = pack_state(state or agreement.begin())
     weighed: Bytes = {}

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
-from flwr.serverapp import Grid
 
 from fedmrn_app.errors import RunError
 from fedmrn_app.federation.server import sample_clients
@@ -17,7 +16,6 @@ from fedmrn_app.messages import (
     content_bytes,
     lost_content,
     pack_state,
-    payload_content,
     read_order,
     unpack_state,
 )
@@ -25,13 +23,18 @@ from fedmrn_app.methods import build_method
 from fedmrn_app.methods.method import RunOptions
 from fedmrn_app.noise import Noise
 from fedmrn_app.seeds import derive_seed
-from fedmrn_app.strategy import Host, PayloadStrategy
-from fedmrn_app.wire.payload import Payload, encode_payload
-from tests.reference import AGREEMENT, CLIENTS_PER_ROUND, SAMPLES, STATE, D, M, made_up_payload, mean_of
-
-HOSTS = {client: Host(node_id=100 + client, samples=count) for client, count in SAMPLES.items()}
-NO_GRID: Grid = None  # type: ignore[assignment]
-CONFIG = b"the run's configuration"
+from fedmrn_app.strategy import PayloadStrategy
+from fedmrn_app.wire.payload import encode_payload
+from tests.made_up import (
+    CONFIG,
+    HOSTS,
+    good_payload,
+    good_reply,
+    payloads_of,
+    reply_with,
+    send,
+)
+from tests.reference import AGREEMENT, CLIENTS_PER_ROUND, STATE, D, M, mean_of
 
 
 @pytest.fixture
@@ -44,31 +47,7 @@ def strategy(failures: list[tuple[int, int, str]]) -> PayloadStrategy:
     def note(server_round: int, client: int, reason: str) -> None:
         failures.append((server_round, client, reason))
 
-    return PayloadStrategy(AGREEMENT, HOSTS, clients_per_round=CLIENTS_PER_ROUND, config=CONFIG, on_failure=note)
-
-
-def send(strategy: PayloadStrategy, server_round: int = 1, grid: Any = NO_GRID) -> list[Message]:
-    messages = list(strategy.configure_train(server_round, pack_state(STATE), ConfigRecord(), grid))
-    for number, message in enumerate(messages):
-        message.metadata.__dict__["_message_id"] = f"message {number}"  # as the grid does when it sends
-    return messages
-
-
-def good_payload(message: Message) -> Payload:
-    order = read_order(message.content)
-    return made_up_payload(order.client, order.seed)
-
-
-def payloads_of(messages: list[Message]) -> dict[int, Payload]:
-    return {read_order(message.content).client: good_payload(message) for message in messages}
-
-
-def reply_with(message: Message, payload: bytes) -> Message:
-    return Message(payload_content(payload), reply_to=message)
-
-
-def good_reply(message: Message) -> Message:
-    return reply_with(message, encode_payload(good_payload(message)))
+    return PayloadStrategy(AGREEMENT, HOSTS.copy, clients_per_round=CLIENTS_PER_ROUND, config=CONFIG, on_failure=note)
 
 
 def two_payloads(message: Message) -> Message:
@@ -123,7 +102,7 @@ def test_messages_name_client_round_and_seed(strategy: PayloadStrategy) -> None:
 
 
 def test_resumed_run_counts_on() -> None:
-    resumed = PayloadStrategy(AGREEMENT, HOSTS, clients_per_round=4, config=CONFIG, finished_rounds=5)
+    resumed = PayloadStrategy(AGREEMENT, HOSTS.copy, clients_per_round=4, config=CONFIG, finished_rounds=5)
     orders = [read_order(message.content) for message in send(resumed, 2)]
     assert [order.client for order in orders] == sample_clients(list(range(6)), 4, 9, 7)
     assert {order.server_round for order in orders} == {7}
@@ -140,7 +119,7 @@ def test_clients_that_get_the_same_share_one_record(strategy: PayloadStrategy) -
 def test_clients_of_parts_get_their_own() -> None:
     method = build_method("submodel", {"capacities": [0.5]}, RunOptions(Noise()))
     agreement = dataclasses.replace(AGREEMENT, method=method)
-    messages = send(PayloadStrategy(agreement, HOSTS, clients_per_round=4, config=CONFIG))
+    messages = send(PayloadStrategy(agreement, HOSTS.copy, clients_per_round=4, config=CONFIG))
     for message in messages:
         order = read_order(message.content)
         held = method.selection.held(agreement.layout, order.client, 1, order.seed)
@@ -255,7 +234,7 @@ def test_client_is_asked_again_once(
 
 
 def test_nobody_is_asked_again_after_the_round_s_time() -> None:
-    strategy = PayloadStrategy(AGREEMENT, HOSTS, clients_per_round=4, config=CONFIG, round_timeout=1e-9)
+    strategy = PayloadStrategy(AGREEMENT, HOSTS.copy, clients_per_round=4, config=CONFIG, round_timeout=1e-9)
     grid = AskedAgain(good_reply)
     messages = send(strategy, grid=grid)
     aggregate(strategy, [lost(messages[0]), *map(good_reply, messages[1:])])
@@ -296,5 +275,5 @@ def test_traffic_counts_framing(strategy: PayloadStrategy) -> None:
 
 
 def test_no_client_side_evaluation(strategy: PayloadStrategy) -> None:
-    assert list(strategy.configure_evaluate(1, pack_state(STATE), ConfigRecord(), NO_GRID)) == []
+    assert list(strategy.configure_evaluate(1, pack_state(STATE), ConfigRecord(), None)) == []  # type: ignore[arg-type]
     assert strategy.aggregate_evaluate(1, []) is None

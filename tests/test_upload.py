@@ -7,10 +7,14 @@ import pytest
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.aggregation import Threads
-from fedmrn_app.federation.upload import Update, check_upload, header_of, read_upload, write_upload
+from fedmrn_app.federation.client import train_client
+from fedmrn_app.federation.upload import Update, check_upload, header_of, most_bytes, read_upload, write_upload
+from fedmrn_app.learning.sgd import LocalSettings
+from fedmrn_app.messages import content_bytes, payload_content
 from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.dense import DENSE_BITS
 from fedmrn_app.wire.payload import encode_payload
+from tests.helpers import IMAGES, METHODS, Client, make_method
 from tests.reference import AGREEMENT, KNOWN, STATE, D, M, made_up_payload
 
 SEED, SAMPLES = 77, 20
@@ -67,3 +71,11 @@ def test_upload_is_refused_before_it_meets_the_sums(data: bytes, reason: str) ->
         read_upload(data, AGREEMENT, HEADER, KNOWN, STATE.dense)
     with pytest.raises(PayloadError, match=reason):
         check_upload(data, AGREEMENT, HEADER, KNOWN, STATE.dense)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_reply_is_longer_than_the_most(name: str) -> None:
+    client = Client(make_method(name))
+    settings = LocalSettings(epochs=1, batch_size=8, lr=0.1)
+    reply = train_client(client.agreement, client.model, IMAGES, client.samples, client.order, settings)
+    assert len(reply.payload) <= content_bytes(payload_content(reply.payload)) <= most_bytes(client.agreement)

@@ -56,6 +56,8 @@ def check(config: Config) -> None:
     """Refuse combinations that cannot run; nothing is read or started for it."""
     if config.clients_per_round > config.clients:
         raise ConfigError(f"clients_per_round={config.clients_per_round}: must be from 1 to clients={config.clients}")
+    if config.min_clients is not None and config.min_clients > config.clients:
+        raise ConfigError(f"min_clients={config.min_clients}: must be from 1 to clients={config.clients}")
     task, method = build_task(config), build_run_method(config)
     _check_memory(config, method)
     torch_device(config)

@@ -23,6 +23,7 @@ class UplinkConfig:
     coder: Coder
     dense_bits: Literal[4, 5, 6, 7, 8, 16, 32]
     bits: Positive | None = None  # of a whole reply, per trained parameter, that the noise's scale is steered to
+    max_norm: Annotated[float, Range(least=1)] | None = None  # of a reply, in medians of its round
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Config:
     client_gpus: NotNegative
     round_timeout: Positive  # seconds
     node_timeout: Positive  # seconds
+    min_clients: Count | None  # None for all at the start, one later on
     resume: bool
     restarts: Annotated[int, Range(least=0, below=1 << 32)]
     evaluate_train: bool

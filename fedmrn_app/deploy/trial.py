@@ -36,10 +36,9 @@ def run_trial(devices: int, overrides: Sequence[str], console: Console, *, warm:
     Returns:
         The exit status of the run.
     """
-    results = Path("outputs/try").resolve()
     given = {word.partition("=")[0] for word in overrides}
     words = [f"{key}={devices}" for key in ("clients", "clients_per_round") if key not in given]
-    words += [*overrides, *([] if "hydra.run.dir" in given else [f"hydra.run.dir={results}"])]
+    words += overrides
     with private_home() as home, together() as processes:
         os.environ["FLWR_HOME"] = str(home)  # whatever is started from here on ends with it
         federation = create(home / "federation", ["127.0.0.1"], devices, NAME, free_port(), free_port())

@@ -32,6 +32,7 @@ class Agreement:
         parameters: trained ones, by which bits per parameter are counted.
         grid_step: of the grid on which the vector is sent, where it is, see `wire/grid.py`.
         first_dense: the dense part before the first round, float32 (m,); None for zeros.
+        max_norm: how many times the round's median the norm of a reply may be; None for any.
     """
 
     method: Method
@@ -43,16 +44,23 @@ class Agreement:
     parameters: int = 0
     grid_step: float = GRID_STEP
     first_dense: Float32Array | None = None
+    max_norm: float | None = None
 
     @classmethod
     def of(
-        cls, method: Method, model: FlatModel, seed: int, dense_bits: int, grid_step: float = GRID_STEP
+        cls,
+        method: Method,
+        model: FlatModel,
+        seed: int,
+        dense_bits: int,
+        grid_step: float = GRID_STEP,
+        max_norm: float | None = None,
     ) -> Agreement:
         """Agree on a model that holds its first weights."""
         weights, dense = model.state()
         first = method.server.first(weights, model.layout)
         sizes, parameters = model.dense_sizes, model.parameter_count
-        return cls(method, model.layout, sizes, first, seed, dense_bits, parameters, grid_step, dense)
+        return cls(method, model.layout, sizes, first, seed, dense_bits, parameters, grid_step, dense, max_norm)
 
     def begin(self) -> GlobalState:
         """The state before the first round."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.federation.aggregation import Threads, thread_count
 from fedmrn_app.federation.agreement import Agreement, GlobalState, Order
+from fedmrn_app.federation.bounds import far_outside, reply_norms
 from fedmrn_app.federation.upload import CheckedUpload, check_upload, header_of
 from fedmrn_app.federation.versions import Versions
 from fedmrn_app.layout import Float32Array
@@ -222,6 +225,7 @@ def close_round(
     samples, spent = 0, []
     if threads is None:
         threads = thread_count(opened.agreement.method.codec, state.vector.size * len(replies))
+    replies = {**replies, **_far_outside(opened, replies)}
     with Threads(threads) as pool:
         for clients in pool.batches(list(opened.clients)):
             usable = []
@@ -250,6 +254,18 @@ def close_round(
     if not (np.isfinite(vector).all() and np.isfinite(dense).all()):
         raise RunError(f"round {opened.number}: the global model is no longer finite; take a smaller local.lr")
     return GlobalState(vector, dense, _steer(opened, spent)), report
+
+
+def _far_outside(opened: OpenRound, replies: Mapping[int, bytes | PayloadError]) -> Mapping[int, PayloadError]:
+    """Why replies are refused that are far larger than the others; what else is wrong with them is found later."""
+    agreement, norms = opened.agreement, {}
+    for client in opened.clients:
+        data, known = replies.get(client), opened.known(client)
+        if agreement.max_norm is None or not isinstance(data, bytes):
+            continue
+        with suppress(PayloadError):
+            norms[client] = reply_norms(data, agreement, opened.header(client, known), known, opened.dense)
+    return far_outside(norms, agreement.max_norm or math.inf)
 
 
 def _check(opened: OpenRound, replies: Mapping[int, bytes | PayloadError], client: int) -> CheckedUpload | PayloadError:

@@ -11,8 +11,10 @@ from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods.decoded import Decoded
 from fedmrn_app.methods.known import Known
 from fedmrn_app.wire.body import Body
-from fedmrn_app.wire.dense import pack_dense, unpack_dense
-from fedmrn_app.wire.payload import Header, Payload, decode_payload, encode_payload
+from fedmrn_app.wire.dense import max_dense_bytes, pack_dense, unpack_dense
+from fedmrn_app.wire.payload import HEADER_SIZE, Header, Payload, decode_payload, encode_payload
+
+FRAME = 4096  # bytes that are more than enough for what Flower puts around a payload
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,12 @@ def header_of(agreement: Agreement, seed: int, samples: int, weights: int) -> He
     return Header(agreement.method.code, seed, samples, weights, dense, agreement.dense_bits)
 
 
+def most_bytes(agreement: Agreement) -> int:
+    """The most bytes that a reply takes, with the frame around it."""
+    body = agreement.method.codec.max_bytes(agreement.layout)
+    return HEADER_SIZE + body + max_dense_bytes(agreement.dense_sizes, agreement.dense_bits) + FRAME
+
+
 def write_upload(agreement: Agreement, header: Header, update: Update, dense: Float32Array) -> bytes:
     """Return the bytes of a client's payload; `dense` is the dense part that the server sent, float32 (m,)."""
     packed = pack_dense(update.dense, dense, agreement.dense_sizes, agreement.dense_bits)
@@ -88,6 +96,15 @@ def check_upload(data: bytes, agreement: Agreement, header: Header, known: Known
     """
     payload, values = _open(data, agreement, header, dense)
     return CheckedUpload(len(data), payload, agreement.method.codec.read(payload.body, known, header.seed), values)
+
+
+def read_dense(data: bytes, agreement: Agreement, header: Header, dense: Float32Array) -> Float32Array:
+    """Check all but the body, and read the dense part, float32 (m,).
+
+    Raises:
+        PayloadError: as `read_upload`.
+    """
+    return _open(data, agreement, header, dense)[1]
 
 
 def _open(data: bytes, agreement: Agreement, header: Header, dense: Float32Array) -> tuple[Payload, Float32Array]:

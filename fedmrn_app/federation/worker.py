@@ -52,7 +52,9 @@ class Worker:
         if width not in self._models:
             model = build_flat_model(self.config, self.task, self.method, width)
             uplink, downlink = self.config.uplink, self.config.downlink
-            agreement = Agreement.of(self.method, model, self.config.seed, uplink.dense_bits, downlink.step)
+            agreement = Agreement.of(
+                self.method, model, self.config.seed, uplink.dense_bits, downlink.step, uplink.max_norm
+            )
             self._models[width] = model, agreement
         return self._models[width]
 

@@ -122,6 +122,11 @@ class NoiseMask(Codec):
         return MaskedNoise(decode_packed(body.data, side), noise, self.kind.signed)
 
     @property
+    def bounded(self) -> bool:
+        """A norm is that of the noise at most, which the server's seed and scale make."""
+        return True
+
+    @property
     def reading_copies(self) -> float | None:
         """A byte per weight, and the bits of those that wait; where noise is kept whole, one reads at a time."""
         return 0.5 if self._makes_rows else None

@@ -91,6 +91,11 @@ class KeptWeights(Codec):
         """Return the client's mask as zeros and ones."""
         return unpack_mask(body, known.count, partial(_side, known, seed)).astype(np.float32)
 
+    @property
+    def bounded(self) -> bool:
+        """Bits are 0 or 1."""
+        return True
+
     def max_bytes(self, layout: Layout) -> int:
         """One bit per weight."""
         return packed_size(layout.count)

@@ -134,6 +134,11 @@ class Codec(ABC):
         return DecodedVector(self.decode(body, known, seed))
 
     @property
+    def bounded(self) -> bool:
+        """Whether no body can stand for more than an honest one may: what the server gave fixes how much, at most."""
+        return False
+
+    @property
     def reading_copies(self) -> float | None:
         """Memory that `read` takes, in float32 copies of the model, if several threads may read at once; else None."""
         return None

@@ -26,7 +26,7 @@ END_FILES = ("summary.json", "error.txt")  # a run leaves one of them as its las
 VECTOR = "fedmrn.global_vector"  # in the state's file beside the module's state, where that is not the vector
 STEERING = "fedmrn.steering"  # likewise, where the noise is steered
 
-_MAY_CHANGE = ("rounds", "resume", "restarts", "round_timeout", "node_timeout")  # when a run goes on
+_MAY_CHANGE = ("rounds", "resume", "restarts", "round_timeout", "node_timeout", "min_clients")  # when a run goes on
 
 
 def holds_run(path: Path) -> bool:

@@ -1,0 +1,31 @@
+"""A log that another process writes stays short, however much that writes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from fedmrn_app.results.logs import shorten
+
+WRITER = "import os\nfor number in range(20000): os.write(1, f'line {number:06}\\n'.encode())\n"
+
+
+def test_log_of_a_busy_process_stays_short(tmp_path: Path) -> None:
+    path = tmp_path / "flower.log"
+    with path.open("ab") as log:
+        writer = subprocess.Popen([sys.executable, "-c", WRITER], stdout=log)
+        while writer.poll() is None:
+            shorten(path, 10_000)
+    shorten(path, 10_000)
+    assert path.stat().st_size <= 10_000
+    older = tmp_path / "flower.log.1"
+    assert 0 < older.stat().st_size <= 10_000
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["flower.log", "flower.log.1"]
+    lines = (older.read_text() + path.read_text()).splitlines()
+    assert lines[-1] == "line 019999"  # and nothing was written far behind the end
+
+
+def test_short_log_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("one line\n")
+    shorten(tmp_path / "a.log")
+    shorten(tmp_path / "none.log")
+    assert [file.name for file in tmp_path.iterdir()] == ["a.log"]
