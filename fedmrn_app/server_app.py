@@ -14,9 +14,12 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedmrn_app.config.build import build_flat_model, build_run_method, measure
 from fedmrn_app.config.compose import compose_values, parse_overrides
+from fedmrn_app.config.privacy import open_privacy, privacy_facts, privacy_lines
 from fedmrn_app.config.types import Values
 from fedmrn_app.errors import FedMRNError, RunError
 from fedmrn_app.federation.agreement import Agreement, GlobalState
+from fedmrn_app.federation.ledger import Ledger
+from fedmrn_app.federation.privacy import BudgetSpent
 from fedmrn_app.federation.server import OpenRound
 from fedmrn_app.federation.upload import Update, header_of, write_upload
 from fedmrn_app.hosts import find_hosts
@@ -69,10 +72,16 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
     model = build_flat_model(config, task, method)
     agreement = Agreement.of(method, model, config.seed, config.uplink.dense_bits, config.downlink.step)
     state = agreement.begin()
+    ledger = Ledger.open(folder.path, resume=config.resume)
+    privacy = open_privacy(config, agreement, ledger)
     done = folder.start(values, model, state, resume=config.resume)
+    if privacy is not None:
+        ledger.must_hold(done)
     if done >= config.rounds:
         raise RunError(f"rounds={config.rounds}: {folder.path} has {done} rounds already; ask for more")
     report(f"run folder {folder.path}")
+    for line in privacy_lines(config, privacy, agreement):
+        report(line)
     packed = pack_config(values)
     hosts = find_hosts(grid, config, packed, report)
     if method.error_feedback and len({host.node_id for host in hosts.values()}) < len(hosts):
@@ -88,6 +97,7 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
         round_timeout=config.round_timeout,
         memory=config.downlink.remembers,
         finished_rounds=done,
+        privacy=privacy,
         on_failure=lambda server_round, client, reason: report(
             f"round {server_round}: client {client} rejected: {reason}"
         ),
@@ -104,13 +114,18 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
             dict(progress.end_round(unpack_state(arrays), strategy.report, traffic.uplink, traffic.downlink))
         )
 
-    strategy.start(
-        grid,
-        pack_state(replace(state, dense=model.state()[1])),
-        num_rounds=config.rounds - done,
-        timeout=config.round_timeout,
-        evaluate_fn=evaluate_round,
-    )
+    try:
+        strategy.start(
+            grid,
+            pack_state(replace(state, dense=model.state()[1])),
+            num_rounds=config.rounds - done,
+            timeout=config.round_timeout,
+            evaluate_fn=evaluate_round,
+        )
+    except BudgetSpent as spent:
+        if not folder.rounds:
+            raise
+        report(str(spent))
     summary = folder.summarise(
         {
             "strategy": method.name,
@@ -118,6 +133,7 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
             "partition": config.partition.name,
             "parameters": model.parameter_count,
             **fedavg_bytes(model),
+            **privacy_facts(config, privacy, agreement),
             "weights_sha256": state_sha256(*model.state()),
         }
     )

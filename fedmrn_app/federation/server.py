@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.federation.aggregation import Threads, thread_count
 from fedmrn_app.federation.agreement import Agreement, GlobalState, Order
+from fedmrn_app.federation.privacy import Privacy, PrivateRound
 from fedmrn_app.federation.upload import CheckedUpload, check_upload, header_of
 from fedmrn_app.federation.versions import Versions
 from fedmrn_app.layout import Float32Array
@@ -41,6 +43,7 @@ class OpenRound:
         state: the global model that is sent.
         clients: who is asked, in ascending order, with the number of samples of each.
         versions: what clients hold of rounds before, where they are sent what has changed since; else None.
+        private: how its sum is made private; None if it is not.
     """
 
     agreement: Agreement
@@ -48,6 +51,7 @@ class OpenRound:
     state: GlobalState
     clients: Mapping[int, int]
     versions: Versions | None = None
+    private: PrivateRound | None = None
     _changes: dict[int, Order] = field(default_factory=dict, repr=False, compare=False)
 
     def seed(self, client: int) -> int:
@@ -132,6 +136,11 @@ class OpenRound:
         known = self._read_grid[0] if on_grid else self.agreement.unpack(self._packed, None)
         return known.with_scale(self._scale)
 
+    @property
+    def is_private(self) -> bool:
+        """Whether clients' losses stay where they are."""
+        return self.private is not None or self.agreement.method.flips is not None
+
     def forget(self) -> None:
         """Give back the memory of what was worked out from what is known; it is found anew if asked for again."""
         vars(self).pop("_known", None)
@@ -153,6 +162,7 @@ def open_round(
     samples: Mapping[int, int],
     clients_per_round: int,
     versions: Versions | None = None,
+    privacy: Privacy | None = None,
 ) -> OpenRound:
     """Begin a round with clients drawn by the run's seed; of all of them where there are fewer.
 
@@ -163,10 +173,15 @@ def open_round(
         samples: of each client that there is.
         clients_per_round: how many to ask.
         versions: what clients hold of rounds before, see `OpenRound`.
+        privacy: of the run, which then draws the clients.
+
+    Raises:
+        BudgetSpent: the round would exceed privacy.epsilon.
     """
+    private = None if privacy is None else privacy.open(number, samples)
     count = min(clients_per_round, len(samples))
-    selected = sample_clients(list(samples), count, agreement.seed, number)
-    return OpenRound(agreement, number, state, {client: samples[client] for client in selected}, versions)
+    selected = private.clients if private else sample_clients(list(samples), count, agreement.seed, number)
+    return OpenRound(agreement, number, state, {client: samples[client] for client in selected}, versions, private)
 
 
 @dataclass
@@ -176,10 +191,11 @@ class RoundReport:
     Attributes:
         number: of the round.
         failures: the reason of each client that was rejected.
-        losses: mean training loss of each client whose reply was used; the seconds likewise.
+        losses: mean training loss of each client whose reply was used, NaN in private runs; the seconds likewise.
         train_seconds: local training.
         compress_seconds: from the trained update to its body.
         decode_seconds: server time to check, decode and add all replies.
+        epsilon: of all rounds so far, NaN where no noise is added.
     """
 
     number: int
@@ -188,10 +204,11 @@ class RoundReport:
     train_seconds: dict[int, float] = field(default_factory=dict)
     compress_seconds: dict[int, float] = field(default_factory=dict)
     decode_seconds: float = 0.0
+    epsilon: float = math.nan
 
-    def note(self, client: int, payload: Payload) -> None:
+    def note(self, client: int, payload: Payload, *, private: bool = False) -> None:
         """Note a reply that is used."""
-        self.losses[client] = payload.loss
+        self.losses[client] = math.nan if private else payload.loss
         self.train_seconds[client] = payload.train_seconds
         self.compress_seconds[client] = payload.compress_seconds
 
@@ -200,6 +217,8 @@ def close_round(
     opened: OpenRound, replies: Mapping[int, bytes | PayloadError], threads: int | None = None
 ) -> tuple[GlobalState, RoundReport]:
     """Combine the global vector with the weighted mean of all usable replies; average the dense parts.
+
+    In a private round the mean is that of clipped contributions with noise, and there may be no reply.
 
     Args:
         opened: the round.
@@ -220,8 +239,7 @@ def close_round(
     # samples of the clients that hold a weight
     holders = np.zeros_like(state.vector) if server.averages_holders else None
     samples, spent = 0, []
-    if threads is None:
-        threads = thread_count(opened.agreement.method.codec, state.vector.size * len(replies))
+    threads = threads or thread_count(opened.agreement.method.codec, state.vector.size * len(replies))
     with Threads(threads) as pool:
         for clients in pool.batches(list(opened.clients)):
             usable = []
@@ -234,18 +252,22 @@ def close_round(
                 if holders is not None:
                     held = opened.held(client)
                     holders[slice(None) if held is None else held] += upload.share
-                report.note(client, upload.payload)
+                report.note(client, upload.payload, private=opened.is_private)
                 spent.append((upload.size, len(upload.payload.body)))
             pool.add(usable, total, dense_total)
             usable.clear()
     opened.forget()
-    if samples == 0:
+    if samples == 0 and (opened.clients or opened.private is None):
         reasons = "; ".join(f"client {client}: {reason}" for client, reason in report.failures.items())
         raise RunError(f"round {opened.number}: no usable reply ({reasons})")
     opened.note_versions(report.losses)
-    total /= np.float32(samples) if holders is None else np.maximum(holders, 1)
+    if opened.private is not None:
+        report.epsilon = opened.private.finish(total, dense_total)
+        dense = opened.dense + dense_total
+    else:
+        total /= np.float32(samples) if holders is None else np.maximum(holders, 1)
+        dense = dense_total / np.float32(samples)
     vector = server.combine(state.vector, total, len(report.losses))
-    dense = dense_total / np.float32(samples)
     report.decode_seconds = time.perf_counter() - start
     if not (np.isfinite(vector).all() and np.isfinite(dense).all()):
         raise RunError(f"round {opened.number}: the global model is no longer finite; take a smaller local.lr")
@@ -259,7 +281,8 @@ def _check(opened: OpenRound, replies: Mapping[int, bytes | PayloadError], clien
     if isinstance(data, PayloadError):
         return data
     try:
-        return check_upload(data, opened.agreement, opened.header(client, known), known, opened.dense)
+        upload = check_upload(data, opened.agreement, opened.header(client, known), known, opened.dense)
+        return upload if opened.private is None else opened.private.clipped(upload, opened.dense)
     except PayloadError as error:
         return error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ END_FILES = ("summary.json", "error.txt")  # a run leaves one of them as its las
 VECTOR = "fedmrn.global_vector"  # in model.safetensors beside the module's state, where that is not the vector
 STEERING = "fedmrn.steering"  # likewise, where the noise is steered
 
-_MAY_CHANGE = ("rounds", "resume", "round_timeout", "node_timeout")  # when a run goes on
+_MAY_CHANGE = ("rounds", "resume", "round_timeout", "node_timeout", "privacy")  # when a run goes on
 
 
 class RunFolder:
@@ -157,7 +158,9 @@ class RunFolder:
 
 
 def _mean(rounds: list[Round], key: str) -> float:
-    return float(np.mean([getattr(row, key) for row in rounds]))
+    """Over the rounds that have it: in a private run one may have no replies."""
+    values = [value for row in rounds if not math.isnan(value := getattr(row, key))]
+    return float(np.mean(values)) if values else math.nan
 
 
 def _umask() -> int:
