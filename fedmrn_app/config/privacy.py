@@ -96,8 +96,8 @@ def check_statistics(module: nn.Module, config: Config, label: str) -> None:
         return
     if any(buffer.is_floating_point() for buffer in module.buffers()):
         raise ConfigError(
-            f"{label}: has running statistics, which cannot be averaged with privacy; say model=digits model.norm=static "
-            "(likewise cnn4, cnn8, preact_resnet18), or take model=mlp or another without"
+            f"{label}: has running statistics, which cannot be averaged with privacy; say model=digits "
+            "model.norm=static (likewise cnn4, cnn8, preact_resnet18), or take model=mlp or another without"
         )
 
 
