@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Sampling = Literal["poisson", "fixed"]
 GRID = 1e-3  # of privacy losses; a finer one gains less than one per cent
-_LEAST, _MOST = 0.05, 1e4  # noise multipliers that are looked at
+_LEAST, _MOST = 0.1, 1e4  # noise multipliers that are looked at; epsilon of a single round with less is above 90
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,16 @@ class Release:
 def epsilon(releases: Iterable[Release], delta: float) -> float:
     """Epsilon of all releases together at `delta`; 0 for none, in whatever order they come.
 
+    Noise multipliers below 0.1 count as none: infinite.
+
     Raises:
         RunError: they are sampled in different ways, so that there is no one neighbour for all.
     """
     counts = Counter(release.cost for release in releases)
     if len({cost[0] for cost in counts}) > 1:
         raise RunError("privacy.sampling: rounds of both kinds cannot be accounted together; start a new run")
+    if any(cost[3] < _LEAST for cost in counts):
+        return math.inf
     return _epsilon(tuple(sorted(counts.items())), delta) if counts else 0.0
 
 
