@@ -8,6 +8,7 @@ the sign of `update * noise` (Li et al. 2024, section 3.2).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
@@ -113,6 +114,11 @@ class Noise:
     def largest(self) -> float:
         """What |noise| / alpha rarely exceeds."""
         return 4.0 if self.distribution == "gaussian" else 1.0
+
+    @property
+    def rms(self) -> float:
+        """Root mean square of the noise."""
+        return self.alpha / math.sqrt(3) if self.distribution == "uniform" else self.alpha
 
     def __call__(self, seed: int, count: int) -> Float32Array:
         """Return float32 noise of shape (count,), never zero."""

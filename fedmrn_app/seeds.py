@@ -7,7 +7,9 @@ from typing import Literal, get_args
 _U64 = (1 << 64) - 1
 
 # the order is part of every run's result: new ones go to the end
-Purpose = Literal["noise", "batches", "method", "sampling", "model", "partition", "frozen"]
+Purpose = Literal[
+    "noise", "batches", "method", "sampling", "model", "partition", "frozen", "privacy", "private_sampling"
+]
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 
 

@@ -14,10 +14,13 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedmrn_app.config.build import build_flat_model, build_run_method, measure
 from fedmrn_app.config.compose import compose_values, default_values, parse_overrides
+from fedmrn_app.config.privacy import open_privacy, privacy_facts, privacy_lines
 from fedmrn_app.config.types import Values
 from fedmrn_app.errors import FedMRNError
 from fedmrn_app.exchange import Exchange
 from fedmrn_app.federation.agreement import Agreement, GlobalState
+from fedmrn_app.federation.ledger import Ledger
+from fedmrn_app.federation.privacy import BudgetSpent
 from fedmrn_app.federation.server import OpenRound
 from fedmrn_app.federation.upload import Update, header_of, most_bytes, write_upload
 from fedmrn_app.hosts import Hosts
@@ -79,8 +82,14 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
     uplink, step = config.uplink, config.downlink.step
     agreement = Agreement.of(method, model, config.seed, uplink.dense_bits, step, uplink.max_norm)
     state = agreement.begin()
+    ledger = Ledger.open(folder.path, resume=config.resume)
+    privacy = open_privacy(config, agreement, ledger)
     done = folder.start(values, model, state, resume=config.resume, defaults=default_values, report=report)
+    if privacy is not None:
+        ledger.must_hold(done)
     report(f"run folder {folder.path}" + (f", going on after round {done}" if done else ""))
+    for line in privacy_lines(config, privacy, agreement):
+        report(line)
     packed = pack_config(values, folder.name)
     nodes = Nodes(grid)
     finder = Hosts(grid, nodes, config, packed, report)
@@ -104,6 +113,7 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
         round_timeout=config.round_timeout,
         memory=config.downlink.remembers,
         finished_rounds=done,
+        privacy=privacy,
         lost=lambda: exchange.lost,
         on_failure=told,
     )
@@ -119,13 +129,18 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
             dict(progress.end_round(unpack_state(arrays), strategy.report, traffic.uplink, traffic.downlink))
         )
 
-    strategy.start(
-        exchange,
-        pack_state(replace(state, dense=model.state()[1])),
-        num_rounds=config.rounds - done,
-        timeout=config.round_timeout,
-        evaluate_fn=evaluate_round,
-    )
+    try:
+        strategy.start(
+            exchange,
+            pack_state(replace(state, dense=model.state()[1])),
+            num_rounds=config.rounds - done,
+            timeout=config.round_timeout,
+            evaluate_fn=evaluate_round,
+        )
+    except BudgetSpent as spent:
+        if not folder.rounds:
+            raise
+        report(str(spent))
     summary = folder.summarise(
         {
             "strategy": method.name,
@@ -133,6 +148,7 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
             "partition": config.partition.name,
             "parameters": model.parameter_count,
             **fedavg_bytes(model),
+            **privacy_facts(config, privacy, agreement),
             "weights_sha256": state_sha256(*model.state()),
         }
     )

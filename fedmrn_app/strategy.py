@@ -12,7 +12,9 @@ from flwr.serverapp.strategy import Strategy
 
 from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.federation.agreement import Agreement
-from fedmrn_app.federation.server import OpenRound, RoundReport, close_round, open_round
+from fedmrn_app.federation.privacy import Privacy
+from fedmrn_app.federation.report import RoundReport
+from fedmrn_app.federation.server import OpenRound, close_round, open_round
 from fedmrn_app.federation.versions import Versions
 from fedmrn_app.messages import (
     by_request,
@@ -87,6 +89,7 @@ class PayloadStrategy(Strategy):
         memory: bool = False,
         finished_rounds: int = 0,
         lost: Callable[[], Mapping[str, str]] = dict,
+        privacy: Privacy | None = None,
         on_failure: Callable[[int, int, str], None] = lambda server_round, client, reason: None,
     ) -> None:
         self.agreement = agreement
@@ -99,6 +102,7 @@ class PayloadStrategy(Strategy):
         self.round_timeout = round_timeout  # seconds
         self.versions = Versions(agreement.grid_rule(None).sizes) if memory else None
         self.finished_rounds = finished_rounds  # rounds done before a resumed run; Flower counts from 1 again
+        self.privacy = privacy
         self.on_failure = on_failure
         self.report = RoundReport(finished_rounds)
         self.traffic = Traffic()
@@ -107,12 +111,17 @@ class PayloadStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Address the global model to this round's clients, each with a seed of its own."""
+        """Address the global model to this round's clients, each with a seed of its own.
+
+        Raises:
+            BudgetSpent: the round would exceed privacy.epsilon.
+        """
         self.hosts = self._find_hosts()
         samples = {client: host.samples for client, host in self.hosts.items()}
         number = server_round + self.finished_rounds
         state = unpack_state(arrays)
-        opened = open_round(self.agreement, state, number, samples, self.clients_per_round, self.versions)
+        count, versions = self.clients_per_round, self.versions
+        opened = open_round(self.agreement, state, number, samples, count, versions, self.privacy)
         shared = sent_as_is(arrays) if self.agreement.method.packing == "float32" else None
         self._sent = Sent(opened, {}, Traffic(), grid, time.monotonic() + self.round_timeout)
         messages = []

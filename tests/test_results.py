@@ -89,9 +89,11 @@ def test_line_of_a_round() -> None:
     line = progress_line(row(3, 0.5), 20, 125.0)
     assert line == (
         "round  3/20  accuracy 0.5000 (sampled 0.2500)  loss 0.5000  "
-        "uplink 100 B per client, 1.250 bits per parameter, downlink 5.00, total 6.25  3.0 s, 2:05 left  1 rejected"
+        "uplink 100 B per client, 1.250 bits per parameter, downlink 5.00, total 6.25  "
+        "epsilon 0.700  3.0 s, 2:05 left  1 rejected"
     )
-    quiet = progress_line(replace(row(20, 0.5), sampled=math.nan, clients_failed=0, uplink_bytes=12345.0), 20, 0)
+    plain = replace(row(20, 0.5), sampled=math.nan, clients_failed=0, uplink_bytes=12345.0, epsilon=math.nan)
+    quiet = progress_line(plain, 20, 0)
     assert quiet.startswith("round 20/20  accuracy 0.5000  loss 0.5000  uplink 12,345 B per client, 1.250 bits per p")
     assert quiet.endswith("3.0 s, 0:00 left")
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fedmrn_app import typed
+from fedmrn_app.config.privacy import check_privacy, check_statistics
 from fedmrn_app.config.types import Config, Values
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.learning.flat import FlatModel, trained_parameters
@@ -60,6 +61,7 @@ def check(config: Config) -> None:
         raise ConfigError(f"min_clients={config.min_clients}: must be from 1 to clients={config.clients}")
     task, method = build_task(config), build_run_method(config)
     _check_memory(config, method)
+    check_privacy(config, method)
     torch_device(config)
     if not task.inputs():
         return  # what is to be read from the data is not known yet
@@ -132,7 +134,7 @@ def build_run_method(config: Config) -> Method:
     options = {key: value for key, value in config.strategy.items() if key != "name"}
     seed = derive_seed(config.seed, "frozen")
     bits = config.uplink.bits
-    run = RunOptions(config.noise, seed, config.uplink.coder, config.downlink.dtype, bits)
+    run = RunOptions(config.noise, seed, config.uplink.coder, config.downlink.dtype, bits, config.privacy.flips)
     method = build_method(str(config.strategy.get("name")), options, run)
     if bits is not None and method.steering is None:
         raise ConfigError(
@@ -170,6 +172,7 @@ def _check_weights(module: nn.Module, config: Config, method: Method) -> None:
         trained_parameters(module, whole=method.whole_model)
     except ValueError as error:
         raise ConfigError(f"{model_label(config)}: {error}") from error
+    check_statistics(module, config, model_label(config))
 
 
 def model_label(config: Config) -> str:

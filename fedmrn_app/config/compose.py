@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedmrn_app import typed
 from fedmrn_app.config.build import build_task, check_gpus, default_model, find_conf, read_config
+from fedmrn_app.config.privacy import check_budget
 from fedmrn_app.config.types import Config, Values
 from fedmrn_app.errors import ConfigError
 
@@ -53,6 +54,7 @@ def load_config(overrides: tuple[str, ...]) -> Config:
     """Compose and check the configuration of a simulation on this machine; see `read_config`."""
     config = read_config(compose_values(overrides))
     check_gpus(config)
+    check_budget(config)
     return config
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from fedmrn_app.data.partitions import PartitionConfig
+from fedmrn_app.federation.privacy import PrivacyConfig
 from fedmrn_app.learning.sgd import LocalSettings, Precision
 from fedmrn_app.noise import Noise
 from fedmrn_app.typed import Count, NotNegative, Positive, Range
@@ -71,3 +72,4 @@ class Config:
     model: Mapping[str, Any]
     strategy: Mapping[str, Any]
     noise: Noise
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)

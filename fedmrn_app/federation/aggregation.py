@@ -66,7 +66,7 @@ class Threads:
             yield values[start : start + size]
 
     def add(self, uploads: Sequence[CheckedUpload], total: Float32Array, dense_total: Float32Array) -> None:
-        """Add uploads, each times its samples, to the sums of vectors (d,) and of dense parts (m,), in their order."""
+        """Add uploads, each times its share, to the sums of vectors (d,) and of dense parts (m,), in their order."""
 
         def add_piece(start: int) -> None:
             with np.errstate(over="ignore"):  # whoever uses the sums checks them

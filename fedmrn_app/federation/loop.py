@@ -7,6 +7,8 @@ from collections.abc import Callable
 from fedmrn_app.federation.agreement import GlobalState, Order
 from fedmrn_app.federation.client import Kept
 from fedmrn_app.federation.download import VersionError
+from fedmrn_app.federation.privacy import BudgetSpent, Privacy
+from fedmrn_app.federation.report import RoundReport
 from fedmrn_app.federation.server import close_round, open_round
 from fedmrn_app.federation.versions import Versions
 from fedmrn_app.federation.worker import Worker
@@ -17,6 +19,8 @@ def run_rounds(
     left_out: frozenset[int] = frozenset(),
     forgets: frozenset[tuple[int, int]] = frozenset(),
     on_order: Callable[[Order], None] = lambda order: None,
+    privacy: Privacy | None = None,
+    on_round: Callable[[GlobalState, RoundReport], None] = lambda state, report: None,
 ) -> GlobalState:
     """Run all rounds and return the final state: what every other way to run it must equal, bit for bit.
 
@@ -25,6 +29,8 @@ def run_rounds(
         left_out: clients whose replies never arrive.
         forgets: rounds, and clients that have lost before them what they kept.
         on_order: is told each order that is sent, in ascending order of clients.
+        privacy: of the run, where its sums get noise; the run ends where its budget does.
+        on_round: is told the state after each round, and what happened.
     """
     config = worker.config
     _, agreement = worker.model()
@@ -33,7 +39,10 @@ def run_rounds(
     versions = Versions(agreement.grid_rule(None).sizes) if config.downlink.remembers else None
     kept: dict[int, Kept] = {}
     for number in range(1, config.rounds + 1):
-        opened = open_round(agreement, state, number, samples, config.clients_per_round, versions)
+        try:
+            opened = open_round(agreement, state, number, samples, config.clients_per_round, versions, privacy)
+        except BudgetSpent:
+            break
         replies = {}
         for client in opened.clients:
             if (number, client) in forgets:
@@ -49,5 +58,6 @@ def run_rounds(
                 on_order(order)
                 reply = worker.train(order, kept.get(client))
             replies[client], kept[client] = reply.payload, reply.kept
-        state, _ = close_round(opened, replies)
+        state, report = close_round(opened, replies)
+        on_round(state, report)
     return state

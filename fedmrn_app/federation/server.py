@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +15,8 @@ from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.federation.aggregation import Threads, thread_count
 from fedmrn_app.federation.agreement import Agreement, GlobalState, Order
 from fedmrn_app.federation.bounds import far_outside, reply_norms
+from fedmrn_app.federation.privacy import Privacy, PrivateRound
+from fedmrn_app.federation.report import RoundReport
 from fedmrn_app.federation.upload import CheckedUpload, check_upload, header_of
 from fedmrn_app.federation.versions import Versions
 from fedmrn_app.layout import Float32Array
@@ -23,7 +24,7 @@ from fedmrn_app.methods.known import Known
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.wire.grid import Grid
 from fedmrn_app.wire.grid_code import encode_grid
-from fedmrn_app.wire.payload import Header, Payload
+from fedmrn_app.wire.payload import Header
 
 FRAMING = 180  # bytes that Flower puts around a payload, about
 
@@ -44,6 +45,7 @@ class OpenRound:
         state: the global model that is sent.
         clients: who is asked, in ascending order, with the number of samples of each.
         versions: what clients hold of rounds before, where they are sent what has changed since; else None.
+        private: how its sum is made private; None if it is not.
     """
 
     agreement: Agreement
@@ -51,6 +53,7 @@ class OpenRound:
     state: GlobalState
     clients: Mapping[int, int]
     versions: Versions | None = None
+    private: PrivateRound | None = None
     _changes: dict[int, Order] = field(default_factory=dict, repr=False, compare=False)
 
     def seed(self, client: int) -> int:
@@ -135,6 +138,11 @@ class OpenRound:
         known = self._read_grid[0] if on_grid else self.agreement.unpack(self._packed, None)
         return known.with_scale(self._scale)
 
+    @property
+    def is_private(self) -> bool:
+        """Whether clients' losses stay where they are."""
+        return self.private is not None or self.agreement.method.flips is not None
+
     def forget(self) -> None:
         """Give back the memory of what was worked out from what is known; it is found anew if asked for again."""
         vars(self).pop("_known", None)
@@ -156,6 +164,7 @@ def open_round(
     samples: Mapping[int, int],
     clients_per_round: int,
     versions: Versions | None = None,
+    privacy: Privacy | None = None,
 ) -> OpenRound:
     """Begin a round with clients drawn by the run's seed; of all of them where there are fewer.
 
@@ -166,43 +175,23 @@ def open_round(
         samples: of each client that there is.
         clients_per_round: how many to ask.
         versions: what clients hold of rounds before, see `OpenRound`.
+        privacy: of the run, which then draws the clients.
+
+    Raises:
+        BudgetSpent: the round would exceed privacy.epsilon.
     """
+    private = None if privacy is None else privacy.open(number, samples)
     count = min(clients_per_round, len(samples))
-    selected = sample_clients(list(samples), count, agreement.seed, number)
-    return OpenRound(agreement, number, state, {client: samples[client] for client in selected}, versions)
-
-
-@dataclass
-class RoundReport:
-    """What happened in one round.
-
-    Attributes:
-        number: of the round.
-        failures: the reason of each client that was rejected.
-        losses: mean training loss of each client whose reply was used; the seconds likewise.
-        train_seconds: local training.
-        compress_seconds: from the trained update to its body.
-        decode_seconds: server time to check, decode and add all replies.
-    """
-
-    number: int
-    failures: dict[int, str] = field(default_factory=dict)
-    losses: dict[int, float] = field(default_factory=dict)
-    train_seconds: dict[int, float] = field(default_factory=dict)
-    compress_seconds: dict[int, float] = field(default_factory=dict)
-    decode_seconds: float = 0.0
-
-    def note(self, client: int, payload: Payload) -> None:
-        """Note a reply that is used."""
-        self.losses[client] = payload.loss
-        self.train_seconds[client] = payload.train_seconds
-        self.compress_seconds[client] = payload.compress_seconds
+    selected = private.clients if private else sample_clients(list(samples), count, agreement.seed, number)
+    return OpenRound(agreement, number, state, {client: samples[client] for client in selected}, versions, private)
 
 
 def close_round(
     opened: OpenRound, replies: Mapping[int, bytes | PayloadError], threads: int | None = None
 ) -> tuple[GlobalState, RoundReport]:
     """Combine the global vector with the weighted mean of all usable replies; average the dense parts.
+
+    In a private round the mean is that of clipped contributions with noise, and there may be no reply.
 
     Args:
         opened: the round.
@@ -223,8 +212,7 @@ def close_round(
     # samples of the clients that hold a weight
     holders = np.zeros_like(state.vector) if server.averages_holders else None
     samples, spent = 0, []
-    if threads is None:
-        threads = thread_count(opened.agreement.method.codec, state.vector.size * len(replies))
+    threads = threads or thread_count(opened.agreement.method.codec, state.vector.size * len(replies))
     replies = {**replies, **_far_outside(opened, replies)}
     with Threads(threads) as pool:
         for clients in pool.batches(list(opened.clients)):
@@ -238,18 +226,22 @@ def close_round(
                 if holders is not None:
                     held = opened.held(client)
                     holders[slice(None) if held is None else held] += upload.share
-                report.note(client, upload.payload)
+                report.note(client, upload.payload, private=opened.is_private)
                 spent.append((upload.size, len(upload.payload.body)))
             pool.add(usable, total, dense_total)
             usable.clear()
     opened.forget()
-    if samples == 0:
+    if samples == 0 and (opened.clients or opened.private is None):
         reasons = "; ".join(f"client {client}: {reason}" for client, reason in report.failures.items())
         raise RunError(f"round {opened.number}: no usable reply ({reasons})")
     opened.note_versions(report.losses)
-    total /= np.float32(samples) if holders is None else np.maximum(holders, 1)
+    if opened.private is not None:
+        report.epsilon = opened.private.finish(total, dense_total)
+        dense = opened.dense + dense_total
+    else:
+        total /= np.float32(samples) if holders is None else np.maximum(holders, 1)
+        dense = dense_total / np.float32(samples)
     vector = server.combine(state.vector, total, len(report.losses))
-    dense = dense_total / np.float32(samples)
     report.decode_seconds = time.perf_counter() - start
     if not (np.isfinite(vector).all() and np.isfinite(dense).all()):
         raise RunError(f"round {opened.number}: the global model is no longer finite; take a smaller local.lr")
@@ -259,13 +251,15 @@ def close_round(
 def _far_outside(opened: OpenRound, replies: Mapping[int, bytes | PayloadError]) -> Mapping[int, PayloadError]:
     """Why replies are refused that are far larger than the others; what else is wrong with them is found later."""
     agreement, norms = opened.agreement, {}
+    if agreement.max_norm is None or opened.private is not None:
+        return {}  # in a private round replies are clipped, and none may depend on another
     for client in opened.clients:
         data, known = replies.get(client), opened.known(client)
-        if agreement.max_norm is None or not isinstance(data, bytes):
+        if not isinstance(data, bytes):
             continue
         with suppress(PayloadError):
             norms[client] = reply_norms(data, agreement, opened.header(client, known), known, opened.dense)
-    return far_outside(norms, agreement.max_norm or math.inf)
+    return far_outside(norms, agreement.max_norm)
 
 
 def _check(opened: OpenRound, replies: Mapping[int, bytes | PayloadError], client: int) -> CheckedUpload | PayloadError:
@@ -275,7 +269,8 @@ def _check(opened: OpenRound, replies: Mapping[int, bytes | PayloadError], clien
     if isinstance(data, PayloadError):
         return data
     try:
-        return check_upload(data, opened.agreement, opened.header(client, known), known, opened.dense)
+        upload = check_upload(data, opened.agreement, opened.header(client, known), known, opened.dense)
+        return upload if opened.private is None else opened.private.clipped(upload, opened.dense)
     except PayloadError as error:
         return error
 

@@ -39,17 +39,16 @@ class Upload:
 
 @dataclass(frozen=True)
 class CheckedUpload:
-    """A checked upload of `size` bytes that is to be added to a sum: its decoded body, and its dense part (m,)."""
+    """A checked upload of `size` bytes that is to be added to a sum: its decoded body, and its dense part (m,).
+
+    In the sum it is multiplied by `share`, which is its samples unless the run is private.
+    """
 
     size: int
     payload: Payload
     decoded: Decoded
     dense: Float32Array
-
-    @property
-    def share(self) -> np.float32:
-        """What it is multiplied by in the sum: its samples."""
-        return np.float32(self.payload.header.samples)
+    share: np.float32
 
 
 def header_of(agreement: Agreement, seed: int, samples: int, weights: int) -> Header:
@@ -95,7 +94,8 @@ def check_upload(data: bytes, agreement: Agreement, header: Header, known: Known
         PayloadError: as `read_upload`.
     """
     payload, values = _open(data, agreement, header, dense)
-    return CheckedUpload(len(data), payload, agreement.method.codec.read(payload.body, known, header.seed), values)
+    decoded = agreement.method.codec.read(payload.body, known, header.seed)
+    return CheckedUpload(len(data), payload, decoded, values, np.float32(header.samples))
 
 
 def read_dense(data: bytes, agreement: Agreement, header: Header, dense: Float32Array) -> Float32Array:

@@ -17,6 +17,7 @@ Binary masks (FedMRN) keep or drop the noise, signed ones (FedMRNS) keep or nega
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +34,7 @@ from fedmrn_app.kernels.thresholds import uniforms
 from fedmrn_app.kernels.words import known_key, step_key
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel, to_tensor
+from fedmrn_app.methods.flips import Flips
 from fedmrn_app.methods.known import Known
 from fedmrn_app.methods.masked_noise import MaskedNoise, NoiseBlocks, NoiseRows, ThresholdSide, UniformNoise, WholeNoise
 from fedmrn_app.methods.method import Codec, LocalRound, LocalTraining, Method, Recipe, RunOptions, Trained
@@ -92,11 +94,14 @@ class NoiseMask(Codec):
     noise: Noise
     kind: MaskKind
     coder: Coder
+    flips: Flips | None = None
 
     def encode(self, x: Float32Array, known: Known, seed: int, private_seed: int) -> Body:
         """Draw the mask of the update `x`, with the uniforms that the server knows, and pack it."""
         noise = known.noise(self.noise, seed)
         mask = draw_mask(to_tensor(x), to_tensor(noise), self.kind, known_key(seed)).numpy()
+        if self.flips is not None:
+            mask = self.flips.apply(mask, private_seed)
         return pack_mask(mask, partial(self.side, noise, known, seed), self.coder)
 
     def decode(self, body: Body, known: Known, seed: int) -> Float32Array:
@@ -112,14 +117,14 @@ class NoiseMask(Codec):
             scaled = known.scaled(self.noise)
             uniform = scaled.distribution == "uniform"
             plain = UniformNoise(seed, scaled.alpha) if uniform else NoiseBlocks(scaled, seed)
-            return MaskedNoise(packed_bits(body.data, known.count), plain, self.kind.signed)
+            return MaskedNoise(packed_bits(body.data, known.count), plain, self.kind.signed, self.flips)
         if self._makes_rows:
             noise: NoiseRows = UniformNoise(seed, known.scaled(self.noise).alpha)
             side: Side = self._thresholds(noise, known, seed)
         else:
             vector = known.scaled(self.noise)(seed, known.count)
             noise, side = WholeNoise(vector), self.side(vector, known, seed)
-        return MaskedNoise(decode_packed(body.data, side), noise, self.kind.signed)
+        return MaskedNoise(decode_packed(body.data, side), noise, self.kind.signed, self.flips)
 
     @property
     def bounded(self) -> bool:
@@ -149,6 +154,14 @@ class NoiseMask(Codec):
 
     def _scale(self, known: Known) -> np.float32:
         return np.float32(1 / (self.noise.largest * known.scaled(self.noise).alpha))
+
+    def largest_norm(self, layout: Layout) -> float:
+        """That of the noise itself: signed masks always have it, binary ones where nothing is dropped."""
+        norm = self.noise.rms * math.sqrt(layout.count)
+        if self.flips is None:
+            return norm
+        # bits count as (1 - P) / (1 - 2 P) or less where flips are taken out
+        return norm * self.flips.gain * (1 if self.kind.signed else 1 - self.flips.probability)
 
     def max_bytes(self, layout: Layout) -> int:
         """One bit per weight."""
@@ -182,9 +195,11 @@ class FedMRN(Recipe):
         return Method(
             self.name,
             self.code,
-            NoiseMask(run.noise, kind, run.coder),
+            NoiseMask(run.noise, kind, run.coder, run.flips),
             LocalTraining() if self.masking == "post_sm" else training,
+            whole_model=run.flips is not None,  # nothing goes beside the mask
             packing=run.downlink,
+            flips=run.flips,
             steering=None if run.bits is None else Steering(run.bits, run.noise.alpha),
         )
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from fedmrn_app.kernels.thresholds import uniforms
 from fedmrn_app.kernels.words import known_key, step_key
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel, to_tensor
+from fedmrn_app.methods.flips import Flips
 from fedmrn_app.methods.known import Known
 from fedmrn_app.methods.method import Codec, LocalRound, LocalTraining, Method, Recipe, RunOptions, ServerState, Trained
 from fedmrn_app.noise import generate_noise
@@ -82,14 +83,22 @@ class KeptWeights(Codec):
     """Body: a mask, 1 where the weight is kept."""
 
     coder: Coder
+    flips: Flips | None = None
 
     def encode(self, x: Float32Array, known: Known, seed: int, private_seed: int) -> Body:
         """Draw the last mask from the probabilities `x`, and pack it."""
-        return pack_mask(uniforms(known_key(seed), x.size) < x, partial(_side, known, seed), self.coder)
+        mask = uniforms(known_key(seed), x.size) < x
+        if self.flips is not None:
+            mask = self.flips.apply(mask, private_seed)
+        return pack_mask(mask, partial(_side, known, seed), self.coder)
 
     def decode(self, body: Body, known: Known, seed: int) -> Float32Array:
-        """Return the client's mask as zeros and ones."""
-        return unpack_mask(body, known.count, partial(_side, known, seed)).astype(np.float32)
+        """Return the client's mask as zeros and ones, or what has its expectation where bits are flipped."""
+        mask = unpack_mask(body, known.count, partial(_side, known, seed)).astype(np.float32)
+        if self.flips is not None:
+            mask -= np.float32(self.flips.probability)
+            mask *= np.float32(self.flips.gain)
+        return mask
 
     @property
     def bounded(self) -> bool:
@@ -105,6 +114,8 @@ class KeptWeights(Codec):
 class Probabilities(ServerState):
     """The vector holds probabilities; `threshold` evaluates the likelier weights alone, else the expected network."""
 
+    averages_updates: ClassVar[bool] = False  # type: ignore[misc]
+
     network: FrozenNetwork
     prior: float
     threshold: bool
@@ -115,7 +126,9 @@ class Probabilities(ServerState):
 
     def combine(self, vector: Float32Array, mean: Float32Array, replies: int) -> Float32Array:
         """Mode of the Beta posterior of as many draws as there are replies, from the reset prior."""
-        return (mean * np.float32(replies) + np.float32(self.prior - 1)) / np.float32(replies + 2 * (self.prior - 1))
+        total = mean * np.float32(replies) + np.float32(self.prior - 1)
+        total /= np.float32(replies + 2 * (self.prior - 1))
+        return np.clip(total, 0, 1, out=total)  # means of flipped bits may be beyond
 
     def weights(self, vector: Float32Array, layout: Layout) -> Float32Array:
         """The expected network, or the one of the weights that are kept more often than not."""
@@ -155,10 +168,12 @@ class FedPM(Recipe):
         return Method(
             self.name,
             self.code,
-            KeptWeights(run.coder),
+            KeptWeights(run.coder, run.flips),
             ScoreTraining(network, self.score_lr, self.min_probability),
             Probabilities(network, self.prior, self.evaluation == "threshold"),
+            whole_model=run.flips is not None,  # nothing goes beside the mask
             packing="palette",  # means of masks take few different values
+            flips=run.flips,
         )
 
 

@@ -75,6 +75,8 @@ class SparseModel(Codec):
 class MeanModel(ServerState):
     """The mean of the clients' models is the new global model."""
 
+    averages_updates = False
+
     def combine(self, vector: Float32Array, mean: Float32Array, replies: int) -> Float32Array:
         """Return the mean."""
         return mean

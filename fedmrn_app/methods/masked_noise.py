@@ -13,6 +13,7 @@ from fedmrn_app.kernels.mask_coder_plain import Evidence
 from fedmrn_app.kernels.thresholds import Rows, measure
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.methods.decoded import BLOCK, Decoded
+from fedmrn_app.methods.flips import Flips
 from fedmrn_app.noise import Noise
 from fedmrn_app.wire.mask_model import Part
 
@@ -93,14 +94,20 @@ class NoiseBlocks:
 
 @dataclass(frozen=True)
 class MaskedNoise(Decoded):
-    """A mask, eight bits a byte as `pack_bits` makes them, and the noise it is of; signed ones negate the noise."""
+    """A mask, eight bits a byte as `pack_bits` makes them, and the noise it is of; signed ones negate the noise.
+
+    Where clients flip bits, what is added has the expectation of the masked noise without flips.
+    """
 
     bits: NDArray[np.uint8]
     noise: AnyNoise
     signed: bool
+    flips: Flips | None = None
 
     def add_to(self, total: Float32Array, share: np.float32, first: int = 0) -> None:
         """See `Decoded`."""
+        if self.flips is not None:
+            share = share * np.float32(self.flips.gain)
         for start in range(0, total.size, BLOCK):
             part, at = total[start : start + BLOCK], first + start
             kept = np.unpackbits(self.bits[at // 8 :], count=part.size, bitorder="little").view(np.int8)
@@ -108,6 +115,8 @@ class MaskedNoise(Decoded):
                 kept += kept
                 kept -= np.int8(1)
             self.noise.add_masked(kept, at, share, part)
+            if self.flips is not None and not self.signed:
+                self.noise.add_masked(np.ones_like(kept), at, -share * np.float32(self.flips.probability), part)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from fedmrn_app.learning.batches import Batches
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.sgd import Precision, local_sgd
 from fedmrn_app.methods.decoded import Decoded, DecodedVector
+from fedmrn_app.methods.flips import Flips
 from fedmrn_app.methods.known import Known
 from fedmrn_app.methods.steering import Steering
 from fedmrn_app.noise import Noise
@@ -143,6 +144,10 @@ class Codec(ABC):
         """Memory that `read` takes, in float32 copies of the model, if several threads may read at once; else None."""
         return None
 
+    def largest_norm(self, layout: Layout) -> float | None:
+        """The L2 norm that contributions have at most, whatever the data, but for chance in the seed; None if any."""
+        return None
+
     @abstractmethod
     def max_bytes(self, layout: Layout) -> int:
         """The most bytes that a body takes, which the tests hold the codec to."""
@@ -172,6 +177,7 @@ def encode_with_feedback(
 class ServerState:
     """The global vector, float32 (d,), from round to round; by default the masked weights themselves."""
 
+    averages_updates: bool = True  # the mean is of updates, and is added to the vector
     averages_holders: bool = False  # a weight's mean is over its holders; else who does not hold it has not changed it
 
     def first(self, weights: Float32Array, layout: Layout) -> Float32Array:
@@ -211,6 +217,7 @@ class Method:
         packing: how the global vector is sent.
         error_feedback: whether clients add what an upload left out to the next one.
         steering: of the noise's scale, where it is not fixed.
+        flips: of the masks' bits, where clients make them.
     """
 
     name: str
@@ -224,6 +231,7 @@ class Method:
     packing: Packing = "float32"
     error_feedback: bool = False
     steering: Steering | None = None
+    flips: Flips | None = None
 
     def encode(
         self, x: Float32Array, residual: Float32Array | None, known: Known, seed: int, private_seed: int
@@ -260,6 +268,7 @@ class RunOptions:
         coder: whether bodies are coded where that is smaller.
         downlink: how the global vector is sent.
         bits: of a whole reply, per trained parameter, that the noise's scale is steered to; None if it is fixed.
+        flips: of the bits of masks, where clients are to make them.
     """
 
     noise: Noise
@@ -267,6 +276,7 @@ class RunOptions:
     coder: Coder = "auto"
     downlink: DownlinkDtype = "float32"
     bits: float | None = None
+    flips: Flips | None = None
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ def draw_curves(rounds: Sequence[Round], path: Path) -> None:
     figure = Figure(figsize=(12, 3.5), layout="constrained")
     left, middle, right = figure.subplots(1, 3, sharey=True)
     headline = [row.headline for row in rounds]
-    uplink = np.cumsum([row.uplink_bytes * row.clients_ok for row in rounds]) / 1e6
-    downlink = np.cumsum([row.downlink_bytes * (row.clients_ok + row.clients_failed) for row in rounds]) / 1e6
+    uplink = np.nancumsum([row.uplink_bytes * row.clients_ok for row in rounds]) / 1e6
+    downlink = np.nancumsum([row.downlink_bytes * (row.clients_ok + row.clients_failed) for row in rounds]) / 1e6
     for axes, x, label in (
         (left, [row.round for row in rounds], "round"),
         (middle, uplink, "uplink of all clients, MB"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +27,9 @@ END_FILES = ("summary.json", "error.txt")  # a run leaves one of them as its las
 VECTOR = "fedmrn.global_vector"  # in the state's file beside the module's state, where that is not the vector
 STEERING = "fedmrn.steering"  # likewise, where the noise is steered
 
-_MAY_CHANGE = ("rounds", "resume", "restarts", "round_timeout", "node_timeout", "min_clients")  # when a run goes on
+# when a run goes on
+_MAY_CHANGE = ("rounds", "resume", "restarts", "round_timeout", "node_timeout", "min_clients")
+_MAY_CHANGE_WITHIN = ("privacy.",)
 
 
 def holds_run(path: Path) -> bool:
@@ -233,7 +236,9 @@ class RunFolder:
 
 
 def _mean(rounds: list[Round], key: str) -> float:
-    return float(np.mean([getattr(row, key) for row in rounds]))
+    """Over the rounds that have it: in a private run one may have no replies."""
+    values = [value for row in rounds if not math.isnan(value := getattr(row, key))]
+    return float(np.mean(values)) if values else math.nan
 
 
 def changes(
@@ -249,7 +254,7 @@ def changes(
     if added := flat_now.keys() - flat_before.keys():
         flat_before |= {key: value for key, value in _flat(defaults(before)) if key in added}
     for key in sorted(flat_before.keys() | flat_now.keys()):
-        if flat_before.get(key) != flat_now.get(key) and key not in _MAY_CHANGE:
+        if flat_before.get(key) != flat_now.get(key) and not (key in _MAY_CHANGE or key.startswith(_MAY_CHANGE_WITHIN)):
             yield key, flat_before.get(key), flat_now.get(key)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedmrn_app.federation.agreement import Agreement, GlobalState
-from fedmrn_app.federation.server import RoundReport
+from fedmrn_app.federation.report import RoundReport
 from fedmrn_app.learning.evaluate import evaluate
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.results.folder import RunFolder
@@ -85,6 +85,7 @@ class Progress:
             compress_seconds=_mean(done.compress_seconds),
             decode_seconds=done.decode_seconds / max(1, len(downlink)),
             seconds=now - self._started,
+            epsilon=done.epsilon,
         )
         self.folder.add_round(row, self.model, state)
         left = (now - self._first) / (done.number - self._before) * (self.rounds - done.number)
@@ -106,11 +107,12 @@ def progress_line(row: Round, rounds: int, seconds_left: float) -> str:
     """One line about a finished round."""
     name = next(iter(row.metrics)).replace("_", " ")
     sampled = "" if math.isnan(row.sampled) else f" (sampled {row.sampled:.4f})"
+    private = "" if math.isnan(row.epsilon) else f"  epsilon {row.epsilon:.3f}"
     failed = f"  {row.clients_failed} rejected" if row.clients_failed else ""
     return (
         f"round {row.round:{len(str(rounds))}}/{rounds}  {name} {row.headline:.4f}{sampled}  loss {row.loss:.4f}  "
         f"uplink {row.uplink_bytes:,.0f} B per client, {row.uplink_bits_per_parameter:.3f} bits per parameter, "
-        f"downlink {row.downlink_bits_per_parameter:.2f}, total {row.total_bits_per_parameter:.2f}  "
+        f"downlink {row.downlink_bits_per_parameter:.2f}, total {row.total_bits_per_parameter:.2f}{private}  "
         f"{row.seconds:.1f} s, {int(seconds_left) // 60}:{int(seconds_left) % 60:02d} left{failed}"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
@@ -29,6 +30,7 @@ class Round:
         compress_seconds: from a client's trained update to its body.
         decode_seconds: the server's time to check, decode and add one reply.
         seconds: the whole round, evaluation included.
+        epsilon: of all rounds so far, NaN where no noise is added.
     """
 
     round: int
@@ -49,6 +51,7 @@ class Round:
     compress_seconds: float
     decode_seconds: float
     seconds: float
+    epsilon: float = math.nan
 
     @property
     def headline(self) -> float:

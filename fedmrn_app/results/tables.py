@@ -29,6 +29,9 @@ def print_summary(console: Console, summary: dict[str, Any], folder: Path) -> No
     uplink, dense = summary["uplink_bytes_per_client_round"], summary["fedavg_uplink_bytes_per_client_round"]
     table.add_row("share of FedAvg's uplink", f"1/{dense / uplink:.1f}", "1")
     table.add_row("share of FedAvg's traffic", f"1/{dense_total / total:.1f}", "1")
+    if "epsilon" in summary:
+        spent = "infinite" if summary["epsilon"] is None else f"{summary['epsilon']:.3f}"
+        table.add_row(f"epsilon at delta {summary['delta']:g}", spent, "")
     table.add_row("clients rejected", str(summary["clients_failed"]), "")
     table.add_row("seconds", f"{summary['seconds']:.0f}", "")
     console.print(table)
