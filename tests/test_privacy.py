@@ -1,7 +1,6 @@
 """Private sums: what is clipped, what noise they get, who is drawn, and what is refused before a run starts."""
 
 import math
-import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -11,12 +10,12 @@ import numpy as np
 import pytest
 
 from fedmrn_app.config.build import measure
-from fedmrn_app.config.compose import compose_values, load_config
+from fedmrn_app.config.compose import compose_values
 from fedmrn_app.config.privacy import open_privacy
-from fedmrn_app.errors import ConfigError, PayloadError, RunError
+from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.federation.accounting import epsilon
 from fedmrn_app.federation.agreement import Agreement, GlobalState
-from fedmrn_app.federation.ledger import FILE, Ledger
+from fedmrn_app.federation.ledger import Ledger
 from fedmrn_app.federation.loop import run_rounds
 from fedmrn_app.federation.privacy import BudgetSpent, Privacy, PrivacyConfig
 from fedmrn_app.federation.report import RoundReport
@@ -252,77 +251,6 @@ def test_noise_multiplier_is_found_for_the_rounds_and_kept_when_going_on(tmp_pat
         open_privacy(replace(config, privacy=replace(config.privacy, epsilon=1.0)), agreed, longer.ledger)
     with pytest.raises(RunError, match="resume=true: the run has been private so far"):
         open_privacy(replace(config, privacy=PrivacyConfig()), agreed, longer.ledger)
-
-
-REFUSED = [
-    (["privacy.clip=1"], "privacy.clip=1: clipping without noise protects nobody; say privacy.noise_multiplier=1 or"),
-    (["privacy.flip=0.1", "privacy.local_epsilon=1"], "privacy.flip=0.1: follows from privacy.local_epsilon=1; say o"),
-    (["privacy.flip=0.5"], "privacy.flip=0.5: must be at least 1e-09 and below 0.5"),
-    (["privacy.local_epsilon=0.001"], "privacy.local_epsilon=0.001: must be at least 0.005 and at most 20"),
-    (["privacy.epsilon=8", "uplink.bits=0.5"], "uplink.bits=0.5: steers the masks by the sizes of clients' replies"),
-    (["privacy.flip=0.1", "uplink.bits=0.5"], "uplink.bits=0.5: steers the masks by the sizes of clients' replies"),
-    (["privacy.epsilon=8", "evaluate_train=true"], "evaluate_train=true: publishes the model's loss on clients' rows"),
-    (["privacy.flip=0.1", "strategy=eden"], "privacy.flip=0.1: strategy=eden sends no masks of which bits could be f"),
-    (["privacy.epsilon=8", "privacy.clip=1", "strategy=fedpm"], "strategy=fedpm: averages whole masks or models"),
-    (["privacy.epsilon=8", "privacy.clip=1", "strategy=fedsparsify"], "strategy=fedsparsify: averages whole masks or"),
-    (
-        ["privacy.epsilon=8", "privacy.clip=1", "strategy=submodel", "strategy.aggregate=coverage"],
-        "strategy.aggregate=coverage: divides by how many clients hold a weight",
-    ),
-    (
-        ["privacy.epsilon=8", "privacy.clip=1", "strategy=topk", "strategy.error_feedback=true"],
-        "strategy.error_feedback=true: clients carry from round to round what clipping took away",
-    ),
-    (["privacy.epsilon=8", "strategy=fedavg"], "privacy.clip=null: updates of strategy=fedavg have any norm; say the"),
-    (["privacy.epsilon=8", "privacy.delta=0.1"], "privacy.delta=0.1: must be below 1/clients=0.1"),
-    (["privacy.epsilon=8", "model=digits"], "model.name=digits: has running statistics, which cannot be averaged with"),
-    (["privacy.flip=0.1", "model=digits"], "model.name=digits: has running statistics, which cannot be averaged with"),
-    (["privacy.epsilon=0.5", "privacy.noise_multiplier=1"], "privacy.epsilon=0.5: not one round fits: with one epsilo"),
-    (["privacy.sampling=all"], "privacy.sampling=all: must be one of poisson, fixed"),
-    (["privacy.noise_seed=7"], "privacy.noise_seed=7: must be one of system, run"),
-]
-
-
-@pytest.mark.parametrize(("words", "message"), REFUSED, ids=[" ".join(words) for words, _ in REFUSED])
-def test_refused_in_one_line(words: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
-        load_config((*(("uplink.bits=null",) if "model=digits" in words else MLP), *words))
-    assert "\n" not in str(caught.value)
-
-
-def test_every_method_fits_or_is_refused() -> None:
-    refused = []
-    for name in METHODS:
-        words = (*MLP, f"strategy={name}", "uplink.bits=null", "privacy.noise_multiplier=1", "privacy.clip=1")
-        try:
-            assert load_config(words).privacy.noised
-        except ConfigError as error:
-            refused.append(str(error).partition(":")[0])
-    assert refused == ["strategy=fedpm", "strategy=fedsparsify"]
-
-
-def test_ledger_comes_back_and_is_not_lost(tmp_path: Path) -> None:
-    ledger = Ledger.open(tmp_path, resume=False)
-    release = private().typical
-    for number, noise in ((1, 1.0), (2, 1.0), (2, 2.0)):  # a round that was done again is paid again
-        ledger.add(number, replace(release, noise_multiplier=noise))
-    with (tmp_path / FILE).open("ab") as file:
-        file.write(b'{"round": 3, "samp')  # cut off
-    again = Ledger.open(tmp_path, resume=True)
-    assert again.releases == ledger.releases
-    again.add(3, release)
-    assert len(Ledger.open(tmp_path, resume=True).releases) == 4
-    again.must_hold(3)
-    with pytest.raises(RunError, match="round 4 is missing, so this run is not private"):
-        again.must_hold(4)
-    with pytest.raises(RunError, match="holds a run with a privacy ledger; say resume=true"):
-        Ledger.open(tmp_path, resume=False)
-    lines = (tmp_path / FILE).read_text().splitlines()
-    for bad in ("{}", "[1]", lines[0].replace("0.5", "-1").replace('"clip": 1.0', '"clip": "x"'), "nonsense"):
-        (tmp_path / FILE).write_text("\n".join([lines[0], bad, lines[1]]) + "\n")
-        with pytest.raises(RunError, match="line 2 cannot be read") as caught:
-            Ledger.open(tmp_path, resume=True)
-        assert "\n" not in str(caught.value)
 
 
 def test_private_options_build_no_other_method() -> None:

@@ -137,7 +137,7 @@ SETTINGS = (
     Setting("poisson", 4, 4, 2.0, 1),
     Setting("poisson", 2, 4, 2.0, 5),
     Setting("fixed", 4, 4, 4.0, 1),
-    Setting("fixed", 2, 4, 5.0, 5),
+    Setting("fixed", 2, 4, 6.0, 5),
 )
 
 
