@@ -14,7 +14,7 @@ from fedmrn_app.client_app import open_worker, query, train
 from fedmrn_app.config.build import ALLOW_TARGETS, check_targets, measure
 from fedmrn_app.config.compose import compose_values, quote_override
 from fedmrn_app.config.types import Values
-from fedmrn_app.errors import ConfigError
+from fedmrn_app.errors import ConfigError, PayloadError
 from fedmrn_app.federation.agreement import Order
 from fedmrn_app.federation.residuals import StateError
 from fedmrn_app.federation.server import OpenRound, open_round
@@ -107,6 +107,14 @@ def test_query_that_fails_names_the_clients_and_why(tmp_path: Path) -> None:
     nowhere = read_hosted(query(asking(small()), node(partition_id=2, data_path=str(tmp_path / "nowhere"))))
     assert nowhere.samples == {2: 0}
     assert str(nowhere.refusal).startswith("data-path=nowhere: no such")  # where it is stays with the node
+
+
+def test_node_trains_no_client_that_it_does_not_host() -> None:
+    values, context = small(), node(partition_id=1, num_partitions=2)
+    query(asking(values), context)
+    round_ = first_round(Worker(measure(values)[1]))
+    with pytest.raises(PayloadError, match="client=2: this node does not host it"):
+        ask(context, round_.order(2))
 
 
 def test_node_without_the_configuration_says_so_and_takes_it_again() -> None:

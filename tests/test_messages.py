@@ -1,6 +1,7 @@
 """What travels in messages comes back as it was, and what is malformed is refused."""
 
 import dataclasses
+import zlib
 
 import numpy as np
 import pytest
@@ -272,3 +273,19 @@ def test_reason_is_taken_out_of_a_traceback() -> None:
     assert remote_reason(wrapped) == "RuntimeError: sabotage"
     assert remote_reason("fedmrn_app.errors.ConfigError: no such model") == "ConfigError: no such model"
     assert remote_reason("") == "no reason given"
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "cut off"),
+        (b"no zlib", "malformed: error"),
+        (zlib.compress(b"[1]"), "malformed: a list"),
+        (zlib.compress(b"{"), "malformed: JSONDecodeError"),
+        (zlib.compress(b"[" * 100_000), "malformed: RecursionError"),
+        (zlib.compress(b" " * (1 << 24)), "longer than 1048576 bytes"),
+    ],
+)
+def test_malformed_configuration_is_refused_and_takes_no_memory(data: bytes, reason: str) -> None:
+    with pytest.raises(PayloadError, match=reason):
+        unpack_config(data)
