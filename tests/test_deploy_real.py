@@ -163,16 +163,17 @@ def test_who_is_let_in_who_is_shut_out_and_how_runs_end(site: Site, tmp_path: Pa
 
 def test_trial_equals_a_plain_loop_and_leaves_nothing(tmp_path: Path) -> None:
     words = [*DEPLOY, "try", "--devices", "2", "--", "local.epochs=1"]
-    environment = {**os.environ, "TMPDIR": str(tmp_path), "FEDMRN_TEST": str(tmp_path)}
+    environment = {**os.environ, "FEDMRN_TEST": str(tmp_path)}
     done = subprocess.run(
-        words, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
-    )
+        [*words, "rounds=2", f"hydra.run.dir={tmp_path / 'run'}"],
+        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "FedAvg would send" in done.stdout
     assert "device-1" in done.stdout
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["weights_sha256"] == reference_run((*SMALL, "rounds=2"))
-    assert ours(tmp_path) == []
+    assert not ours(tmp_path)
 
     # Ctrl-C in the middle
     trial = subprocess.Popen(
@@ -182,19 +183,24 @@ def test_trial_equals_a_plain_loop_and_leaves_nothing(tmp_path: Path) -> None:
     )  # fmt: skip
     assert trial.stdout is not None
     assert any("round  1/50" in line for line in trial.stdout)
+    homes = {home for home in ours(tmp_path) if "fedmrn-" in home}
+    assert len(homes) == 1
+    assert all(Path(home).is_dir() for home in homes)
     os.killpg(trial.pid, signal.SIGINT)
     trial.communicate(timeout=120)
-    assert trial.returncode != 0
-    assert ours(tmp_path) == []
+    assert trial.returncode == 130
+    assert not ours(tmp_path)
+    assert not any(Path(home).exists() for home in homes)
 
 
 def ours(folder: Path) -> list[str]:
-    """Processes that a trial has started and left, and its temporary folders."""
+    """The FLWR_HOME of each process that a trial has started and that is still there."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get("FEDMRN_TEST") == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(" ".join(process.cmdline()))
+            environment = process.environ()
+            if environment.get("FEDMRN_TEST") == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(environment.get("FLWR_HOME", ""))
         except psutil.Error:
             continue
     return found

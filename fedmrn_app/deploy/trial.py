@@ -61,7 +61,8 @@ def run_trial(devices: int, overrides: Sequence[str], console: Console, *, warm:
                 processes.append(start(node, home, environment, log.fileno()))
         console.print(f"{devices} devices started")
         status = _run(words)
-        print_status(console, read_status(federation))
+        if status != 130:  # Ctrl-C
+            print_status(console, read_status(federation))
     return status
 
 
