@@ -103,7 +103,7 @@ def run_device(bundle: Bundle, *, warm: bool = True, on_line: Callable[[str], No
 
     Args:
         bundle: the device's.
-        warm: whether to keep a warm process, which takes some 500 MB of memory.
+        warm: whether to keep a warm process, which holds PyTorch in memory.
         on_line: called with each line that the SuperNode writes.
 
     Raises:
