@@ -35,7 +35,8 @@ class Federation:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FEDMRN_CACHE": str(folder / "cache"),
-            "PYTHONPATH": str(folder),  # code that is installed on all machines
+            # code that is installed on all machines
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         }
         (folder / "home").mkdir()

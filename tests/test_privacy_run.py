@@ -14,7 +14,7 @@ from fedmrn_app.config.compose import compose_values
 from fedmrn_app.config.privacy import open_privacy
 from fedmrn_app.federation.ledger import FILE
 from fedmrn_app.federation.loop import run_rounds
-from fedmrn_app.federation.server import RoundReport
+from fedmrn_app.federation.report import RoundReport
 from fedmrn_app.federation.worker import Worker
 from fedmrn_app.learning.flat import state_sha256
 

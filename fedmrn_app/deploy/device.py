@@ -103,12 +103,14 @@ def run_device(bundle: Bundle, *, warm: bool = True, on_line: Callable[[str], No
 
     Args:
         bundle: the device's.
-        warm: whether to keep a warm process, which takes some 500 MB of memory.
+        warm: whether to keep a warm process, which holds PyTorch in memory.
         on_line: called with each line that the SuperNode writes.
 
     Raises:
         RunError: the SuperNode ended; the message says why.
     """
+    from fedmrn_app.federation.residuals import STATE_FOLDER  # brings PyTorch, which the other commands do without
+
     check_server(bundle)
     with tempfile.TemporaryDirectory(prefix="fedmrn-warm-") as temporary, together() as processes:
         folder = Path(temporary)
@@ -116,6 +118,8 @@ def run_device(bundle: Bundle, *, warm: bool = True, on_line: Callable[[str], No
             write_forwarder(folder)
         environment = service_environment(bundle.path / "home", [folder])
         environment.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", TASK_POLL_SECONDS)
+        environment.setdefault(STATE_FOLDER, str(bundle.path / "state"))  # a service's user may have no home
+        environment.setdefault("FEDMRN_CACHE", str(bundle.path / "cache"))
         if warm:
             processes.append(start(warm_words(folder), bundle.path, environment, None))
         node = subprocess.Popen(

@@ -17,6 +17,7 @@ from fedmrn_app.deploy.server import start_server
 from fedmrn_app.deploy.status import print_status, read_status
 from fedmrn_app.deploy.units import write_device_services
 from fedmrn_app.deploy.warm import warm_words, write_forwarder
+from fedmrn_app.federation.residuals import STATE_FOLDER
 from fedmrn_app.local_run import command, free_port
 from fedmrn_app.processes import private_home
 
@@ -51,6 +52,7 @@ def run_trial(devices: int, overrides: Sequence[str], console: Console, *, warm:
         folder.mkdir(mode=0o700)
         environment = service_environment(home, [folder])
         environment.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", TASK_POLL_SECONDS)
+        environment[STATE_FOLDER] = str(home / "state")
         if warm:
             write_forwarder(folder)
             processes.append(start(warm_words(folder), home, environment, None))
