@@ -6,23 +6,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 import tests.reference  # noqa: F401  (Flower makes no message without)
 from fedmrn_app import client_app
 from fedmrn_app.client_app import open_worker, query, train
 from fedmrn_app.config.build import ALLOW_TARGETS, check_targets, measure
-from fedmrn_app.config.compose import compose_values, quote_override
+from fedmrn_app.config.compose import quote_override
 from fedmrn_app.config.types import Values
 from fedmrn_app.errors import ConfigError, PayloadError
-from fedmrn_app.federation.agreement import Order
-from fedmrn_app.federation.residuals import StateError
-from fedmrn_app.federation.server import OpenRound, open_round
-from fedmrn_app.federation.upload import Upload, read_upload
+from fedmrn_app.federation.upload import read_upload
 from fedmrn_app.federation.worker import Worker
-from fedmrn_app.messages import Hosted, order_content, pack_config, read_hosted, read_lost, read_payload
+from fedmrn_app.messages import Hosted, order_content, read_hosted, read_lost
+from tests.one_node import ask, asking, first_round, node, small, train_on
 
-SMALL = ("clients=5", "clients_per_round=3", "local.epochs=1", "local.batch_size=64")
 NET = """\
 from torch import nn
 class Net(nn.Sequential):
@@ -50,42 +46,6 @@ def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("brought", "brought.nets"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return mark
-
-
-def node(**settings: Any) -> Context:
-    config = {name.replace("_", "-"): value for name, value in settings.items()}
-    return Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={})
-
-
-def asking(values: Values | None, kind: str = "query", content: RecordDict | None = None) -> Message:
-    content = RecordDict() if content is None else content
-    if values is not None:
-        content["run"] = ConfigRecord({"config": pack_config(values, "ab12")})
-    message = Message(content, dst_node_id=1, message_type=kind)
-    message.metadata.__dict__["_message_id"] = "asked"
-    return message
-
-
-def small(*overrides: str) -> Values:
-    values, _, _ = measure(compose_values((*SMALL, *overrides)))
-    return values
-
-
-def first_round(worker: Worker) -> OpenRound:
-    _, agreement = worker.model()
-    state = agreement.begin()
-    samples = {client: worker.sample_count(client) for client in range(worker.config.clients)}
-    return open_round(agreement, state, 1, samples, 5)
-
-
-def ask(context: Context, order: Order) -> Message:
-    return train(asking(None, "train", order_content(order, None, None)), context)
-
-
-def train_on(context: Context, round_: OpenRound, client: int) -> Upload:
-    reply = ask(context, round_.order(client))
-    known = round_.known(client)
-    return read_upload(read_payload(reply), round_.agreement, round_.header(client, known), known, round_.dense)
 
 
 def test_query_says_how_many_samples_each_client_has() -> None:
@@ -142,39 +102,6 @@ def test_training_on_a_node_is_the_worker_s() -> None:
         assert np.array_equal(upload.vector, same.vector)
         assert np.array_equal(upload.dense, same.dense)
         assert upload.payload.loss == same.payload.loss
-
-
-def test_residual_is_kept_on_the_disk_and_taken_by_its_round(tmp_path: Path) -> None:
-    values = small("strategy=topk", "strategy.error_feedback=true")
-    worker = Worker(measure(values)[1])
-    first = first_round(worker)
-    second = open_round(first.agreement, first.state, 2, first.clients, 5)
-    kept = worker.train(first.order(1)).kept
-    known = second.known(1)
-    header, dense = second.header(1, known), second.state.dense
-    expected = read_upload(worker.train(second.order(1), kept).payload, second.agreement, header, known, dense)
-
-    def restarted() -> Context:
-        context = node(partition_id=1, num_partitions=2, state_path=str(tmp_path))
-        query(asking(values), context)
-        return context
-
-    train_on(restarted(), first, 1)
-    for _ in range(2):  # the server asks for a round again
-        assert np.array_equal(train_on(restarted(), second, 1).vector, expected.vector)
-    assert len(list(tmp_path.rglob("client-1-round-*.residual"))) == 2
-    (last,) = tmp_path.rglob("client-1-round-1.residual")
-    last.write_bytes(last.read_bytes()[:-4])
-    with pytest.raises(StateError, match=r"client-1-round-1\.residual: is damaged"):
-        train_on(restarted(), second, 1)
-
-
-def test_node_that_cannot_keep_residuals_takes_no_part(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    values = small("strategy=topk", "strategy.error_feedback=true")
-    hosted = read_hosted(query(asking(values), node(partition_id=1, state_path=str(tmp_path / "file"))))
-    assert "cannot be written (Not a directory); say state-path=FOLDER" in str(hosted.refusal)
-    assert read_hosted(query(asking(small()), node(partition_id=1, state_path=str(tmp_path / "file")))).samples
 
 
 TARGETS = [

@@ -1,0 +1,54 @@
+"""The real ClientApp on a node of this process, and the messages that it is sent."""
+
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+import tests.reference  # noqa: F401  (Flower makes no message without)
+from fedmrn_app.client_app import train
+from fedmrn_app.config.build import measure
+from fedmrn_app.config.compose import compose_values
+from fedmrn_app.config.types import Values
+from fedmrn_app.federation.agreement import Order
+from fedmrn_app.federation.server import OpenRound, open_round
+from fedmrn_app.federation.upload import Upload, read_upload
+from fedmrn_app.federation.worker import Worker
+from fedmrn_app.messages import order_content, pack_config, read_payload
+
+SMALL = ("clients=5", "clients_per_round=3", "local.epochs=1", "local.batch_size=64")
+
+
+def node(**settings: Any) -> Context:
+    config = {name.replace("_", "-"): value for name, value in settings.items()}
+    return Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={})
+
+
+def asking(values: Values | None, kind: str = "query", content: RecordDict | None = None) -> Message:
+    content = RecordDict() if content is None else content
+    if values is not None:
+        content["run"] = ConfigRecord({"config": pack_config(values, "ab12")})
+    message = Message(content, dst_node_id=1, message_type=kind)
+    message.metadata.__dict__["_message_id"] = "asked"
+    return message
+
+
+def small(*overrides: str) -> Values:
+    values, _, _ = measure(compose_values((*SMALL, *overrides)))
+    return values
+
+
+def first_round(worker: Worker) -> OpenRound:
+    _, agreement = worker.model()
+    state = agreement.begin()
+    samples = {client: worker.sample_count(client) for client in range(worker.config.clients)}
+    return open_round(agreement, state, 1, samples, 5)
+
+
+def ask(context: Context, order: Order) -> Message:
+    return train(asking(None, "train", order_content(order, None, None)), context)
+
+
+def train_on(context: Context, round_: OpenRound, client: int) -> Upload:
+    reply = ask(context, round_.order(client))
+    known = round_.known(client)
+    return read_upload(read_payload(reply), round_.agreement, round_.header(client, known), known, round_.dense)
