@@ -13,12 +13,14 @@ from types import FrameType
 
 import psutil
 
+_PREFIX = "fedmrn-"  # of private homes
+
 
 @contextmanager
 def private_home() -> Iterator[Path]:
     """A temporary FLWR_HOME; on leaving, every process started with it is ended and the folder removed."""
     base = "/tmp" if os.path.isdir("/tmp") else None  # short: Ray's sockets below it have at most 107 characters
-    home = Path(tempfile.mkdtemp(prefix="fedmrn-", dir=base))
+    home = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
     previous = {number: signal.signal(number, _exit) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield home
@@ -32,6 +34,16 @@ def private_home() -> Iterator[Path]:
 
 def _exit(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
+
+
+def end_leftovers(variable: str, value: str) -> None:
+    """End what a killed process has left, see `end_processes`, and remove the private homes that it worked in."""
+    processes = [process for process in psutil.process_iter() if _environ(process).get(variable) == value]
+    homes = {Path(_environ(process).get("FLWR_HOME", "")) for process in processes}
+    end_processes(variable, value)
+    for home in homes:
+        if home.name.startswith(_PREFIX):
+            shutil.rmtree(home, ignore_errors=True)
 
 
 def end_processes(variable: str, value: str) -> None:

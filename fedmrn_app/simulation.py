@@ -20,7 +20,7 @@ from fedmrn_app.errors import ConfigError, DiedError, RunError
 from fedmrn_app.federation.aggregation import cores
 from fedmrn_app.federation.residuals import STATE_FOLDER
 from fedmrn_app.local_run import Ending, Tail, command, free_port, write_app, write_run_config
-from fedmrn_app.processes import end_processes, private_home
+from fedmrn_app.processes import end_leftovers, private_home
 from fedmrn_app.results.logs import shorten
 
 START_TIMEOUT = 60.0  # seconds for the SuperLink to answer
@@ -57,7 +57,7 @@ def run_simulation(
     if config.client_cpus > there:
         raise ConfigError(f"client_cpus={config.client_cpus}: must be from 1 to {there}, the cores of this machine")
     folder.mkdir(parents=True, exist_ok=True)
-    end_processes(RUN_FOLDER, str(folder))
+    end_leftovers(RUN_FOLDER, str(folder))
     ending = Ending(folder)
     federation = {
         "num-supernodes": nodes or config.clients,

@@ -65,7 +65,8 @@ def test_killed_processes_come_back_and_a_killed_command_goes_on(tmp_path: Path)
     output, _ = run.communicate()
     assert "the run's processes died" in output
     assert f"starting again after round {done}" in output or f"starting again after round {done + 1}" in output
-    assert processes(folder), "the SuperLink of a killed command goes on"
+    homes = {process.environ()["FLWR_HOME"] for process in processes(folder)}
+    assert len(homes) == 1, "the SuperLink of a killed command goes on"
 
     refused = start(folder, ROUNDS)
     output, _ = refused.communicate(timeout=60)
@@ -75,6 +76,7 @@ def test_killed_processes_come_back_and_a_killed_command_goes_on(tmp_path: Path)
     output, _ = resumed.communicate(timeout=240)
     assert resumed.returncode == 0, output
     assert rounds(folder) == list(range(1, 41))
+    assert not any(Path(home).exists() for home in homes)
     assert json.loads((folder / "summary.json").read_text())["weights_sha256"] == reference_run((*SMALL, ROUNDS))
     assert processes(folder) == []
 
