@@ -22,11 +22,12 @@ from fedmrn_app.config.compose import default_values, expand_sweep, load_config,
 from fedmrn_app.config.types import Values
 from fedmrn_app.data.partitions import load_partitions
 from fedmrn_app.errors import FedMRNError, RunError
+from fedmrn_app.processes import end_leftovers
 from fedmrn_app.results.folder import finished, holds_run, resumable
 from fedmrn_app.results.lock import locked
 from fedmrn_app.results.tables import Outcome, print_outcomes, print_summary
 from fedmrn_app.seeds import derive_seed
-from fedmrn_app.simulation import run_simulation
+from fedmrn_app.simulation import RUN_FOLDER, run_simulation
 from fedmrn_app.submit import run_on, take_on
 from fedmrn_app.supervise import run_supervised
 
@@ -94,6 +95,7 @@ def launch(values: Values, folder: Path, on: str | None = None) -> dict[str, Any
         on: name of the connection to a SuperLink, see `run_on`; None for a simulation.
     """
     with locked(folder, "fedmrn"):
+        end_leftovers(RUN_FOLDER, str(folder))  # of a command that was killed
         return _launch(values, folder, on)
 
 

@@ -20,7 +20,7 @@ from fedmrn_app.errors import ConfigError, DiedError, RunError
 from fedmrn_app.federation.aggregation import cores
 from fedmrn_app.federation.residuals import STATE_FOLDER
 from fedmrn_app.local_run import Ending, Tail, command, free_port, write_app, write_run_config
-from fedmrn_app.processes import end_leftovers, private_home
+from fedmrn_app.processes import private_home
 from fedmrn_app.results.logs import shorten
 
 START_TIMEOUT = 60.0  # seconds for the SuperLink to answer
@@ -42,8 +42,7 @@ def run_simulation(
     Args:
         values: the resolved configuration.
         config: the same, checked.
-        folder: the run's folder; Flower's own output goes to flower.log in it. What a command that was killed has left
-            at work in it is ended first.
+        folder: the run's folder; Flower's own output goes to flower.log in it.
         app: folder of a Flower app with other client or server code; None for this package's.
         nodes: simulated SuperNodes, one for each client if None; fewer share the clients.
         on_line: called with each line that the run adds to run.log.
@@ -57,7 +56,6 @@ def run_simulation(
     if config.client_cpus > there:
         raise ConfigError(f"client_cpus={config.client_cpus}: must be from 1 to {there}, the cores of this machine")
     folder.mkdir(parents=True, exist_ok=True)
-    end_leftovers(RUN_FOLDER, str(folder))
     ending = Ending(folder)
     federation = {
         "num-supernodes": nodes or config.clients,

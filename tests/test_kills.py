@@ -18,7 +18,7 @@ from tests.reference import reference_run
 pytestmark = [pytest.mark.flower, pytest.mark.slow]
 
 SMALL = ("clients=4", "clients_per_round=3", "local.epochs=1", "strategy=topk", "strategy.error_feedback=true")
-ROUNDS = "rounds=24"
+ROUNDS = "rounds=30"
 
 
 def start(folder: Path, *more: str) -> subprocess.Popen[str]:
@@ -75,7 +75,7 @@ def test_killed_processes_come_back_and_a_killed_command_goes_on(tmp_path: Path)
     resumed = start(folder, ROUNDS, "resume=true")
     output, _ = resumed.communicate(timeout=240)
     assert resumed.returncode == 0, output
-    assert rounds(folder) == list(range(1, 25))
+    assert rounds(folder) == list(range(1, 31))
     assert not any(Path(home).exists() for home in homes)
     assert json.loads((folder / "summary.json").read_text())["weights_sha256"] == reference_run((*SMALL, ROUNDS))
     assert processes(folder) == []
@@ -83,7 +83,7 @@ def test_killed_processes_come_back_and_a_killed_command_goes_on(tmp_path: Path)
     again = start(folder, ROUNDS, "resume=true")
     output, _ = again.communicate(timeout=60)
     assert again.returncode == 0
-    assert "has its 24 rounds already" in output
+    assert "has its 30 rounds already" in output
 
 
 def test_process_that_dies_without_a_supervisor_ends_the_run_with_the_way_on(tmp_path: Path) -> None:
