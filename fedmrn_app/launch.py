@@ -21,9 +21,9 @@ from fedmrn_app.config.build import find_conf, measure
 from fedmrn_app.config.compose import default_values, expand_sweep, load_config, open_own_groups, plain_values
 from fedmrn_app.config.types import Values
 from fedmrn_app.data.partitions import load_partitions
-from fedmrn_app.errors import FedMRNError, RunError
+from fedmrn_app.errors import FedMRNError
 from fedmrn_app.processes import end_leftovers
-from fedmrn_app.results.folder import finished, holds_run, resumable
+from fedmrn_app.results.folder import finished, holds_run, must_be_free, resumable
 from fedmrn_app.results.lock import locked
 from fedmrn_app.results.tables import Outcome, print_outcomes, print_summary
 from fedmrn_app.seeds import derive_seed
@@ -108,10 +108,12 @@ def _launch(values: Values, folder: Path, on: str | None) -> dict[str, Any]:
         console.print(f"{folder}: has its {config.rounds} rounds already", markup=False)
         print_summary(console, before, folder)
         return before
-    if holds_run(folder) != values["resume"]:
-        values = {**values, "resume": _resumed(folder, values)}
+    if not holds_run(folder) and HydraConfig.get().mode == RunMode.MULTIRUN:
+        values = {**values, "resume": False}  # of a sweep that goes on, a run that had not begun
     if values["resume"]:
         resumable(folder, values, default_values)  # in vain, it costs no start of processes
+    else:
+        must_be_free(folder)
     if on is None:  # devices may have data of their own
         train = task.load("train", console.print)
         load_partitions(train, config.partition, config.clients, derive_seed(config.seed, "partition"), task.name)
@@ -140,21 +142,6 @@ def _launch(values: Values, folder: Path, on: str | None) -> dict[str, Any]:
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     print_summary(console, summary, folder)
     return summary
-
-
-def _resumed(folder: Path, values: Values) -> bool:
-    """Whether to go on with a run, where what is asked for and what the folder holds do not agree.
-
-    Raises:
-        RunError: they do not, and this is no run of a sweep, of which some may not have begun.
-    """
-    if not values["resume"]:
-        raise RunError(
-            f"{folder}: holds a run already; resume=true goes on with it, hydra.run.dir=FOLDER starts elsewhere"
-        )
-    if HydraConfig.get().mode != RunMode.MULTIRUN:
-        raise RunError(f"resume=true: {folder} holds no run; name its folder with hydra.run.dir=FOLDER")
-    return False
 
 
 def _print_error(error: FedMRNError) -> None:

@@ -1,8 +1,23 @@
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 # before anything reads them: no telemetry, and the hub's short answer where there is no network
 os.environ.update(FLWR_TELEMETRY_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1")
 
+import pytest
 import torch
 
+from tests.supernodes import Federation
+
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Iterator[Federation]:
+    """A SuperLink, which ends with the test and all that was started with it."""
+    started = Federation(tmp_path)
+    try:
+        yield started
+    finally:
+        started.stop()

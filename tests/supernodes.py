@@ -8,19 +8,9 @@ import time
 from pathlib import Path
 
 from fedmrn_app.deploy.warm import warm_words, write_forwarder
+from fedmrn_app.local_run import command, free_port
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
-def command(name: str) -> str:
-    return str(Path(sys.executable).with_name(name))
 
 
 class Federation:

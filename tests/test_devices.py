@@ -2,8 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pyarrow
@@ -15,15 +13,6 @@ from sklearn.datasets import load_digits
 from tests.supernodes import Federation
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow]
-
-
-@pytest.fixture
-def federation(tmp_path: Path) -> Iterator[Federation]:
-    started = Federation(tmp_path)
-    try:
-        yield started
-    finally:
-        started.stop()
 
 
 def test_devices_with_rows_of_their_own(federation: Federation) -> None:

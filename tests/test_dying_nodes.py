@@ -5,7 +5,6 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -14,15 +13,6 @@ import pytest
 from tests.supernodes import Federation
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow]
-
-
-@pytest.fixture
-def federation(tmp_path: Path) -> Iterator[Federation]:
-    started = Federation(tmp_path)
-    try:
-        yield started
-    finally:
-        started.stop()
 
 
 def rows(folder: Path) -> list[dict[str, str]]:

@@ -21,6 +21,7 @@ from fedmrn_app.learning.flat import FlatModel, to_tensor
 from fedmrn_app.results.curves import draw_curves
 from fedmrn_app.results.durable import write_durably
 from fedmrn_app.results.rows import Round, columns, from_row, to_row
+from fedmrn_app.results.settings import flat
 from fedmrn_app.results.state import BEFORE, STATE, State, put_back, read_state, write_state
 
 END_FILES = ("summary.json", "error.txt")  # a run leaves one of them as its last file
@@ -35,6 +36,18 @@ _MAY_CHANGE_WITHIN = ("privacy.",)
 def holds_run(path: Path) -> bool:
     """Whether there is a run in a folder, finished or not."""
     return any((path / name).exists() for name in (STATE, BEFORE, "rounds.csv", "summary.json"))
+
+
+def must_be_free(path: Path) -> None:
+    """Refuse a folder for a new run.
+
+    Raises:
+        RunError: it holds one.
+    """
+    if holds_run(path):
+        raise RunError(
+            f"{path}: holds a run already; resume=true goes on with it, hydra.run.dir=FOLDER starts elsewhere"
+        )
 
 
 def finished(path: Path, values: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -117,11 +130,8 @@ class RunFolder:
         done = 0
         if resume:
             done = self._resume(values, model, state, defaults, report)
-        elif holds_run(self.path):
-            raise RunError(
-                f"{self.path}: holds a run already; resume=true goes on with it, hydra.run.dir=FOLDER starts elsewhere"
-            )
         else:
+            must_be_free(self.path)
             self.name = secrets.token_hex(8)
         self._values = dict(values)
         if not resume:
@@ -250,17 +260,9 @@ def changes(
 
     A key that was not there before may be there now with its default.
     """
-    flat_before, flat_now = dict(_flat(before)), dict(_flat(now))
+    flat_before, flat_now = dict(flat(before)), dict(flat(now))
     if added := flat_now.keys() - flat_before.keys():
-        flat_before |= {key: value for key, value in _flat(defaults(before)) if key in added}
+        flat_before |= {key: value for key, value in flat(defaults(before)) if key in added}
     for key in sorted(flat_before.keys() | flat_now.keys()):
         if flat_before.get(key) != flat_now.get(key) and not (key in _MAY_CHANGE or key.startswith(_MAY_CHANGE_WITHIN)):
             yield key, flat_before.get(key), flat_now.get(key)
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -16,6 +16,7 @@ from yaml import YAMLError
 
 from fedmrn_app.errors import RunError
 from fedmrn_app.results.published import published
+from fedmrn_app.results.settings import flat
 
 Floats = NDArray[np.float64]
 
@@ -119,7 +120,7 @@ def _short(value: Any) -> str:
 def _read(path: Path) -> Run:
     folder = path.parent
     try:
-        settings = dict(_flat(cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(folder / "config.yaml")))))
+        settings = dict(flat(cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(folder / "config.yaml")))))
         with (folder / "rounds.csv").open(newline="") as file:
             rows = list(csv.DictReader(file))
         columns = {key: np.array([float(row[key]) for row in rows]) for key in rows[0]}
@@ -127,11 +128,3 @@ def _read(path: Path) -> Run:
     except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, YAMLError) as error:
         reason = " ".join(str(error).split())
         raise RunError(f"{folder}: cannot be read as a run's folder ({type(error).__name__}: {reason})") from error
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
