@@ -104,7 +104,7 @@ def _launch(values: Values, folder: Path, on: str | None) -> dict[str, Any]:
         if values[group].get("path"):
             values[group]["path"] = str(Path(values[group]["path"]).expanduser().resolve())
     values, config, task = measure(values, console.print)
-    if values["resume"] and (before := finished(folder, values)) is not None:
+    if values["resume"] and (before := finished(folder, values, default_values)) is not None:
         console.print(f"{folder}: has its {config.rounds} rounds already", markup=False)
         print_summary(console, before, folder)
         return before

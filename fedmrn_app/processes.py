@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -21,13 +21,24 @@ def private_home() -> Iterator[Path]:
     """A temporary FLWR_HOME; on leaving, every process started with it is ended and the folder removed."""
     base = "/tmp" if os.path.isdir("/tmp") else None  # short: Ray's sockets below it have at most 107 characters
     home = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
-    previous = {number: signal.signal(number, _exit) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield home
-    finally:
-        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not stop the clean-up
+
+    def clean() -> None:
         end_processes("FLWR_HOME", str(home))
         shutil.rmtree(home, ignore_errors=True)
+
+    with cleaned_up(clean):
+        yield home
+
+
+@contextmanager
+def cleaned_up(clean: Callable[[], None]) -> Iterator[None]:
+    """On leaving, for whatever reason, clean up; SIGTERM and SIGHUP leave."""
+    previous = {number: signal.signal(number, _exit) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not stop the clean-up
+        clean()
         for number, handler in {**previous, signal.SIGINT: interrupt}.items():
             signal.signal(number, handler)
 

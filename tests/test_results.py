@@ -172,10 +172,10 @@ def test_finished_run_is_known_by_its_configuration_and_rounds(tmp_path: Path) -
     folder = RunFolder(tmp_path)
     folder.start(VALUES, model(), state(), resume=False)
     for number in (1, 2, 3):
-        assert finished(tmp_path, VALUES) is None
+        assert finished(tmp_path, VALUES, dict) is None
         folder.add_round(row(number, 0.5), model(), state())
-    assert finished(tmp_path, VALUES) is None
+    assert finished(tmp_path, VALUES, dict) is None
     folder.finish(folder.summarise({}))
-    assert finished(tmp_path, VALUES) == json.loads((tmp_path / "summary.json").read_text())
-    assert finished(tmp_path, {**VALUES, "rounds": 4}) is None
-    assert finished(tmp_path, {**VALUES, "seed": 1}) is None
+    assert finished(tmp_path, VALUES, dict) == json.loads((tmp_path / "summary.json").read_text())
+    assert finished(tmp_path, {**VALUES, "rounds": 4}, dict) is None
+    assert finished(tmp_path, {**VALUES, "seed": 1}, dict) is None

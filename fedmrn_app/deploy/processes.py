@@ -9,8 +9,10 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from types import FrameType
+
+from fedmrn_app.processes import cleaned_up
 
 _END_SECONDS = 15.0  # for a process to end by itself
 _POLL_SECONDS = 0.2
@@ -39,14 +41,8 @@ def service_environment(home: Path, path: Sequence[Path] = ()) -> dict[str, str]
 def together() -> Iterator[list[subprocess.Popen[bytes]]]:
     """A list of processes to add to; on leaving, for whatever reason, all of them are ended. SIGTERM leaves."""
     processes: list[subprocess.Popen[bytes]] = []
-    previous = {number: signal.signal(number, _exit) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
+    with cleaned_up(partial(end, processes)):
         yield processes
-    finally:
-        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not stop the clean-up
-        end(processes)
-        for number, handler in {**previous, signal.SIGINT: interrupt}.items():
-            signal.signal(number, handler)
 
 
 def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -88,7 +84,3 @@ def start(
     return subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder, env=environment, start_new_session=True
     )
-
-
-def _exit(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)

@@ -33,6 +33,10 @@ _MAY_CHANGE = ("rounds", "resume", "restarts", "round_timeout", "node_timeout", 
 _MAY_CHANGE_WITHIN = ("privacy.",)
 
 
+# the configuration with the same choices as another one and nothing else set, for keys that a newer version has added
+Defaults = Callable[[dict[str, Any]], Mapping[str, Any]]
+
+
 def holds_run(path: Path) -> bool:
     """Whether there is a run in a folder, finished or not."""
     return any((path / name).exists() for name in (STATE, BEFORE, "rounds.csv", "summary.json"))
@@ -50,20 +54,18 @@ def must_be_free(path: Path) -> None:
         )
 
 
-def finished(path: Path, values: Mapping[str, Any]) -> dict[str, Any] | None:
+def finished(path: Path, values: Mapping[str, Any], defaults: Defaults) -> dict[str, Any] | None:
     """The summary of the run in a folder, if it is one of this configuration and has all its rounds; else None."""
     try:
         summary: dict[str, Any] = json.loads((path / "summary.json").read_text())
         state, wrong = read_state(path)
     except (OSError, ValueError, RunError):
         return None
-    same = not wrong and next(changes(state.facts["config"], values, lambda before: {}), None) is None
+    same = not wrong and next(changes(state.facts["config"], values, defaults), None) is None
     return summary if same and summary.get("rounds") == state.round == values["rounds"] else None
 
 
-def resumable(
-    path: Path, values: Mapping[str, Any], defaults: Callable[[dict[str, Any]], Mapping[str, Any]]
-) -> tuple[State, list[str]]:
+def resumable(path: Path, values: Mapping[str, Any], defaults: Defaults) -> tuple[State, list[str]]:
     """The state from which the run in a folder goes on with a configuration, and lines about damaged files.
 
     Raises:
@@ -107,7 +109,7 @@ class RunFolder:
         state: GlobalState,
         *,
         resume: bool,
-        defaults: Callable[[dict[str, Any]], Mapping[str, Any]] = lambda values: {},
+        defaults: Defaults = lambda values: {},
         report: Callable[[str], None] = lambda line: None,
     ) -> int:
         """Write the configuration; when resuming, load the last round's model, state and rows.
@@ -147,7 +149,7 @@ class RunFolder:
         values: Mapping[str, Any],
         model: FlatModel,
         state: GlobalState,
-        defaults: Callable[[dict[str, Any]], Mapping[str, Any]],
+        defaults: Defaults,
         report: Callable[[str], None],
     ) -> int:
         stored, lines = resumable(self.path, values, defaults)
@@ -254,7 +256,7 @@ def _mean(rounds: list[Round], key: str) -> float:
 def changes(
     before: dict[str, Any],
     now: Mapping[str, Any],
-    defaults: Callable[[dict[str, Any]], Mapping[str, Any]],
+    defaults: Defaults,
 ) -> Iterator[tuple[str, Any, Any]]:
     """What differs between two configurations that must not when a run goes on: dotted key, value before, value now.
 
