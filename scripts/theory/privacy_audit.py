@@ -104,7 +104,8 @@ def ratio(setting: Setting, seen: float) -> float:
 def lower_bound(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
     """A lower bound of epsilon from the statistics of runs of either kind, (n,) each."""
     half = len(one) // 2
-    thresholds = np.quantile(np.concatenate([one[:half], other[:half]]), np.linspace(0.01, 0.99, 99))
+    # further out there are too few runs beyond a threshold: one found on a half says little of the other
+    thresholds = np.quantile(np.concatenate([one[:half], other[:half]]), np.linspace(0.2, 0.8, 61))
     best = max(thresholds, key=lambda t: max(_bounds(one[:half], other[:half], float(t))))
     side = int(np.argmax(_bounds(one[:half], other[:half], float(best))))
     return max(0.0, _bounds(one[half:], other[half:], float(best))[side])
