@@ -47,6 +47,22 @@ def _exit(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
+def find_process(variable: str, value: str, command: str) -> psutil.Process | None:
+    """The process of a command that has this in its environment, if there is one now."""
+    for process in psutil.process_iter():
+        if _environ(process).get(variable) == value and any(command in word for word in process.cmdline()):
+            return process
+    return None
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether a process is no longer at work, be it waited for or not."""
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
 def end_leftovers(variable: str, value: str) -> None:
     """End what a killed process has left, see `end_processes`, and remove the private homes that it worked in."""
     processes = [process for process in psutil.process_iter() if _environ(process).get(variable) == value]

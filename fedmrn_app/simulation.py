@@ -20,7 +20,7 @@ from fedmrn_app.errors import ConfigError, DiedError, RunError
 from fedmrn_app.federation.aggregation import cores
 from fedmrn_app.federation.residuals import STATE_FOLDER
 from fedmrn_app.local_run import Ending, Tail, command, free_port, write_app, write_run_config
-from fedmrn_app.processes import private_home
+from fedmrn_app.processes import find_process, has_ended, private_home
 from fedmrn_app.results.logs import shorten
 
 START_TIMEOUT = 60.0  # seconds for the SuperLink to answer
@@ -73,11 +73,15 @@ def run_simulation(
         }  # fmt: skip
         run = start_app(app, run_config, federation, folder, home, environment, log.fileno())
         tail = Tail(folder / "run.log")
+        simulation, died = None, False
         # not until the processes end by themselves: they wait for clients that no round waits for any more
-        while run.poll() is None and not ending.reached():
+        while run.poll() is None and not ending.reached() and not died:
             tail.read(on_line)
             shorten(folder / "flower.log")
             time.sleep(POLL_SECONDS)
+            # Flower would notice after a minute
+            simulation = simulation or find_process("FLWR_HOME", str(home), "flwr-simulation")
+            died = simulation is not None and has_ended(simulation)
         tail.read(on_line)
     if not ending.reached():
         raise DiedError(_last_words(folder))
