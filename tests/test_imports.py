@@ -13,6 +13,8 @@ NEEDED = {
     # a simulation's actors are started anew only if they are other than Flower's
     ("fedmrn_app/actors.py", "flwr.server.superlink.fleet.vce.backend"),
     ("fedmrn_app/actors.py", "flwr.simulation.ray_transport.ray_actor"),
+    # what a device's reply says of its round is written in Flower's own form
+    ("fedmrn_app/deploy/gate.py", "flwr.proto.fleet_pb2"),
 }
 PUBLIC_FLOWER = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy"}
 

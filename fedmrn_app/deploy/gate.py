@@ -13,9 +13,12 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import httpx
 import uvicorn
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from google.protobuf.message import DecodeError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -30,6 +33,8 @@ _ENTER = "/v1/fleet/activate-node"  # the first request of a device that starts
 _KEY_HEADER = "flwr-public-key"  # base64 of the key's PEM; the SuperLink checks it against a signature
 _DROPPED = {"host", "connection", "transfer-encoding", "keep-alive"}  # they hold for one hop only
 _SAVE_SECONDS = 2.0
+_MOST_READ = 1 << 20  # bytes of a reply's envelope; what it carries comes in other requests
+_REMEMBERED = 16  # rounds of a device: runs that go on at the same time may take turns
 
 
 class Keys:
@@ -62,31 +67,46 @@ class Keys:
 
 
 class Seen:
-    """When each device was last heard of, and how many messages it has answered; kept in a file."""
+    """When each device was last heard of, how many messages it has answered, in how many rounds; kept in a file."""
 
     def __init__(self, federation: Federation, keys: Keys) -> None:
         self.file = federation.seen
         self.keys = keys
-        self.devices: dict[str, dict[str, float]] = read_seen(self.file)
+        self.devices: dict[str, dict[str, Any]] = read_seen(self.file)
         self._saved = 0.0
 
-    def note(self, path: str, header: str, status: int) -> None:
-        """Count a request that the SuperLink has taken, and so has checked the key of."""
+    def note(self, path: str, header: str, status: int, rounds: set[str]) -> None:
+        """Count a request that the SuperLink has taken, and so has checked the key of; `rounds` as `read_rounds`."""
         name = self.keys.name(header) if status < 300 else None
         if name is None:
             return
         seen = self.devices.setdefault(name, {"last_seen": 0.0, "answers": 0})
         seen["last_seen"] = time.time()
         seen["answers"] += path == _ANSWER
+        last = seen.setdefault("last_rounds", [])
+        new = sorted(rounds.difference(last))
+        seen["rounds"] = seen.get("rounds", 0) + len(new)
+        seen["last_rounds"] = [*last, *new][-_REMEMBERED:]
         if seen["last_seen"] > self._saved + _SAVE_SECONDS:
             self._saved = seen["last_seen"]
             write_private(self.file, json.dumps(self.devices).encode())
 
 
-def read_seen(file: Path) -> dict[str, dict[str, float]]:
+def read_rounds(body: bytes) -> set[str]:
+    """The rounds, named with their runs, that a device's replies to training messages belong to."""
+    request = PushMessagesRequest()
+    try:
+        request.ParseFromString(body)
+    except DecodeError:
+        return set()  # the SuperLink refuses it
+    told = (message.metadata for message in request.messages_list)
+    return {f"{each.run_id}:{each.group_id}" for each in told if each.message_type.partition(".")[0] == "train"}
+
+
+def read_seen(file: Path) -> dict[str, dict[str, Any]]:
     """What a gate has kept; nothing if it has kept none."""
     try:
-        devices: dict[str, dict[str, float]] = json.loads(file.read_text())
+        devices: dict[str, dict[str, Any]] = json.loads(file.read_text())
     except (OSError, ValueError):
         return {}
     return devices
@@ -114,13 +134,18 @@ def build_gate(federation: Federation) -> Starlette:
             print(f"gate: refused {request.method} {path} from {peer}", flush=True)
             return PlainTextResponse("only devices are served here; the operator's side is on loopback\n", 403)
         headers = [(name, value) for name, value in request.headers.items() if name not in _DROPPED]
-        asked = inner.build_request("POST", path, headers=headers, content=request.stream())
+        rounds: set[str] = set()
+        content: AsyncIterator[bytes] | bytes = request.stream()
+        if path == _ANSWER and int(request.headers.get("content-length", _MOST_READ + 1)) <= _MOST_READ:
+            content = await request.body()
+            rounds = read_rounds(content)
+        asked = inner.build_request("POST", path, headers=headers, content=content)
         try:
             answer = await inner.send(asked, stream=True)
         except httpx.HTTPError as error:
             return PlainTextResponse(f"the SuperLink does not answer: {type(error).__name__}\n", 503)
         header = request.headers.get(_KEY_HEADER, "")
-        seen.note(path, header, answer.status_code)
+        seen.note(path, header, answer.status_code, rounds)
         if path == _ENTER and answer.status_code == 412:
             return await _explained(answer, keys.refusal(header))
         return StreamingResponse(_body(answer), answer.status_code, _kept(answer.headers))

@@ -1,4 +1,4 @@
-"""How the devices are: registered, connected, last heard of, which clients they host, how many messages answered."""
+"""How the devices are: registered, connected, last heard of, which clients they host, and what they answered."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class DeviceStatus:
         state: online, offline, registered (and never connected), unregistered or revoked.
         last_seen: seconds since its last request; None if there was none.
         clients: the clients of a run that it hosts.
-        answers: messages that it has replied to: one per round, and one at the start of each run.
+        rounds: in which it has trained.
+        answers: messages that it has replied to: one per round and client, and one at the start of each run.
     """
 
     device: str
@@ -31,6 +32,7 @@ class DeviceStatus:
     state: str
     last_seen: float | None
     clients: str
+    rounds: int
     answers: int
 
 
@@ -54,6 +56,7 @@ def read_status(federation: Federation) -> list[DeviceStatus]:
                 state=_state(device, states),
                 last_seen=None if there is None else max(0.0, now - there["last_seen"]),
                 clients=_clients(device, len(federation.devices)),
+                rounds=0 if there is None else int(there.get("rounds", 0)),
                 answers=0 if there is None else int(there["answers"]),
             )
         )
@@ -80,11 +83,11 @@ def as_json(found: list[DeviceStatus]) -> list[dict[str, object]]:
 
 def print_status(console: Console, found: list[DeviceStatus]) -> None:
     """Print one row per device."""
-    table = Table("device", "node", "state", "last seen", "clients", "answers")
+    table = Table("device", "node", "state", "last seen", "clients", "rounds", "answers")
     for status in found:
         seen = "never" if status.last_seen is None else f"{_duration(status.last_seen)} ago"
         node = "" if status.node_id is None else str(status.node_id)
-        table.add_row(status.device, node, status.state, seen, status.clients, str(status.answers))
+        table.add_row(status.device, node, status.state, seen, status.clients, str(status.rounds), str(status.answers))
     console.print(table)
 
 
