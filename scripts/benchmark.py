@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="local steps that are timed at a time")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--inner", default="fedavg", help="`plugin`: the strategy inside: fedavg, fedadam or fedprox")
     parser.add_argument("--data")
     parser.add_argument("--images", type=int, default=0, help="of a client in `plugin`; 0 for all")
     parser.add_argument("--tune", action="store_true", help="`plugin`: settings, on training images held out")

@@ -31,7 +31,7 @@ def bench_plugin(arguments: argparse.Namespace) -> Any:
     logging.getLogger("flwr").setLevel(logging.WARNING)
     data = arguments.data or ""
     common = {"data-path": data, "images-per-client": arguments.images, "hold-out": arguments.tune}
-    common |= {"num-server-rounds": arguments.rounds, "local-epochs": 1 if data else 10}
+    common |= {"strategy": arguments.inner, "num-server-rounds": arguments.rounds, "local-epochs": 1 if data else 10}
     methods = arguments.methods or list(BEST)
     table = Table(
         "", "learning rate", "alpha", "after 3 rounds", f"after {arguments.rounds}", "bytes of a reply",
@@ -57,7 +57,7 @@ def candidates(method: str) -> list[dict[str, float]]:
     """Settings to choose from."""
     if method != "fedmrn":
         return [{"learning-rate": rate} for rate in (0.05, 0.1)]
-    pairs = ((0.05, 0.02), (0.1, 0.03), (0.1, 0.05), (0.2, 0.05), (0.2, 0.1))
+    pairs = ((0.05, 0.02), (0.1, 0.03), (0.1, 0.05), (0.2, 0.05), (0.2, 0.1), (0.2, 0.12), (0.2, 0.15))
     return [{"learning-rate": rate, "alpha": alpha} for rate, alpha in pairs]
 
 

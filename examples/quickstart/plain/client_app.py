@@ -4,7 +4,7 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from quickstart.task import client_loader, new_net, train
+from quickstart.task import client_loader, new_net, proximal_term, train
 
 app = ClientApp()
 
@@ -18,7 +18,9 @@ def train_client(message: Message, context: Context) -> Message:
     loader = client_loader(config, node["partition-id"], node["num-partitions"], server_round)
     net, epochs = new_net(config), config["local-epochs"]
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    mu = message.content["config"].get("proximal-mu")  # FedProx's
+    penalty = None if mu is None else proximal_term(net, mu)
     optimizer = torch.optim.SGD(net.parameters(), lr=config["learning-rate"], momentum=0.9)
-    loss = train(net, loader, epochs, optimizer)
+    loss = train(net, loader, epochs, optimizer, penalty)
     metrics = MetricRecord({"train_loss": loss, "num-examples": len(loader.dataset)})
     return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message)

@@ -1,13 +1,12 @@
-"""The server: federated averaging, and the accuracy of the global model after each round."""
+"""The server: one of Flower's strategies, and the accuracy of the global model after each round."""
 
 import json
 from pathlib import Path
 
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import FedAvg
 
-from quickstart.task import evaluate, evaluation_rows, new_net
+from quickstart.task import STRATEGIES, evaluate, evaluation_rows, new_net
 
 app = ServerApp()
 
@@ -22,7 +21,7 @@ def main(grid: Grid, context: Context) -> None:
         net.load_state_dict(arrays.to_torch_state_dict())
         return MetricRecord({"accuracy": evaluate(net, *rows)})
 
-    strategy = FedAvg(fraction_evaluate=0.0)
+    strategy = STRATEGIES[run["strategy"]]()
     first, rounds = ArrayRecord(net.state_dict()), run["num-server-rounds"]
     result = strategy.start(grid, first, num_rounds=rounds, evaluate_fn=evaluate_global)
     if run["results"]:

@@ -1,7 +1,7 @@
 """The network, the data and the loops; the same with and without compression."""
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet as parquet
 import torch
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, Strategy
 from PIL import Image
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
@@ -19,6 +20,11 @@ RunConfig = Mapping[str, Any]
 
 SHARES = 100  # random parts that the images are cut into; a client has some of them
 SIDE = 32  # of all images: smaller ones are enlarged or padded
+STRATEGIES: Mapping[str, Callable[[], Strategy]] = {
+    "fedavg": lambda: FedAvg(fraction_evaluate=0.0),
+    "fedadam": lambda: FedAdam(fraction_evaluate=0.0, eta=0.01),
+    "fedprox": lambda: FedProx(fraction_evaluate=0.0, proximal_mu=0.1),
+}
 
 
 class Net(nn.Module):
@@ -48,14 +54,27 @@ def new_net(config: RunConfig) -> Net:
         return Net(load_rows(config["data-path"], "test", 0, 1000)[0].shape[1])
 
 
-def train(net: Net, loader: DataLoader[tuple[Tensor, ...]], epochs: int, optimizer: torch.optim.Optimizer) -> float:
-    """Train in place; return the mean loss."""
+def proximal_term(net: Net, mu: float) -> Callable[[], Tensor]:
+    """FedProx's term of the loss: mu / 2 times the squared distance from the weights as they are now."""
+    first = [parameter.detach().clone() for parameter in net.parameters()]
+    return lambda: mu / 2 * sum(((p - q) ** 2).sum() for p, q in zip(net.parameters(), first, strict=True))
+
+
+def train(
+    net: Net,
+    loader: DataLoader[tuple[Tensor, ...]],
+    epochs: int,
+    optimizer: torch.optim.Optimizer,
+    penalty: Callable[[], Tensor] | None = None,
+) -> float:
+    """Train in place, with a term that is added to the loss; return the mean loss."""
     net.train()
     total = 0.0
     for _ in range(epochs):
         for x, y in loader:
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(net(x), y)
+            loss = loss if penalty is None else loss + penalty()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             total += loss.item()
