@@ -10,7 +10,8 @@ import pytest
 from fedmrn_app.errors import RunError
 from fedmrn_app.results.folder import RunFolder
 from fedmrn_app.results.groups import read_groups
-from fedmrn_app.results.page import write_page
+from fedmrn_app.results.keep import keep_runs
+from fedmrn_app.results.page import markdown_means, write_page
 from fedmrn_app.results.published import published
 from tests.run_folder import VALUES, model, row, state
 
@@ -22,7 +23,7 @@ def make_run(path: Path, strategy: str, seed: int, accuracies: tuple[float, ...]
     folder.start(values, model(), state(), resume=False)
     for number, accuracy in enumerate(accuracies, 1):
         folder.add_round(row(number, accuracy), model(), state())
-    folder.finish(folder.summarise({"strategy": strategy, "dataset": "fashion_mnist", "partition": "iid"}))
+    folder.finish(folder.summarise({"strategy": strategy, "dataset": "shakespeare", "partition": "natural"}))
     return path / "summary.json"
 
 
@@ -42,8 +43,33 @@ def test_runs_that_differ_in_their_seed_alone_are_one_row(runs: list[Path], tmp_
     assert [[run.settings["seed"] for run in group.runs] for group in groups] == [[0, 1], [0], [0]]
     write_page(groups, tmp_path / "page")
     rows = (tmp_path / "page" / "report.md").read_text().splitlines()
-    assert rows[2].startswith("| fedmrn | fashion_mnist, iid | 2 | 2 | 91.00 ± 1.41 | 91.00 ± 1.41 | 91.8 | -0.8 |")
-    assert rows[3].startswith("| eden strategy.bits=1 | fashion_mnist, iid | 1 | 2 | 80.00 | 80.00 | 91.4 | -11.4 |")
+    assert rows[2].startswith("| fedmrn | shakespeare, natural | 2 | 2 | 91.00 ± 1.41 | 91.00 ± 1.41 | 51.1 | +39.9 |")
+    assert rows[3].startswith("| eden strategy.bits=1 | shakespeare, natural | 1 | 2 | 80.00 | 80.00 | 49.6 | +30.4 |")
+    means = markdown_means(groups)
+    assert [line.startswith(row.rpartition(" | ")[0]) for line, row in zip(means, rows[:5], strict=True)] == [True] * 5
+    assert "seconds" not in means[0]
+
+
+def test_runs_of_other_lengths_have_names_and_rows_of_their_own(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, "eden", 0, (0.6,) * rounds) for name, rounds in (("a", 1), ("b", 2))]
+    assert [(group.name, len(group.runs)) for group in read_groups(runs)] == [("eden", 1), ("eden", 1)]
+
+
+def test_kept_runs_give_the_same_table_and_hold_no_path(runs: list[Path], tmp_path: Path) -> None:
+    kept = keep_runs(runs, tmp_path / "kept")
+    assert [path.name for path in kept] == ["a", "b", "c", "d"]
+    again = [path / "summary.json" for path in kept]
+    assert markdown_means(read_groups(again)) == markdown_means(read_groups(runs))
+    assert {path.name for path in kept[0].iterdir()} == {"summary.json", "rounds.csv", "config.yaml"}
+    (one,) = keep_runs(runs[:1], tmp_path / "one")
+    assert one == tmp_path / "one" / "a"
+    config = runs[0].parent / "config.yaml"
+    config.write_text("dataset:\n  path: /home/somebody/data\n")
+    keep_runs(runs[:1], tmp_path / "one")
+    assert (one / "config.yaml").read_text() == "dataset:\n  path: null\n"
+    config.unlink()
+    with pytest.raises(RunError, match=r"a: cannot be read as a run's folder \(FileNotFoundError"):
+        keep_runs(runs[:1], tmp_path / "one")
 
 
 def test_page_is_whole_in_itself_and_the_same_each_time(runs: list[Path], tmp_path: Path) -> None:
@@ -76,11 +102,12 @@ def test_traffic_counts_all_clients_and_adds_up(runs: list[Path]) -> None:
 
 
 def test_what_the_paper_says() -> None:
-    assert published("fedmrn", "fashion_mnist", "label_shard") == 88.6
-    assert published("eden", "cifar100", "dirichlet") == 53.1
-    assert published("fedmrn", "pascal_voc", "natural") == 54.2
-    assert published("fedmrn", "digits", "iid") is None
-    assert published("fedscalar", "svhn", "iid") is None
+    assert published("fedmrn", "fashion_mnist", "label_shard", 200) == 88.6
+    assert published("fedmrn", "fashion_mnist", "label_shard", 99) is None
+    assert published("eden", "cifar100", "dirichlet", 200) == 53.1
+    assert published("fedmrn", "pascal_voc", "natural", 200) == 54.2
+    assert published("fedmrn", "digits", "iid", 200) is None
+    assert published("fedscalar", "svhn", "iid", 200) is None
 
 
 def test_run_without_its_configuration_is_refused(runs: list[Path]) -> None:

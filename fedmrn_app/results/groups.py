@@ -62,7 +62,8 @@ class Group:
     def published(self) -> float | None:
         """What the paper reports in percent, see `published`."""
         first = self.runs[0].summary
-        return published(first["strategy"], first["dataset"], first["partition"])
+        rounds = int(self.values("rounds").min())
+        return published(first["strategy"], first["dataset"], first["partition"], rounds)
 
     def values(self, key: str) -> Floats:
         """A value of the summary, of each run."""
@@ -102,7 +103,7 @@ def _names(groups: Sequence[Sequence[Run]]) -> Iterator[str]:
     """The strategy, and what else tells groups of the same strategy and data apart."""
     for group in groups:
         first = group[0]
-        same = ("strategy", "dataset", "partition")
+        same = ("strategy", "dataset", "partition", "rounds")
         rivals = [other[0] for other in groups if all(other[0].summary[key] == first.summary[key] for key in same)]
         differing = [
             key

@@ -1,6 +1,7 @@
 """The `fedmrn-report` command: finished runs as one Markdown table, and as a page with figures.
 
-Usage: fedmrn-report FOLDER [FOLDER ...] [--page FOLDER]   (every summary.json in and below the folders)
+Usage: fedmrn-report FOLDER [FOLDER ...] [--mean] [--page FOLDER] [--keep FOLDER]
+(every summary.json in and below the folders)
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 
 from fedmrn_app.errors import FedMRNError, RunError
 from fedmrn_app.results.groups import read_groups
-from fedmrn_app.results.page import write_page
+from fedmrn_app.results.keep import keep_runs
+from fedmrn_app.results.page import markdown_means, write_page
 
 _LAST = "bits_per_parameter_in_the_last_round"  # up and down
 _NEEDED = (
@@ -28,18 +30,26 @@ def main() -> int:
     """Entry point of `fedmrn-report`: exits with 0, or with 2 where a folder holds no run."""
     parser = argparse.ArgumentParser(prog="fedmrn-report", description="Print finished runs as one Markdown table.")
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a run's folder, or one above several")
+    parser.add_argument(
+        "--mean", action="store_true", help="a row for all seeds of a setting, the paper's figure beside it"
+    )
     parser.add_argument("--page", type=Path, metavar="FOLDER", help="write report.html, report.md and figures there")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="copy there what tables and figures are made from")
     arguments = parser.parse_args()
     try:
         summaries = find_summaries(arguments.folders)
-        lines = markdown([read_run(path) for path in summaries])
-        page = arguments.page and write_page(read_groups(summaries), arguments.page)
+        groups = read_groups(summaries) if arguments.mean or arguments.page else []
+        lines = markdown_means(groups) if arguments.mean else markdown([read_run(path) for path in summaries])
+        page = arguments.page and write_page(groups, arguments.page)
+        kept = arguments.keep and keep_runs(summaries, arguments.keep)
     except FedMRNError as error:
         print(f"fedmrn-report: {error}", file=sys.stderr)
         return 2
     print("\n".join(lines))
     if page:
         print(f"\npage in {page}")
+    if kept:
+        print(f"\n{len(kept)} runs kept in {arguments.keep}")
     return 0
 
 
