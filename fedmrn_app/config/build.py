@@ -18,7 +18,8 @@ from fedmrn_app.errors import ConfigError
 from fedmrn_app.learning.flat import FlatModel, trained_parameters
 from fedmrn_app.learning.models.build import build_model
 from fedmrn_app.methods import build_method
-from fedmrn_app.methods.method import Method, RunOptions, Selection
+from fedmrn_app.methods.method import Method, RunOptions
+from fedmrn_app.methods.selection import Selection
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.tasks import find_tasks
 from fedmrn_app.tasks.task import Report, Task
@@ -134,7 +135,8 @@ def build_run_method(config: Config) -> Method:
     options = {key: value for key, value in config.strategy.items() if key != "name"}
     seed = derive_seed(config.seed, "frozen")
     bits = config.uplink.bits
-    run = RunOptions(config.noise, seed, config.uplink.coder, config.downlink.dtype, bits, config.privacy.flips)
+    coder, dtype, flips = config.uplink.coder, config.downlink.dtype, config.privacy.flips
+    run = RunOptions(config.noise, seed, coder, dtype, bits, flips, config.rounds, config.clients)
     method = build_method(str(config.strategy.get("name")), options, run)
     if bits is not None and method.steering is None:
         raise ConfigError(

@@ -107,7 +107,7 @@ class OpenRound:
 
     def header(self, client: int, known: Known) -> Header:
         """The header that a client's payload must have."""
-        narrow = self.agreement.method.selection.width(client) != 1
+        narrow = self.agreement.method.selection.width(client, self.number) != 1
         weights = int(np.count_nonzero(known.held_weights())) if narrow else known.count
         return header_of(self.agreement, self.seed(client), self.clients[client], weights)
 

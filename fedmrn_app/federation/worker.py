@@ -63,6 +63,6 @@ class Worker:
         if not 0 <= order.client < self.config.clients:
             raise PayloadError(f"client={order.client}: is none of the run's clients, 0 to {self.config.clients - 1}")
         torch.set_num_threads(self.config.client_cpus)
-        model, agreement = self.model(self.method.selection.width(order.client))
+        model, agreement = self.model(self.method.selection.width(order.client, order.server_round))
         samples = self.samples_of(order.client)
         return train_client(agreement, model, self.task, samples, order, self.config.local, self.config.precision, kept)

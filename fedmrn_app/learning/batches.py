@@ -48,6 +48,10 @@ class Batches:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return islice(self._endless(), self._steps)
 
+    def one_pass(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of the first pass over all samples, however many there are to be."""
+        return islice(self._endless(), len(self._bounds))
+
     def _endless(self) -> Iterator[tuple[Tensor, Tensor]]:
         x = torch.from_numpy(np.asarray(self._samples.x)).to(self._device)
         y = torch.from_numpy(np.asarray(self._samples.y)).to(self._device)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
+from torch import Tensor
 
 from fedmrn_app.learning.batches import Batches
 from fedmrn_app.learning.flat import FlatModel
@@ -80,6 +81,28 @@ def local_sgd(
             model.dense_step(lr)
             total += loss.detach()
     return float(total) / len(batches)
+
+
+def full_gradient(
+    model: FlatModel, batches: Batches, precision: Precision = "float32", weight_decay: float = 0.0
+) -> tuple[Tensor, float]:
+    """The gradient of the masked weights over one pass of all samples, float32 (d,), and the mean loss.
+
+    The weights stay as they are; running statistics do not.
+    """
+    model.module.train()
+    gradient, total, count = torch.zeros_like(model.weights), 0.0, 0
+    with flushed_denormals():
+        for x, y in batches.one_pass():
+            model.zero_grads()
+            with autocast(model.device, precision):
+                loss = batches.task.loss(model.module(x), y)
+            torch.autograd.backward(loss)
+            if weight_decay:
+                model.add_weight_decay(weight_decay)
+            gradient.add_(model.weight_grads, alpha=len(y))
+            total, count = total + float(loss.detach()) * len(y), count + len(y)
+    return gradient.div_(count), total / count
 
 
 @contextmanager
