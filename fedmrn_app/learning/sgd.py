@@ -1,4 +1,4 @@
-"""Local training: plain SGD without momentum (Li et al. 2024, section 5.1.4), the loop that all methods share."""
+"""Local training: SGD (Li et al. 2024, section 5.1.4), without momentum, the loop that all methods share."""
 
 from __future__ import annotations
 
