@@ -131,7 +131,7 @@ def test_global_vector_survives_the_way_down(name: str) -> None:
 def test_who_holds_what_follows_from_round_and_seed(name: str) -> None:
     selection, layout = make_method(name).selection, Layout(SHAPES)
     for client in range(4):
-        assert selection.width(client) in selection.widths
+        assert selection.width(client, 1) in selection.widths
         one, again = (make_method(name).selection.held(layout, client, 2, 5) for _ in range(2))
         if one is None or again is None:
             assert one is again

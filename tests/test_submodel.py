@@ -19,7 +19,8 @@ from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel, state_sha256
 from fedmrn_app.learning.models.build import build_model
 from fedmrn_app.methods.method import Method, RunOptions
-from fedmrn_app.methods.submodel import PartOfModel, SubModel
+from fedmrn_app.methods.parts import PartOfModel
+from fedmrn_app.methods.submodel import SubModel
 from fedmrn_app.noise import Noise
 from fedmrn_app.tasks.classification import Classification
 from fedmrn_app.wire.body import Body
@@ -73,8 +74,8 @@ def test_static_and_full() -> None:
 
 def test_capacities_are_spread_over_the_clients_and_stay() -> None:
     part = selection()
-    drawn = [part.capacity(client) for client in range(1000)]
-    assert drawn == [part.capacity(client) for client in range(1000)]
+    drawn = [part.capacity(client, 1) for client in range(1000)]
+    assert drawn == [part.capacity(client, 1) for client in range(1000)]
     assert all(drawn.count(capacity) == pytest.approx(200, abs=60) for capacity in part.capacities)
 
 
@@ -82,8 +83,8 @@ def test_only_channels_make_models_narrower() -> None:
     assert selection(granularity="weight").widths == selection(granularity="channel", masking="full").widths == (1.0,)
     part = selection(granularity="channel")
     assert part.widths == part.capacities
-    assert [part.width(client) for client in range(9)] == [part.capacity(client) for client in range(9)]
-    assert {selection().width(client) for client in range(9)} == {1.0}
+    assert [part.width(client, 1) for client in range(9)] == [part.capacity(client, 1) for client in range(9)]
+    assert {selection().width(client, 1) for client in range(9)} == {1.0}
 
 
 @pytest.mark.parametrize("masking", ["random", "rolling"])

@@ -12,13 +12,15 @@ import torch
 from torch import nn
 
 from fedmrn_app import typed
+from fedmrn_app.config.learning import check_labels, check_norms
 from fedmrn_app.config.privacy import check_privacy, check_statistics
 from fedmrn_app.config.types import Config, Values
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.learning.flat import FlatModel, trained_parameters
 from fedmrn_app.learning.models.build import build_model
 from fedmrn_app.methods import build_method
-from fedmrn_app.methods.method import Method, RunOptions, Selection
+from fedmrn_app.methods.method import Method, RunOptions
+from fedmrn_app.methods.selection import Selection
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.tasks import find_tasks
 from fedmrn_app.tasks.task import Report, Task
@@ -63,6 +65,7 @@ def check(config: Config) -> None:
     _check_memory(config, method)
     check_privacy(config, method)
     torch_device(config)
+    check_labels(config, task)
     if not task.inputs():
         return  # what is to be read from the data is not known yet
     _check_partition(config, task)
@@ -134,7 +137,8 @@ def build_run_method(config: Config) -> Method:
     options = {key: value for key, value in config.strategy.items() if key != "name"}
     seed = derive_seed(config.seed, "frozen")
     bits = config.uplink.bits
-    run = RunOptions(config.noise, seed, config.uplink.coder, config.downlink.dtype, bits, config.privacy.flips)
+    coder, dtype, flips = config.uplink.coder, config.downlink.dtype, config.privacy.flips
+    run = RunOptions(config.noise, seed, coder, dtype, bits, flips, config.rounds, config.clients)
     method = build_method(str(config.strategy.get("name")), options, run)
     if bits is not None and method.steering is None:
         raise ConfigError(
@@ -173,6 +177,7 @@ def _check_weights(module: nn.Module, config: Config, method: Method) -> None:
     except ValueError as error:
         raise ConfigError(f"{model_label(config)}: {error}") from error
     check_statistics(module, config, model_label(config))
+    check_norms(module, config, model_label(config))
 
 
 def model_label(config: Config) -> str:

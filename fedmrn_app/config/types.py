@@ -73,3 +73,10 @@ class Config:
     strategy: Mapping[str, Any]
     noise: Noise
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    client_weights: Literal["samples", "equal"] = "samples"  # in the mean
+    static_norm: Literal["batch", "train"] = "batch"  # what evaluation normalises by that keeps no statistics
+
+    @property
+    def equal_weights(self) -> bool:
+        """Whether each client counts the same in the mean."""
+        return self.client_weights == "equal"

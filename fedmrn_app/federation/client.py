@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -69,7 +70,7 @@ def train_client(
     kept = kept or Kept()
     method, seed = agreement.method, order.seed
     # a narrower model consists of what the client holds
-    whole = method.selection.width(order.client) == 1
+    whole = method.selection.width(order.client, order.server_round) == 1
     held = method.selection.held(agreement.layout, order.client, order.server_round, seed) if whole else None
     sent = read_download(agreement, order, held, kept.version)
     known = sent.known.with_scale(order.scale)
@@ -83,8 +84,19 @@ def train_client(
         steps=local.steps,
         seed=derive_seed(agreement.seed, "batches", order.server_round, order.client),
         device=model.device,
+        absent={"kept": None, "zero": 0.0, "masked": -math.inf}[local.absent_labels],
     )
-    local_round = LocalRound(batches, local.lr, precision, seed, known, private_seed, local.weight_decay)
+    local_round = LocalRound(
+        batches,
+        local.lr,
+        precision,
+        seed,
+        known,
+        private_seed,
+        local.weight_decay,
+        order.client,
+        order.server_round,
+    )
     start = time.perf_counter()
     with torch.random.fork_rng():  # for layers that draw from the global state, such as dropout
         torch.manual_seed(private_seed)

@@ -52,9 +52,8 @@ class Worker:
         if width not in self._models:
             model = build_flat_model(self.config, self.task, self.method, width)
             uplink, downlink = self.config.uplink, self.config.downlink
-            agreement = Agreement.of(
-                self.method, model, self.config.seed, uplink.dense_bits, downlink.step, uplink.max_norm
-            )
+            seed, equal = self.config.seed, self.config.equal_weights
+            agreement = Agreement.of(self.method, model, seed, uplink.dense_bits, downlink.step, uplink.max_norm, equal)
             self._models[width] = model, agreement
         return self._models[width]
 
@@ -63,6 +62,6 @@ class Worker:
         if not 0 <= order.client < self.config.clients:
             raise PayloadError(f"client={order.client}: is none of the run's clients, 0 to {self.config.clients - 1}")
         torch.set_num_threads(self.config.client_cpus)
-        model, agreement = self.model(self.method.selection.width(order.client))
+        model, agreement = self.model(self.method.selection.width(order.client, order.server_round))
         samples = self.samples_of(order.client)
         return train_client(agreement, model, self.task, samples, order, self.config.local, self.config.precision, kept)

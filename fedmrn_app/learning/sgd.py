@@ -1,4 +1,4 @@
-"""Local training: plain SGD without momentum (Li et al. 2024, section 5.1.4), the loop that all methods share."""
+"""Local training: SGD (Li et al. 2024, section 5.1.4), without momentum, the loop that all methods share."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
+from torch import Tensor
 
 from fedmrn_app.learning.batches import Batches
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.typed import Count, NotNegative, Positive
 
 Precision = Literal["float32", "bfloat16"]
+AbsentLabels = Literal["kept", "zero", "masked"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
@@ -27,6 +29,8 @@ class LocalSettings:
         lr: step size of SGD.
         steps: so many local steps, whatever the epochs; None for whole epochs.
         weight_decay: see `local_sgd`.
+        absent_labels: what becomes of the logits of labels that a client has no samples of, in its loss: they stay,
+            they are zero, or they are left out.
     """
 
     epochs: Count
@@ -34,6 +38,7 @@ class LocalSettings:
     lr: Positive
     steps: Count | None = None
     weight_decay: NotNegative = 0.0
+    absent_labels: AbsentLabels = "kept"
 
 
 def local_sgd(
@@ -69,7 +74,7 @@ def local_sgd(
                 before_step(step)
             model.zero_grads()
             with autocast(model.device, precision):
-                loss = batches.task.loss(model.module(x), y)
+                loss = batches.loss(model.module(x), y)
             torch.autograd.backward(loss)
             if weight_decay:
                 model.add_weight_decay(weight_decay)
@@ -80,6 +85,28 @@ def local_sgd(
             model.dense_step(lr)
             total += loss.detach()
     return float(total) / len(batches)
+
+
+def full_gradient(
+    model: FlatModel, batches: Batches, precision: Precision = "float32", weight_decay: float = 0.0
+) -> tuple[Tensor, float]:
+    """The gradient of the masked weights over one pass of all samples, float32 (d,), and the mean loss.
+
+    The weights stay as they are; running statistics do not.
+    """
+    model.module.train()
+    gradient, total, count = torch.zeros_like(model.weights), 0.0, 0
+    with flushed_denormals():
+        for x, y in batches.one_pass():
+            model.zero_grads()
+            with autocast(model.device, precision):
+                loss = batches.loss(model.module(x), y)
+            torch.autograd.backward(loss)
+            if weight_decay:
+                model.add_weight_decay(weight_decay)
+            gradient.add_(model.weight_grads, alpha=len(y))
+            total, count = total + float(loss.detach()) * len(y), count + len(y)
+    return gradient.div_(count), total / count
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.batches import Batches
@@ -21,25 +20,12 @@ from fedmrn_app.learning.sgd import Precision, local_sgd
 from fedmrn_app.methods.decoded import Decoded, DecodedVector
 from fedmrn_app.methods.flips import Flips
 from fedmrn_app.methods.known import Known
+from fedmrn_app.methods.selection import Selection
 from fedmrn_app.methods.steering import Steering
 from fedmrn_app.noise import Noise
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.wire.body import Body, Coder
 from fedmrn_app.wire.downlink import DownlinkDtype, Packing
-
-
-class Selection:
-    """Who gets what: which of the masked weights a client receives, trains and returns. By default all."""
-
-    widths: Sequence[float] = (1.0,)  # of the models that clients train, shares of the global model's channels
-
-    def width(self, client: int) -> float:
-        """The width of the model that a client trains; a narrower one consists of the weights the client holds."""
-        return 1.0
-
-    def held(self, layout: Layout, client: int, server_round: int, seed: int) -> NDArray[np.bool_] | None:
-        """Which weights a client holds in a round, bool (d,); None if all clients hold all."""
-        return None
 
 
 @dataclass(frozen=True)
@@ -54,6 +40,8 @@ class LocalRound:
         seed: the 64-bit seed that the server gave this client for this round.
         known: what the server knows too.
         private_seed: 64-bit seed of the method's own randomness; the server does not use it.
+        client: its number.
+        server_round: number of the round, from 1.
     """
 
     batches: Batches
@@ -63,6 +51,8 @@ class LocalRound:
     known: Known
     private_seed: int
     weight_decay: float = 0.0
+    client: int = 0
+    server_round: int = 0
 
     def sgd(
         self,
@@ -179,6 +169,7 @@ class ServerState:
 
     averages_updates: bool = True  # the mean is of updates, and is added to the vector
     averages_holders: bool = False  # a weight's mean is over its holders; else who does not hold it has not changed it
+    counts_participants: bool = False  # the vector depends on how many took part, besides the mean
 
     def first(self, weights: Float32Array, layout: Layout) -> Float32Array:
         """The vector before training, from the model's first weights; of them or a copy."""
@@ -269,6 +260,8 @@ class RunOptions:
         downlink: how the global vector is sent.
         bits: of a whole reply, per trained parameter, that the noise's scale is steered to; None if it is fixed.
         flips: of the bits of masks, where clients are to make them.
+        rounds: of the run, 0 where that is not known.
+        clients: of the run, likewise.
     """
 
     noise: Noise
@@ -277,6 +270,8 @@ class RunOptions:
     downlink: DownlinkDtype = "float32"
     bits: float | None = None
     flips: Flips | None = None
+    rounds: int = 0
+    clients: int = 0
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,16 @@
 "On the Convergence and Stability of Distributed Sub-model Training", Algorithms 1 and 2. A client of capacity beta
 holds the share beta of each tensor's weights, or of each layer's channels, another part in each round:
 
-- `random`: every weight with probability beta; of channels exactly the share beta, drawn anew;
-- `rolling`: one of R = ceil(1 / beta) windows of consecutive weights or channels, in an order that is shuffled anew
-  after R rounds. A window of the whole flat vector would leave whole layers out, and nothing would get through;
+- `random`: every weight with probability beta; of channels exactly the share beta, drawn anew. Layers with equally many
+  channels hold the same ones (`draws: aligned`), so that what an identity shortcut adds are the same channels; or each
+  layer draws its own, in an order of its own (`independent`), as the code of FedRolex (Alam et al. 2022) does;
+- `rolling`: a window of consecutive weights or channels of each tensor. The paper's window is of the whole flat vector,
+  which would leave whole layers out, and nothing would get through. The windows are
+  - `disjoint`: for each capacity R = ceil(1 / beta) that share nothing, in an order that is shuffled every R rounds;
+  - `shuffled`: the paper's. There is one R and one shuffled order for all; in a round all windows begin at the same
+    place j / R of the tensor, and the smaller ones lie in the larger ones. How R and the number of weights go together
+    the paper leaves open: `starts`, by default ceil(1 / the least capacity), with which every weight has its turn;
+  - `fedrolex`: as there, all begin at the number of rounds modulo the tensor's or layer's size, one further each time;
 - `static`: always the first window (HeteroFL, Diao et al. 2021);
 - `full`: all weights, whatever the capacity, which is FedAvg.
 
@@ -15,23 +22,26 @@ and memory; all parameters are weights then, and about beta^2 of them are held.
 
 Both ways only the held values travel; which these are follows from the seed or the round. Weights that a client does
 not hold count as unchanged in the mean (`fill`, the paper's), or the mean of a weight is over those who hold it
-(`coverage`, FedRolex, Alam et al. 2022).
+(`coverage`, FedRolex).
+
+With `output_lr`, the algorithms' 1 / L, the last round is their output step: from the weights as they are each client
+takes the gradient over all its samples, at its random part of them, or at each of its windows in turn, of which the
+mean counts; the server subtracts the mean over the clients, times `output_lr`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from fedmrn_app.layout import Float32Array, Layout, memory_order, placed
+from fedmrn_app.errors import ConfigError
+from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel, to_tensor
-from fedmrn_app.learning.models.narrow import narrowed
+from fedmrn_app.learning.sgd import full_gradient
 from fedmrn_app.methods.known import Known
 from fedmrn_app.methods.method import (
     Codec,
@@ -40,80 +50,30 @@ from fedmrn_app.methods.method import (
     Method,
     Recipe,
     RunOptions,
-    Selection,
     ServerState,
     Trained,
 )
-from fedmrn_app.noise import generate_noise
-from fedmrn_app.typed import Positive, Range, Share
+from fedmrn_app.methods.parts import Assignment, Draws, Granularity, Masking, PartOfModel, Windows
+from fedmrn_app.typed import Count, Positive, Range, Share
 from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.values import pack_floats, unpack_floats
 
-Masking = Literal["random", "rolling", "static", "full"]
-Granularity = Literal["weight", "channel"]
 Aggregate = Literal["fill", "coverage"]
 
 
 @dataclass(frozen=True)
-class PartOfModel(Selection):
-    """A client holds the share of the weights or channels that its capacity is; `seed` is the run's."""
-
-    seed: int
-    masking: Masking
-    granularity: Granularity
-    capacities: Sequence[float]
-
-    @property
-    def widths(self) -> Sequence[float]:  # type: ignore[override]
-        """The capacities, when they are shares of the channels."""
-        return self.capacities if self.granularity == "channel" and self.masking != "full" else (1.0,)
-
-    def width(self, client: int) -> float:
-        """The client's capacity, when it is a share of the channels."""
-        return 1.0 if self.widths == (1.0,) else self.capacity(client)
-
-    def capacity(self, client: int) -> float:
-        """The share of the weights or channels that a client holds."""
-        word = int(np.random.Philox(key=self.seed, counter=client + 1).random_raw())
-        return self.capacities[word % len(self.capacities)]
-
-    def held(self, layout: Layout, client: int, server_round: int, seed: int) -> NDArray[np.bool_]:
-        """Which weights a client holds in a round, bool (d,)."""
-        count, capacity = layout.count, self.capacity(client)
-        if self.masking == "full" or capacity == 1:
-            return np.ones(count, np.bool_)
-        if self.granularity == "channel":
-            return channels_held(layout, lambda channels: self.pick(channels, capacity, server_round, seed))
-        if self.masking == "random":
-            return generate_noise(seed, count, "uniform", 1.0) < np.float32(2 * capacity - 1)
-        window = 0 if self.masking == "static" else self.window(math.ceil(1 / capacity), server_round)
-        held = np.zeros(count, np.bool_)
-        for start, size in zip(layout.offsets, layout.sizes, strict=True):
-            share = math.ceil(capacity * size)
-            held[start + np.arange(window * share, (window + 1) * share) % size] = True
-        return held
-
-    def pick(self, channels: int, capacity: float, server_round: int, seed: int) -> NDArray[np.int64]:
-        """Which of a layer's channels are held, in ascending order; layers with equally many hold the same ones."""
-        share = narrowed(channels, capacity)
-        if self.masking == "random":
-            words = np.random.Philox(key=seed, counter=channels).random_raw(channels)
-            return np.sort(np.argsort(words, kind="stable")[:share])
-        window = 0 if self.masking == "static" else self.window(math.ceil(1 / capacity), server_round)
-        return np.sort(np.arange(window * share, (window + 1) * share) % channels)
-
-    def window(self, windows: int, server_round: int) -> int:
-        """Which of the windows is held in a round: each one once in every `windows` rounds."""
-        epoch, position = divmod(server_round - 1, windows)
-        words = np.random.Philox(key=self.seed, counter=(1 << 64) * (epoch + 1)).random_raw(windows)
-        return int(np.argsort(words, kind="stable")[position])
-
-
 class HeldTraining(LocalTraining):
     """Plain SGD on the held weights; if there are others in the model, they are zero and stay so."""
 
+    part: PartOfModel
+    output_lr: float | None = None
+
     def train(self, model: FlatModel, local: LocalRound) -> Trained:
         """Train; `x` is the update, zero where nothing is held."""
+        if local.server_round == self.part.output_round:
+            return self.output_step(model, local)
+        if self.part.rearranges:
+            return self.train_rearranged(model, local)
         held = local.known.held
         mask: torch.Tensor | None = None if held is None else to_tensor(held.astype(np.float32)).to(model.device)
         first = model.weights.clone()
@@ -124,6 +84,30 @@ class HeldTraining(LocalTraining):
 
         loss = local.sgd(model, update=None if mask is None else update_held)
         return Trained((model.weights - first).cpu().numpy(), loss)
+
+    def train_rearranged(self, model: FlatModel, local: LocalRound) -> Trained:
+        """Train the same weights, each layer's channels in an order of its own."""
+        places = torch.from_numpy(self.part.arrangement(model.layout, local.seed)).to(model.device)
+        model.weights.copy_(model.weights[places])
+        first = model.weights.clone()
+        loss = local.sgd(model)
+        update = torch.empty_like(first)
+        update[places] = model.weights - first
+        return Trained(update.cpu().numpy(), loss)
+
+    def output_step(self, model: FlatModel, local: LocalRound) -> Trained:
+        """One step along the mean of the masked gradients over all the client's samples; the dense part stays."""
+        assert self.output_lr is not None
+        weights, dense = model.weights.clone(), model.dense.clone()
+        total, losses = torch.zeros_like(weights), []
+        for held in self.part.output_masks(model.layout, local.client, local.server_round, local.seed):
+            mask = to_tensor(held.astype(np.float32)).to(model.device)
+            torch.mul(weights, mask, out=model.weights)
+            gradient, loss = full_gradient(model, local.batches, local.precision, local.weight_decay)
+            total.add_(gradient.mul_(mask))
+            losses.append(loss)
+        model.dense.copy_(dense)
+        return Trained(total.mul_(-self.output_lr / len(losses)).cpu().numpy(), sum(losses) / len(losses))
 
 
 class HeldFloats(Codec):
@@ -169,7 +153,12 @@ class SubModel(Recipe):
         granularity: single weights, or channels.
         aggregate: what is not held counts as unchanged in the mean, or does not count.
         capacities: each client has one of them, drawn by the run's seed.
+        assignment: whether it keeps its capacity, or draws one in each round, as FedRolex's published commands do.
+        windows: of `rolling`, see above.
+        starts: R of `shuffled` windows; None for as few as reach every weight.
+        draws: of `random` by channel: the same for layers with equally many channels, or each layer's own.
         radius: of the ball that the weights are projected onto after each round; None for no projection.
+        output_lr: step size of the output step, which is the last round then; None for no such step.
     """
 
     name = "submodel"
@@ -179,46 +168,46 @@ class SubModel(Recipe):
     granularity: Granularity = "weight"
     aggregate: Aggregate = "fill"
     capacities: Annotated[Sequence[Share], Range(least=1)] = (1.0, 0.5, 0.25, 0.125, 0.0625)
+    assignment: Assignment = "fixed"
+    windows: Windows = "disjoint"
+    starts: Count | None = None
+    draws: Draws = "aligned"
     radius: Positive | None = None
+    output_lr: Positive | None = None
 
     def build(self, run: RunOptions) -> Method:
         """A part of the model down, trained, and up; by channel all parameters, for a channel has biases besides."""
+        self._check()
+        output_round = None if self.output_lr is None else run.rounds
+        part = PartOfModel(
+            run.seed,
+            self.masking,
+            self.granularity,
+            self.capacities,
+            self.windows,
+            self.starts,
+            self.draws,
+            self.assignment,
+            output_round,
+        )
         return Method(
             self.name,
             self.code,
             HeldFloats(),
-            HeldTraining(),
+            HeldTraining(part, self.output_lr),
             BoundedWeights(self.aggregate == "coverage", self.radius),
-            PartOfModel(run.seed, self.masking, self.granularity, self.capacities),
+            part,
             whole_model=self.granularity == "channel",
             packing=run.downlink,
         )
 
-
-def channels_held(layout: Layout, pick: Callable[[int], NDArray[np.int64]]) -> NDArray[np.bool_]:
-    """Which weights a model has that is narrowed to the channels that `pick` returns for a number of channels.
-
-    Args:
-        layout: of all trained parameters; the first matrix or kernel takes the images' channels and the
-            last one gives the classes, which all are held.
-        pick: channels -> the held ones, in ascending order.
-
-    Returns:
-        bool (d,), in which the narrowed model's weights have the order that they have in that model.
-    """
-    layers = sum(len(shape) > 1 for shape in layout.shapes)
-    held = np.zeros(layout.count, np.bool_)
-    layer, channels = 0, 0  # channels: how many the layer before gives
-    for shape, part in zip(layout.shapes, layout.split(held), strict=True):
-        axes = [np.arange(length) for length in shape]
-        if len(shape) > 1:
-            layer += 1
-            if layer > 1:
-                taken = channels if len(shape) == 2 else shape[1]
-                values = shape[1] // taken  # of each channel, after flattening
-                axes[1] = (pick(taken)[:, None] * values + np.arange(values)).ravel()
-            channels = shape[0]
-        if layer < layers:
-            axes[0] = pick(shape[0])
-        placed(part, shape)[np.ix_(*(axes[axis] for axis in memory_order(shape)))] = True
-    return held
+    def _check(self) -> None:
+        if self.output_lr is None:
+            return
+        said = f"strategy.output_lr={self.output_lr:g}"
+        if self.granularity == "channel":
+            raise ConfigError(f"{said}: the output step is of single weights; say strategy.granularity=weight or null")
+        if self.masking == "rolling" and self.windows == "fedrolex":
+            raise ConfigError(
+                f"{said}: averages over all windows, which are as many as weights here; say strategy.windows=shuffled"
+            )

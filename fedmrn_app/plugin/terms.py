@@ -17,7 +17,8 @@ from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods import build_method
 from fedmrn_app.methods.fedmrn import MaskedTraining
 from fedmrn_app.methods.known import Known
-from fedmrn_app.methods.method import LocalTraining, Method, RunOptions, Selection, ServerState
+from fedmrn_app.methods.method import LocalTraining, Method, RunOptions, ServerState
+from fedmrn_app.methods.selection import Selection
 from fedmrn_app.noise import Distribution, Noise
 from fedmrn_app.plugin.arrays import Parts, Values
 from fedmrn_app.typed import build
