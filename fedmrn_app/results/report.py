@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmrn_app.errors import FedMRNError, RunError
-from fedmrn_app.results.groups import read_groups
+from fedmrn_app.results.groups import data_of, read_groups
 from fedmrn_app.results.page import write_page
 
 _LAST = "bits_per_parameter_in_the_last_round"  # up and down
@@ -96,7 +96,7 @@ def _cells(run: dict[str, Any], named: bool) -> tuple[object, ...]:
     beside = f" {metric.replace('_', ' ')}" if named else ""
     return (
         run["strategy"],
-        f"{run['dataset']}, {run['partition']}",
+        data_of(run),
         run["rounds"],
         f"{run[f'final_{metric}']:.4f}{beside}",
         f"{run[f'best_{metric}']:.4f}{beside}",
