@@ -16,6 +16,7 @@ from fedmrn_app.config.build import build_flat_model, build_run_method, measure
 from fedmrn_app.config.compose import compose_values, default_values, parse_overrides
 from fedmrn_app.config.privacy import open_privacy, privacy_facts, privacy_lines
 from fedmrn_app.config.types import Values
+from fedmrn_app.data.validation import load_evaluation, load_training
 from fedmrn_app.errors import FedMRNError
 from fedmrn_app.exchange import Exchange
 from fedmrn_app.federation.agreement import Agreement, GlobalState
@@ -77,8 +78,9 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
     values, config, task = measure(values, report)
     folder.metrics = task.metrics
     by_train = config.static_norm == "train"
-    train = task.load("train", report) if config.evaluate_train or by_train else None
-    splits = Splits(task.load("test", report), train if config.evaluate_train else None, train if by_train else None)
+    rows = (task, config.validation, config.seed, report)
+    train = load_training(*rows) if config.evaluate_train or by_train else None
+    splits = Splits(load_evaluation(*rows), train if config.evaluate_train else None, train if by_train else None)
     method = build_run_method(config)
     model = build_flat_model(config, task, method)
     uplink, step = config.uplink, config.downlink.step
@@ -91,6 +93,8 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
     if privacy is not None:
         ledger.must_hold(done)
     report(f"run folder {folder.path}" + (f", going on after round {done}" if done else ""))
+    if config.validation is not None:
+        report(f"evaluated on {len(splits.test)} rows held out of the training data, not on the test split")
     for line in privacy_lines(config, privacy, agreement):
         report(line)
     packed = pack_config(values, folder.name)
@@ -149,6 +153,7 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
             "strategy": method.name,
             "dataset": task.name,
             "partition": config.partition.name,
+            "evaluated_on": "test" if config.validation is None else "validation",
             "parameters": model.parameter_count,
             **fedavg_bytes(model),
             **privacy_facts(config, privacy, agreement),

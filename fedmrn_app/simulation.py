@@ -35,6 +35,7 @@ def run_simulation(
     *,
     app: Path | None = None,
     nodes: int | None = None,
+    at_once: int = 1,
     on_line: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Run one simulation to its end by `flwr run` on a SuperLink of its own, and leave no process behind.
@@ -45,6 +46,7 @@ def run_simulation(
         folder: the run's folder; Flower's own output goes to flower.log in it.
         app: folder of a Flower app with other client or server code; None for this package's.
         nodes: simulated SuperNodes, one for each client if None; fewer share the clients.
+        at_once: how many runs share this machine's cores.
         on_line: called with each line that the run adds to run.log.
 
     Raises:
@@ -55,13 +57,14 @@ def run_simulation(
     there = cores()
     if config.client_cpus > there:
         raise ConfigError(f"client_cpus={config.client_cpus}: must be from 1 to {there}, the cores of this machine")
+    share = max(there // at_once, config.client_cpus)
     folder.mkdir(parents=True, exist_ok=True)
     ending = Ending(folder)
     federation = {
         "num-supernodes": nodes or config.clients,
         "client-resources-num-cpus": config.client_cpus,
         "client-resources-num-gpus": config.client_gpus,
-        "init-args-num-cpus": min(there, config.clients_per_round * config.client_cpus),  # no idle actors
+        "init-args-num-cpus": min(share, config.clients_per_round * config.client_cpus),  # no idle actors
         "init-args-log-to-driver": "false",
     }
     with (folder / "flower.log").open("ab") as log, private_home() as home:

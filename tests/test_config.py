@@ -9,11 +9,11 @@ from fedmrn_app.config.build import find_conf, measure
 from fedmrn_app.config.compose import (
     GROUPS,
     compose_values,
-    expand_sweep,
     load_config,
     parse_overrides,
     quote_override,
 )
+from fedmrn_app.config.sweep import expand_sweep
 from fedmrn_app.config.types import Config
 from fedmrn_app.errors import ConfigError
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from fedmrn_app.config.compose import (
-    expand_sweep,
     load_config,
 )
+from fedmrn_app.config.sweep import expand_sweep
 from fedmrn_app.errors import ConfigError
 
 FEDMRN = str(Path(sys.executable).with_name("fedmrn"))

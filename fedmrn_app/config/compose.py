@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import shlex
 import threading
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +16,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedmrn_app import typed
@@ -26,10 +25,25 @@ from fedmrn_app.config.privacy import check_budget
 from fedmrn_app.config.types import Config, Values
 from fedmrn_app.errors import ConfigError
 
-GROUPS = ("dataset", "task", "partition", "model", "noise", "strategy", "experiment")
+GROUPS = ("dataset", "task", "partition", "model", "noise", "strategy", "log", "part", "experiment", "scale")
 OPEN_GROUPS = ("model", "task")  # with the choice `own` they take any keys
 
+# plug-ins of Hydra that configurations may name, and the extra of this package that brings each
+_PLUGINS = {
+    "hydra/launcher/joblib": "sweep",
+    "hydra/launcher/submitit_local": "sweep",
+    "hydra/launcher/submitit_slurm": "sweep",
+    "hydra/sweeper/optuna": "optuna",
+}
 _hydra_lock = threading.Lock()  # Hydra composes in global state, and a ServerApp runs beside other threads
+
+
+def _by(key: str, values: Mapping[str, Any], otherwise: Any) -> Any:
+    """`${by:KEY,{a:1,b:2},3}` in conf/: what depends on another choice, such as the rounds of a data set."""
+    return values.get(key, otherwise)
+
+
+OmegaConf.register_new_resolver("by", _by, replace=True)
 
 
 def parse_overrides(text: str) -> tuple[str, ...]:
@@ -64,21 +78,37 @@ def compose_values(overrides: Sequence[str]) -> Values:
     Raises:
         ConfigError: an unknown key or choice, or an override that cannot be read.
     """
+    return plain_values(compose_checked(overrides))
+
+
+def compose_checked(overrides: Sequence[str], *, hydra: bool = False) -> DictConfig:
+    """Compose `conf/` with overrides, as Hydra has it; with `hydra` its own settings are in it too.
+
+    Raises:
+        ConfigError: as `compose_values`.
+    """
     overrides = open_own_groups(overrides)
-    with _own_hydra():
+    with own_hydra():
         try:
-            parsed = _parse(overrides)
+            parsed = parse(overrides)
             for override in parsed:
                 _check_choice(override)
+            if not any(word.startswith(("+", "~")) for word in overrides):
+                with suppress(HydraException, OmegaConfBaseException):
+                    return compose("config", list(overrides), return_hydra_config=hydra)
             # experiments and strategies may bring keys, so keys are checked against the composed choices
             choices = [text for text, o in zip(overrides, parsed, strict=True) if _is_choice(o)]
-            composed = compose("config", choices)
-            known = OmegaConf.to_container(composed)
+            known = OmegaConf.to_container(compose("config", choices))
             for override in parsed:
                 _check_key(override, known, _opened(overrides))
-            return plain_values(composed if choices == overrides else compose("config", overrides))
+            return compose("config", list(overrides), return_hydra_config=hydra)
         except (HydraException, OmegaConfBaseException) as error:
-            raise ConfigError(" ".join(str(error).split())) from error
+            said = " ".join(str(error).split())
+            for plugin, extra in _PLUGINS.items():
+                if plugin in said:
+                    group, _, name = plugin.rpartition("/")
+                    raise ConfigError(f"{group}={name}: is not installed; pip install 'fedmrn[{extra}]'") from None
+            raise ConfigError(said) from error
 
 
 def default_values(values: Values) -> Values:
@@ -124,23 +154,7 @@ def _opened(overrides: Sequence[str]) -> list[str]:
     return [group for group in OPEN_GROUPS if f"{group}=own" in overrides]
 
 
-def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
-    """The overrides of each run of a sweep, as Hydra's basic sweeper makes them, without those of Hydra itself.
-
-    Raises:
-        ConfigError: an override that cannot be read.
-    """
-    columns = [
-        [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
-        if override.is_sweep_override()
-        else [text]
-        for text, override in zip(overrides, _parse(overrides), strict=True)
-        if not override.is_hydra_override()
-    ]
-    return [list(run) for run in itertools.product(*columns)]
-
-
-def _parse(overrides: Sequence[str]) -> list[Override]:
+def parse(overrides: Sequence[str]) -> list[Override]:
     """Read overrides one by one, so that an error names the one that it is about.
 
     Raises:
@@ -165,7 +179,7 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
 
 
 @contextmanager
-def _own_hydra() -> Iterator[None]:
+def own_hydra() -> Iterator[None]:
     """Hydra with our `conf/`, whatever instance of it may be active, as inside the `fedmrn` command."""
     with _hydra_lock:
         outer = GlobalHydra.instance().hydra
@@ -188,13 +202,20 @@ def _is_choice(override: Override) -> bool:
     return override.key_or_group in GROUPS
 
 
+def choices_of(group: str) -> list[str]:
+    """The names of a config group's files; experiments are in folders by their papers too."""
+    folder = find_conf() / group
+    files = folder.rglob("*.yaml") if group == "experiment" else folder.glob("*.yaml")
+    return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in files)
+
+
 def _check_choice(override: Override) -> None:
     """Refuse an unknown file of a config group."""
     if not _is_choice(override) or override.is_delete():
         return
     _refuse_sweep(override)
     group, value = override.key_or_group, override.value()
-    allowed = sorted(path.stem for path in (find_conf() / group).glob("*.yaml"))
+    allowed = choices_of(group)
     if value not in allowed:
         word = "null" if value is None else str(value)
         raise ConfigError(

@@ -42,6 +42,25 @@ class DownlinkConfig:
 
 
 @dataclass(frozen=True)
+class LogConfig:
+    """Where a run's rounds go beside its folder, see `results/loggers/`.
+
+    Attributes:
+        name: of the library.
+        folder: that it writes to; None for its usual place.
+        project: what runs that belong together are called, in wandb and MLflow.
+        mode: of wandb; offline keeps everything on this machine.
+        server: of MLflow; None for a file in `folder`.
+    """
+
+    name: Literal["none", "tensorboard", "wandb", "mlflow"] = "none"
+    folder: Annotated[str, Range(least=1)] | None = None
+    project: Annotated[str, Range(least=1)] = "fedmrn"
+    mode: Literal["offline", "online"] = "offline"
+    server: Annotated[str, Range(least=1)] | None = None
+
+
+@dataclass(frozen=True)
 class Config:
     """One run.
 
@@ -75,6 +94,8 @@ class Config:
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     client_weights: Literal["samples", "equal"] = "samples"  # in the mean
     static_norm: Literal["batch", "train"] = "batch"  # what evaluation normalises by that keeps no statistics
+    validation: Annotated[float, Range(above=0, below=1)] | None = None  # of the training rows
+    log: LogConfig = field(default_factory=LogConfig)
 
     @property
     def equal_weights(self) -> bool:

@@ -7,6 +7,7 @@ import torch
 from fedmrn_app.config.build import build_flat_model, build_run_method, build_task
 from fedmrn_app.config.types import Config
 from fedmrn_app.data.partitions import load_partitions
+from fedmrn_app.data.validation import load_training
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.agreement import Agreement, Order
 from fedmrn_app.federation.client import Kept, Reply, train_client
@@ -32,7 +33,9 @@ class Worker:
         self.method = build_run_method(config)
         task = build_task(config)
         self.task = task.local(data_path) if data_path is not None else task
-        self.samples = self.task.load("train")
+        self.samples = (
+            self.task.load("train") if data_path is not None else load_training(task, config.validation, config.seed)
+        )
         self._parts: list[Rows] | None = None
         if data_path is None:
             seed = derive_seed(config.seed, "partition")

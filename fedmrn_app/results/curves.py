@@ -10,8 +10,8 @@ import numpy as np
 from fedmrn_app.results.rows import Round
 
 
-def draw_curves(rounds: Sequence[Round], path: Path) -> None:
-    """Draw the headline metric over rounds, over the uplink of all clients, and over all their traffic."""
+def draw_curves(rounds: Sequence[Round], path: Path, split: str = "test") -> None:
+    """Draw the headline metric of a split over rounds, over the uplink of all clients, and over all their traffic."""
     from matplotlib.figure import Figure  # not pyplot: a ServerApp is not the main thread
 
     figure = Figure(figsize=(12, 3.5), layout="constrained")
@@ -27,5 +27,5 @@ def draw_curves(rounds: Sequence[Round], path: Path) -> None:
         axes.plot(x, headline, marker=".")
         axes.set_xlabel(label)
         axes.grid(alpha=0.3)
-    left.set_ylabel(f"test {next(iter(rounds[-1].metrics)).replace('_', ' ')}")
+    left.set_ylabel(f"{split} {next(iter(rounds[-1].metrics)).replace('_', ' ')}")
     figure.savefig(path, dpi=120)

@@ -101,8 +101,8 @@ def _rounds(groups: Sequence[Group]) -> Figure:
             style = _style(groups, group)
             _line(left, group, group.curve("round")[0], group.metric, style)
             _line(right, group, group.curve("round")[0], "loss", style)
-        left.set(xlabel="round", ylabel=f"test {row[0].metric.replace('_', ' ')}")
-        right.set(xlabel="round", ylabel="test loss")
+        left.set(xlabel="round", ylabel=f"{row[0].split} {row[0].metric.replace('_', ' ')}")
+        right.set(xlabel="round", ylabel=f"{row[0].split} loss")
 
     return _panels(groups, fill)
 
@@ -117,7 +117,7 @@ def _traffic(groups: Sequence[Group]) -> Figure:
             low, high = axes.dataLim.intervalx
             axes.set_xscale("log")
             _plain_log(axes, low, high)
-            axes.set(xlabel=f"{what} of all clients, MB", ylabel=f"test {row[0].metric.replace('_', ' ')}")
+            axes.set(xlabel=f"{what} of all clients, MB", ylabel=f"{row[0].split} {row[0].metric.replace('_', ' ')}")
 
     return _panels(groups, fill)
 

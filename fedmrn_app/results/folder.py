@@ -30,7 +30,7 @@ STEERING = "fedmrn.steering"  # likewise, where the noise is steered
 
 # when a run goes on
 _MAY_CHANGE = ("rounds", "resume", "restarts", "round_timeout", "node_timeout", "min_clients")
-_MAY_CHANGE_WITHIN = ("privacy.",)
+_MAY_CHANGE_WITHIN = ("privacy.", "log.")
 
 
 # the configuration with the same choices as another one and nothing else set, for keys that a newer version has added
@@ -245,7 +245,7 @@ class RunFolder:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Draw the curves, then write summary.json: with it there, the run is complete."""
-        draw_curves(self.rounds, self.path / "curves.png")
+        draw_curves(self.rounds, self.path / "curves.png", summary.get("evaluated_on", "test"))
         write_durably(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
 
 

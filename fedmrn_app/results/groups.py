@@ -49,9 +49,13 @@ class Group:
 
     @property
     def data(self) -> str:
-        """The data set and its partition."""
-        first = self.runs[0].summary
-        return f"{first['dataset']}, {first['partition']}"
+        """The data set and its partition, and the split that was evaluated on where it is not the test split."""
+        return data_of(self.runs[0].summary)
+
+    @property
+    def split(self) -> str:
+        """What was evaluated on: `test`, or `validation`."""
+        return str(self.runs[0].summary.get("evaluated_on", "test"))
 
     @property
     def metric(self) -> str:
@@ -60,8 +64,10 @@ class Group:
 
     @property
     def published(self) -> float | None:
-        """What the paper reports in percent, see `published`."""
+        """What the paper reports in percent, see `published`; of the test split."""
         first = self.runs[0].summary
+        if self.split != "test":
+            return None
         rounds = int(self.values("rounds").min())
         return published(first["strategy"], first["dataset"], first["partition"], rounds)
 
@@ -84,6 +90,12 @@ class Group:
         return megabytes
 
 
+def data_of(summary: Mapping[str, Any]) -> str:
+    """What a run's metrics are of, in words."""
+    split = summary.get("evaluated_on", "test")
+    return f"{summary['dataset']}, {summary['partition']}" + ("" if split == "test" else f", {split}")
+
+
 def read_groups(summaries: Sequence[Path]) -> list[Group]:
     """Read the runs that summaries are of, and put them together, in the order in which they come.
 
@@ -93,7 +105,7 @@ def read_groups(summaries: Sequence[Path]) -> list[Group]:
     runs = [_read(path) for path in summaries]
     alike: dict[str, list[Run]] = {}
     for run in runs:
-        told = {key: value for key, value in run.settings.items() if key not in _UNTOLD - {"strategy.name"}}
+        told = {key: value for key, value in run.settings.items() if key == "strategy.name" or not _untold(key)}
         alike.setdefault(json.dumps(told, sort_keys=True, default=str), []).append(run)
     groups = [sorted(found, key=lambda run: int(run.settings.get("seed", 0))) for found in alike.values()]
     return [Group(name, found) for name, found in zip(_names(groups), groups, strict=True)]
@@ -103,15 +115,23 @@ def _names(groups: Sequence[Sequence[Run]]) -> Iterator[str]:
     """The strategy, and what else tells groups of the same strategy and data apart."""
     for group in groups:
         first = group[0]
-        same = ("strategy", "dataset", "partition", "rounds")
-        rivals = [other[0] for other in groups if all(other[0].summary[key] == first.summary[key] for key in same)]
+        rivals = [
+            other[0]
+            for other in groups
+            if all(other[0].summary[key] == first.summary[key] for key in ("strategy", "rounds"))
+            and data_of(other[0].summary) == data_of(first.summary)
+        ]
         differing = [
             key
             for key in first.settings
-            if key not in _UNTOLD and any(rival.settings.get(key) != first.settings[key] for rival in rivals)
+            if not _untold(key) and any(rival.settings.get(key) != first.settings[key] for rival in rivals)
         ]
         words = [f"{key}={_short(first.settings[key])}" for key in differing[:_LONGEST]]
         yield " ".join([str(first.summary["strategy"]), *words, *(["..."] if len(differing) > _LONGEST else [])])
+
+
+def _untold(key: str) -> bool:
+    return key in _UNTOLD or key.startswith("log.")
 
 
 def _short(value: Any) -> str:

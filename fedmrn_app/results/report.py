@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmrn_app.errors import FedMRNError, RunError
-from fedmrn_app.results.groups import read_groups
+from fedmrn_app.results.groups import data_of, read_groups
 from fedmrn_app.results.keep import keep_runs
 from fedmrn_app.results.page import markdown_means, write_page
 
@@ -106,7 +106,7 @@ def _cells(run: dict[str, Any], named: bool) -> tuple[object, ...]:
     beside = f" {metric.replace('_', ' ')}" if named else ""
     return (
         run["strategy"],
-        f"{run['dataset']}, {run['partition']}",
+        data_of(run),
         run["rounds"],
         f"{run[f'final_{metric}']:.4f}{beside}",
         f"{run[f'best_{metric}']:.4f}{beside}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ Outcome = tuple[str, dict[str, Any] | str]  # a run's overrides, and its summary
 def print_summary(console: Console, summary: dict[str, Any], folder: Path) -> None:
     """Print what a run reached and its uplink beside what FedAvg would have sent for the same model."""
     metric = summary["metric"]
-    name = metric.replace("_", " ")
+    name = f"{split_of(summary)}{metric.replace('_', ' ')}"
     table = Table("", summary["strategy"], "FedAvg would send")
     table.add_row(f"final {name}", f"{summary[f'final_{metric}']:.4f}", "")
     table.add_row(f"best {name}", f"{summary[f'best_{metric}']:.4f} (round {summary['best_round']})", "")
@@ -38,12 +38,17 @@ def print_summary(console: Console, summary: dict[str, Any], folder: Path) -> No
     console.print(f"results in {folder}", markup=False)
 
 
+def split_of(summary: Mapping[str, Any]) -> str:
+    """What a metric is named after: nothing, or `validation` where it is not of the test split."""
+    return "" if summary.get("evaluated_on", "test") == "test" else f"{summary['evaluated_on']} "
+
+
 def _bits(size: float, summary: dict[str, Any]) -> str:
     return f"{8 * size / summary['parameters']:.3f}"
 
 
-def print_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
-    """Print one row per run of a sweep."""
+def print_outcomes(console: Console, outcomes: Sequence[Outcome], numbers: Sequence[int]) -> None:
+    """Print one row per run of a sweep, with its number there."""
     table = Table(
         "run",
         "overrides",
@@ -55,7 +60,7 @@ def print_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
         "compress / train",
         "decode, s",
     )
-    for number, (overrides, result) in enumerate(outcomes):
+    for number, (overrides, result) in zip(numbers, outcomes, strict=True):
         if isinstance(result, str):
             table.add_row(str(number), overrides, "failed", *[""] * 6)
             continue
