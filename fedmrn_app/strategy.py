@@ -26,16 +26,9 @@ from fedmrn_app.messages import (
     sent_as_is,
     unpack_state,
 )
+from fedmrn_app.present import Host, Present
 
 FAILING_ROUNDS = 3  # in a row in which most clients fail, and the run ends
-
-
-@dataclass(frozen=True)
-class Host:
-    """Where a client is, as its node announced it."""
-
-    node_id: int
-    samples: int
 
 
 @dataclass(frozen=True)
@@ -117,7 +110,8 @@ class PayloadStrategy(Strategy):
             BudgetSpent: the round would exceed privacy.epsilon.
         """
         self.hosts = self._find_hosts()
-        samples = {client: host.samples for client, host in self.hosts.items()}
+        hosts = self.hosts
+        samples = hosts.samples if isinstance(hosts, Present) else {client: hosts[client].samples for client in hosts}
         number = server_round + self.finished_rounds
         state = unpack_state(arrays)
         count, versions = self.clients_per_round, self.versions

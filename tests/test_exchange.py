@@ -35,9 +35,6 @@ class SlowGrid(FakeGrid):
                 threading.Timer(seconds, self.answers.__setitem__, (message.metadata.message_id, reply)).start()
         return pushed
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        return [Message(RecordDict(), reply_to=message) for message in messages]
-
 
 def exchange_of(grid: SlowGrid) -> Exchange:
     nodes = Nodes(cast(Grid, grid))
@@ -90,11 +87,28 @@ def test_slow_node_is_waited_for_until_the_timeout() -> None:
     assert exchange.lost == {}  # it is late, and the strategy says so
 
 
-def test_simulated_nodes_are_left_to_flower() -> None:
-    grid = SlowGrid({5: None, 6: None}, interval=1e300)
-    polls = grid.polls
-    assert send(exchange_of(grid), (5, 6))[0] == [5, 6]
-    assert grid.polls == polls + 1
+def test_simulated_nodes_are_not_looked_for_and_hold_few_messages_at_a_time() -> None:
+    grid = SlowGrid({5: 0.01, 6: 0.01}, interval=1e300)
+    exchange = exchange_of(grid)
+    polls, most = grid.polls, 0
+    push = grid.push_messages
+
+    def push_messages(messages: Iterable[Message]) -> list[str]:
+        nonlocal most
+        pushed = push(messages)
+        most = max(most, len(grid.asked) - len(pulled))
+        return pushed
+
+    def pull_messages(message_ids: Iterable[str]) -> list[Message]:
+        found = pull(message_ids)
+        pulled.extend(found)
+        return found
+
+    pull, pulled = grid.pull_messages, list[Message]()
+    grid.push_messages, grid.pull_messages = push_messages, pull_messages  # type: ignore[method-assign]
+    assert send(exchange, [5, 6] * 60)[0] == [5] * 60 + [6] * 60
+    assert grid.polls == polls
+    assert most == 16
 
 
 def test_reply_that_is_too_long_is_not_kept() -> None:

@@ -59,6 +59,8 @@ def check(config: Config) -> None:
         raise ConfigError(f"clients_per_round={config.clients_per_round}: must be from 1 to clients={config.clients}")
     if config.min_clients is not None and config.min_clients > config.clients:
         raise ConfigError(f"min_clients={config.min_clients}: must be from 1 to clients={config.clients}")
+    if (config.simulation.nodes or 1) > config.clients:
+        raise ConfigError(f"simulation.nodes={config.simulation.nodes}: must be from 1 to clients={config.clients}")
     task, method = build_task(config), build_run_method(config)
     _check_memory(config, method)
     check_privacy(config, method)

@@ -42,6 +42,17 @@ class DownlinkConfig:
 
 
 @dataclass(frozen=True)
+class SimulationConfig:
+    """How clients are simulated on this machine.
+
+    Attributes:
+        nodes: SuperNodes that share the clients; None for as many as keep the processes busy.
+    """
+
+    nodes: Count | None = None
+
+
+@dataclass(frozen=True)
 class Config:
     """One run.
 
@@ -73,3 +84,4 @@ class Config:
     strategy: Mapping[str, Any]
     noise: Noise
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    simulation: SimulationConfig = field(default_factory=SimulationConfig)

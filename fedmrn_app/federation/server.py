@@ -29,10 +29,10 @@ from fedmrn_app.wire.payload import Header
 FRAMING = 180  # bytes that Flower puts around a payload, about
 
 
-def sample_clients(clients: Sequence[int], count: int, seed: int, server_round: int) -> list[int]:
+def sample_clients(clients: Sequence[int] | NDArray[np.int64], count: int, seed: int, server_round: int) -> list[int]:
     """Draw `count` different clients of a round, in ascending order; the same for the same seed and round."""
     generator = np.random.Generator(np.random.Philox(key=derive_seed(seed, "sampling", server_round)))
-    return sorted(int(client) for client in generator.choice(sorted(clients), count, replace=False))
+    return sorted(int(client) for client in generator.choice(np.sort(clients), count, replace=False))
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,8 @@ def open_round(
     """
     private = None if privacy is None else privacy.open(number, samples)
     count = min(clients_per_round, len(samples))
-    selected = private.clients if private else sample_clients(list(samples), count, agreement.seed, number)
+    there = np.fromiter(samples, np.int64, len(samples))
+    selected = private.clients if private else sample_clients(there, count, agreement.seed, number)
     return OpenRound(agreement, number, state, {client: samples[client] for client in selected}, versions, private)
 
 
