@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Message, RecordDict
@@ -28,12 +28,23 @@ class Terms:
     Attributes:
         needed: so many usable replies; None for one to each message.
         usable: whether a reply is.
-        timeout: seconds that are left.
     """
 
     needed: int | None = None
     usable: Callable[[Message], bool] = lambda reply: True
-    timeout: float = float("inf")
+
+
+@dataclass
+class Outcome:
+    """What came of the messages that were sent last.
+
+    Attributes:
+        lost: why there will be no reply, by the id of the message.
+        seconds: from sending to the last reply; 0 where none came.
+    """
+
+    lost: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -62,7 +73,7 @@ class Exchange(Grid):
     been heard of again by then.
 
     Attributes:
-        lost: why there will be no reply, by the id of the message, for what was sent last.
+        outcome: of what was sent last.
     """
 
     def __init__(
@@ -85,7 +96,7 @@ class Exchange(Grid):
             terms: when enough replies to what is sent have come.
             slow: clients whose replies are held back until they have taken so many times as long as they did.
         """
-        self.lost: dict[str, str] = {}
+        self.outcome = Outcome()
         self._most_bytes = most_bytes
         self._grid = grid
         self._nodes = nodes
@@ -101,8 +112,8 @@ class Exchange(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages and wait for the replies that `terms` ask for, for `timeout` seconds at most."""
         self.forget()
-        terms = self._terms()
-        deadline = time.monotonic() + min(terms.timeout, float("inf") if timeout is None else timeout)
+        terms, begun = self._terms(), time.monotonic()
+        deadline = float("inf") if timeout is None else begun + timeout
         self.send(messages)
         del messages  # they hold the model
         replies: list[Message] = []
@@ -110,15 +121,16 @@ class Exchange(Grid):
         while self.waits and time.monotonic() < deadline:
             for reply in self.receive():
                 if terms.needed is None or usable < terms.needed:
+                    self.outcome.seconds = time.monotonic() - begun
                     replies.append(reply)
                     usable += terms.needed is not None and terms.usable(reply)
             if terms.needed is not None and usable >= terms.needed:
                 break
             if self.waits:
                 self.pause()
-        lost = self.lost
+        outcome = self.outcome
         self.forget()
-        self.lost = lost
+        self.outcome = outcome
         return replies
 
     def send(self, messages: Iterable[Message]) -> None:
@@ -148,7 +160,9 @@ class Exchange(Grid):
             pending = self._pending.pop(message, None)
             size = 0 if reply.has_error() else sum(part.count_bytes() for part in reply.content.values())
             if pending is None or size > self._most_bytes:
-                self.lost[message] = f"its reply has {size:,} bytes, and none has more than {self._most_bytes:,}"
+                self.outcome.lost[message] = (
+                    f"its reply has {size:,} bytes, and none has more than {self._most_bytes:,}"
+                )
             elif pending.client is not None:
                 due = self._due(pending.client, pending.pushed, now)
                 self._held.append((due, reply))
@@ -167,7 +181,7 @@ class Exchange(Grid):
         self._unsent.clear()
         self._pending.clear()
         self._held.clear()
-        self.lost = {}
+        self.outcome = Outcome()
 
     def _due(self, client: int, pushed: float, now: float) -> float:
         """When the reply of a slow client counts as come; it trains for one round after the other."""
@@ -207,7 +221,7 @@ class Exchange(Grid):
 
     def _lose(self, messages: Iterable[str], reason: str) -> None:
         for message in messages:
-            self.lost[message] = f"its node {self._pending.pop(message).node} {reason}"
+            self.outcome.lost[message] = f"its node {self._pending.pop(message).node} {reason}"
 
     def get_node_ids(self) -> Iterable[int]:
         """As Flower's."""

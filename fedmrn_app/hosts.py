@@ -106,11 +106,11 @@ class Hosts:
                 changed.setdefault((last, now), []).append(client)
         for (last, now), clients in changed.items():
             if now is None:
-                self._report(f"node {last} has gone: {_names(clients)} will take no part until a node comes for it")
+                self._report(f"node {last} has gone: {names(clients)} will take no part until a node comes for it")
             elif last is None:
-                self._report(f"node {now} has come: {_names(clients)} will take part from now on")
+                self._report(f"node {now} has come: {names(clients)} will take part from now on")
             else:
-                self._report(f"node {last} has gone: {_names(clients)} is on node {now} from now on")
+                self._report(f"node {last} has gone: {names(clients)} is on node {now} from now on")
 
     def _wait(self, least: int, *, complete: bool, enough: bool) -> Present:
         """Look until `least` clients are there, and with `complete` all, but for those that refuse.
@@ -138,7 +138,7 @@ class Hosts:
                     told = True
                     self._report(
                         f"waiting for the answers of {len(self._questions)} nodes that have come, for "
-                        f"round_timeout={config.round_timeout:g} s at most"
+                        f"{config.answer_timeout:g} s at most"
                     )
             time.sleep(_POLL_SECONDS)
 
@@ -190,7 +190,7 @@ class Hosts:
         """Tell nodes the run's configuration, and ask whom they host."""
         content = RecordDict({"run": ConfigRecord({"config": self._packed})})
         queries = [Message(content, dst_node_id=node, message_type="query") for node in nodes]
-        deadline = time.monotonic() + self._config.round_timeout
+        deadline = time.monotonic() + self._config.answer_timeout
         if queries:
             self._grid.push_messages(queries)
         for query in queries:
@@ -223,9 +223,9 @@ class Hosts:
         for client in hosted.samples:
             if 0 <= client < self._config.clients:
                 self._refused.setdefault(client, reason)
-        names = _names(hosted.samples) or "its clients"
+        whom = names(hosted.samples) or "its clients"
         if len(self._failures) <= _MOST_TOLD:
-            self._report(f"node {node}: {names} will take no part: {reason}")
+            self._report(f"node {node}: {whom} will take no part: {reason}")
         elif len(self._failures) == _MOST_TOLD + 1:
             self._report("further nodes that take no part are not named")
 
@@ -251,12 +251,12 @@ class Hosts:
         if len(elsewhere):
             first = here[elsewhere[0]].node_id
             self._report(
-                f"node {node}: {_names(elsewhere)} is on node {first} already; this one is asked only when that has "
+                f"node {node}: {names(elsewhere)} is on node {first} already; this one is asked only when that has "
                 "gone (say another partition-id where it has other data)"
             )
 
 
-def _names(clients: Iterable[int]) -> str:
-    """The first of some clients."""
+def names(clients: Iterable[int]) -> str:
+    """The first of some clients, for a line of the log."""
     clients = list(clients)
     return ", ".join(f"client {client}" for client in clients[:5]) + (", ..." if len(clients) > 5 else "")

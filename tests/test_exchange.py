@@ -57,7 +57,7 @@ def test_nobody_waits_for_a_node_that_is_gone() -> None:
     replied, seconds = send(exchange, (5, 6, 7))
     assert replied == [5, 6]
     assert seconds < 10
-    assert list(exchange.lost.values()) == ["its node 7 has died: no heartbeat"]
+    assert list(exchange.outcome.lost.values()) == ["its node 7 has died: no heartbeat"]
 
 
 def test_nobody_waits_for_a_node_without_a_heartbeat_longer_than_for_the_others() -> None:
@@ -67,7 +67,7 @@ def test_nobody_waits_for_a_node_without_a_heartbeat_longer_than_for_the_others(
     replied, seconds = send(exchange, (5, 6, 7))
     assert replied == [5, 6]
     assert 6 <= seconds < 15
-    assert list(exchange.lost.values()) == ["its node 7 has died: no heartbeat"]
+    assert list(exchange.outcome.lost.values()) == ["its node 7 has died: no heartbeat"]
 
 
 def test_node_that_was_started_anew_has_forgotten_what_it_was_sent() -> None:
@@ -76,7 +76,7 @@ def test_node_that_was_started_anew_has_forgotten_what_it_was_sent() -> None:
     threading.Timer(0.3, grid.starts.update, ({6: "again"},)).start()
     replied, seconds = send(exchange, (5, 6))
     assert (replied, seconds < 10) == ([5], True)
-    assert list(exchange.lost.values()) == ["its node 6 was started anew"]
+    assert list(exchange.outcome.lost.values()) == ["its node 6 was started anew"]
 
 
 def test_slow_node_is_waited_for_until_the_timeout() -> None:
@@ -84,7 +84,7 @@ def test_slow_node_is_waited_for_until_the_timeout() -> None:
     replied, seconds = send(exchange, (5, 6, 7), timeout=5)
     assert replied == [5, 6]
     assert 5 <= seconds < 10
-    assert exchange.lost == {}  # it is late, and the strategy says so
+    assert exchange.outcome.lost == {}  # it is late, and the strategy says so
 
 
 def test_simulated_nodes_are_not_looked_for_and_hold_few_messages_at_a_time() -> None:
@@ -116,7 +116,7 @@ def test_reply_that_is_too_long_is_not_kept() -> None:
     grid.contents[6] = RecordDict({"x": ConfigRecord({"y": b"0" * 1000})})
     exchange = exchange_of(grid)
     assert send(exchange, (5, 6))[0] == [5]
-    assert list(exchange.lost.values()) == ["its reply has 1,001 bytes, and none has more than 1,000"]
+    assert list(exchange.outcome.lost.values()) == ["its reply has 1,001 bytes, and none has more than 1,000"]
 
 
 @pytest.mark.parametrize("messages", [(), (5,)])

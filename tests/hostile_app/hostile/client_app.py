@@ -28,7 +28,7 @@ def train(message: Message, context: Context) -> Message:
         honest.open_versions(message, context).path(order.client).unlink(missing_ok=True)
     if misdeed == "raise":
         raise RuntimeError("sabotage")
-    if misdeed == "late" and worker.config.round_timeout < 60:
+    if misdeed == "late" and (worker.config.round_timeout or 60) < 60:
         time.sleep(3600)
     reply = honest.train(message, context)
     if misdeed in ("none", "late"):
