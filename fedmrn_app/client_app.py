@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from fedmrn_app.config.build import ALLOW_TARGETS, check_targets, read_config
 from fedmrn_app.errors import ConfigError, FedMRNError, PayloadError
 from fedmrn_app.federation.client import Kept
-from fedmrn_app.federation.download import Version, VersionError
-from fedmrn_app.federation.residuals import Residuals, state_folder
+from fedmrn_app.federation.download import VersionError
+from fedmrn_app.federation.kept_versions import VERSIONS_FOLDER, KeptVersions
+from fedmrn_app.federation.residuals import Residuals, StateError, state_folder
 from fedmrn_app.federation.worker import Worker
 from fedmrn_app.messages import (
     Hosted,
@@ -28,7 +30,6 @@ from fedmrn_app.messages import (
     unpack_config,
     unpack_run,
 )
-from fedmrn_app.wire.grid import Grid
 
 app = ClientApp()
 if "flwr.server.superlink.fleet.vce" in sys.modules:  # Flower imports this before a simulation makes its actors
@@ -46,6 +47,9 @@ def query(message: Message, context: Context) -> Message:
         worker = open_worker(message, context)
         if worker.method.error_feedback:
             open_residuals(message, context).begin()
+        elif worker.config.downlink.remembers:
+            with contextlib.suppress(StateError):  # without versions it is only sent more
+                open_residuals(message, context).begin()
         nodes = None if "data-path" in context.node_config else context.node_config.get("num-partitions")
         hosted = Hosted(
             {client: worker.sample_count(client) for client in clients}, nodes=None if nodes is None else int(nodes)
@@ -70,14 +74,16 @@ def train(message: Message, context: Context) -> Message:
     client, number = order.client, order.server_round
     residuals = open_residuals(message, context) if worker.method.error_feedback else None
     residual = None if residuals is None else residuals.read(client, number)
+    versions = open_versions(message, context) if worker.config.downlink.remembers else None
+    version = None if versions is None or order.base == 0 else versions.read(client)
     try:
-        reply = worker.train(order, Kept(residual, read_version(context.state, client)))
+        reply = worker.train(order, Kept(residual, version))
     except VersionError:
         return Message(lost_content("version"), reply_to=message)
     if residuals is not None and reply.kept.residual is not None:
         residuals.write(client, number, reply.kept.residual)
-    if worker.config.downlink.remembers and reply.kept.version is not None:
-        write_version(context.state, client, reply.kept.version)
+    if versions is not None and reply.kept.version is not None:
+        versions.write(client, reply.kept.version)
     return Message(payload_content(reply.payload), reply_to=message)
 
 
@@ -92,18 +98,15 @@ def open_residuals(message: Message, context: Context) -> Residuals:
     return Residuals(state_folder() if root is None else Path(str(root)), run)
 
 
-def read_version(state: RecordDict, client: int) -> Version | None:
-    """The version of the global model that a client has kept, if any; who reads it compares the checksum."""
-    record = state.config_records.get(f"version-{client}")
-    if record is None:
-        return None
-    values = cast(dict[str, Any], dict(record))
-    return Version(values.pop("round"), Grid.from_kept(values))
+def open_versions(message: Message, context: Context) -> KeptVersions:
+    """The versions of the global model that this node's clients hold.
 
-
-def write_version(state: RecordDict, client: int, version: Version) -> None:
-    """Keep it, by client, for a node may host several; where it is lost, the server sends the whole again."""
-    state[f"version-{client}"] = ConfigRecord({"round": version.server_round, **version.grid.kept()})
+    Raises:
+        LostError: as `run_config`.
+    """
+    folder = open_residuals(message, context).folder
+    elsewhere = os.environ.get(VERSIONS_FOLDER)
+    return KeptVersions(Path(elsewhere) / folder.name if elsewhere else folder)
 
 
 def run_clients(message: Message, context: Context) -> int:

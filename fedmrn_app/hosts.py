@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
@@ -13,10 +14,11 @@ from fedmrn_app.config.types import Config
 from fedmrn_app.errors import RunError
 from fedmrn_app.messages import Hosted, read_hosted
 from fedmrn_app.nodes import Nodes
-from fedmrn_app.strategy import Host
+from fedmrn_app.present import Integers, Present, present
 
 _POLL_SECONDS = 0.1
 _MOST_ASKED = 256  # nodes at a time: a simulation finds a message among few faster than among thousands
+_MOST_SAMPLES = (1 << 32) - 1  # of a client, as payloads say them
 _MOST_TOLD = 20  # refusals, each in a line of the log
 
 
@@ -44,13 +46,16 @@ class Hosts:
         self._report = report
         self._started: dict[int, str] = {}  # of the nodes that have answered, or will never
         self._questions: dict[str, _Question] = {}  # without an answer yet, by the message
-        self._offers: dict[int, dict[int, int]] = {}  # samples of each client, by the nodes that host it
+        self._offers: dict[
+            int, tuple[Integers, Integers]
+        ] = {}  # clients and their samples, by the nodes that host them
+        self._offered = np.zeros(config.clients, np.bool_)  # by any node, that has gone perhaps
         self._refused: dict[int, str] = {}
         self._failures: list[str] = []
         self._shares: set[int] = set()  # what nodes say in num-partitions
-        self._here: dict[int, Host] = {}
+        self._here = present(0, [])
 
-    def find(self) -> dict[int, Host]:
+    def find(self) -> Present:
         """Wait until a run may start, and return the hosts of all clients that take part.
 
         It may when each client is on a node, or on one that takes no part for its data or for what it was asked to
@@ -69,7 +74,7 @@ class Hosts:
             )
         return self._here
 
-    def present(self) -> Mapping[int, Host]:
+    def present(self) -> Present:
         """The hosts of the clients that are there now, at the beginning of a round.
 
         Where fewer than `min_clients` are there, or none at all, more are waited for as in `find`.
@@ -90,7 +95,7 @@ class Hosts:
         self._tell(before)
         return self._here
 
-    def _tell(self, before: Mapping[int, Host]) -> None:
+    def _tell(self, before: Present) -> None:
         """Say who has come and gone, in a line per node."""
         changed: dict[tuple[int | None, int | None], list[int]] = {}
         for client in sorted(before.keys() | self._here.keys()):
@@ -101,13 +106,13 @@ class Hosts:
                 changed.setdefault((last, now), []).append(client)
         for (last, now), clients in changed.items():
             if now is None:
-                self._report(f"node {last} has gone: {_names(clients)} will take no part until a node comes for it")
+                self._report(f"node {last} has gone: {names(clients)} will take no part until a node comes for it")
             elif last is None:
-                self._report(f"node {now} has come: {_names(clients)} will take part from now on")
+                self._report(f"node {now} has come: {names(clients)} will take part from now on")
             else:
-                self._report(f"node {last} has gone: {_names(clients)} is on node {now} from now on")
+                self._report(f"node {last} has gone: {names(clients)} is on node {now} from now on")
 
-    def _wait(self, least: int, *, complete: bool, enough: bool) -> dict[int, Host]:
+    def _wait(self, least: int, *, complete: bool, enough: bool) -> Present:
         """Look until `least` clients are there, and with `complete` all, but for those that refuse.
 
         With `enough`, `least` will do when nobody else has come for `node_timeout` seconds.
@@ -117,7 +122,8 @@ class Hosts:
             if self.look():
                 news = time.monotonic()
             here = self._hosts()
-            missing = [client for client in range(config.clients) if client not in here and client not in self._refused]
+            absent = np.setdiff1d(np.arange(config.clients), here.clients, assume_unique=True)
+            missing = [client for client in absent.tolist() if client not in self._refused]
             if len(here) >= least and not (complete and missing):
                 return here
             if not missing and not enough:
@@ -132,11 +138,11 @@ class Hosts:
                     told = True
                     self._report(
                         f"waiting for the answers of {len(self._questions)} nodes that have come, for "
-                        f"round_timeout={config.round_timeout:g} s at most"
+                        f"{config.answer_timeout:g} s at most"
                     )
             time.sleep(_POLL_SECONDS)
 
-    def _too_few(self, here: Mapping[int, Host], missing: list[int]) -> str:
+    def _too_few(self, here: Present, missing: list[int]) -> str:
         config = self._config
         where = f"with {len(self._nodes.alive)} nodes connected for {config.node_timeout:g} s{self._reason}"
         if config.min_clients is not None:
@@ -153,16 +159,11 @@ class Hosts:
     def _reason(self) -> str:
         return f"; a node answered: {self._failures[0]}" if self._failures else ""
 
-    def _hosts(self) -> dict[int, Host]:
-        """The host of each client that has one."""
-        found = ((client, self._host(client)) for client in sorted(self._offers))
-        return {client: host for client, host in found if host is not None}
-
-    def _host(self, client: int) -> Host | None:
-        """The first node that is alive of those that host a client."""
-        alive, offers = self._nodes.alive, self._offers.get(client, {})
-        node = next((node for node in offers if alive.get(node) == self._started.get(node)), None)
-        return None if node is None else Host(node, offers[node])
+    def _hosts(self) -> Present:
+        """The host of each client that has one: the first node that is alive of those that host it."""
+        alive = self._nodes.alive
+        offers = [(node, *offer) for node, offer in self._offers.items() if alive.get(node) == self._started.get(node)]
+        return present(self._config.clients, offers)
 
     def look(self) -> bool:
         """See who is there, ask who has not been asked, and read the answers; whether there was anything new.
@@ -183,14 +184,13 @@ class Hosts:
 
     def _forget(self, node: int) -> None:
         del self._started[node]
-        for offers in self._offers.values():
-            offers.pop(node, None)
+        self._offers.pop(node, None)
 
     def _ask(self, nodes: Iterable[int]) -> list[Message]:
         """Tell nodes the run's configuration, and ask whom they host."""
         content = RecordDict({"run": ConfigRecord({"config": self._packed})})
         queries = [Message(content, dst_node_id=node, message_type="query") for node in nodes]
-        deadline = time.monotonic() + self._config.round_timeout
+        deadline = time.monotonic() + self._config.answer_timeout
         if queries:
             self._grid.push_messages(queries)
         for query in queries:
@@ -223,9 +223,9 @@ class Hosts:
         for client in hosted.samples:
             if 0 <= client < self._config.clients:
                 self._refused.setdefault(client, reason)
-        names = _names(hosted.samples) or "its clients"
+        whom = names(hosted.samples) or "its clients"
         if len(self._failures) <= _MOST_TOLD:
-            self._report(f"node {node}: {names} will take no part: {reason}")
+            self._report(f"node {node}: {whom} will take no part: {reason}")
         elif len(self._failures) == _MOST_TOLD + 1:
             self._report("further nodes that take no part are not named")
 
@@ -242,21 +242,21 @@ class Hosts:
                 "out as intended only if all nodes say the same"
             )
         self._shares.update(() if hosted.nodes is None else [hosted.nodes])
-        elsewhere: dict[int, Host] = {}
-        for client, count in hosted.samples.items():
-            if 0 <= client < self._config.clients and count > 0:
-                if (first := self._host(client)) is not None:
-                    elsewhere[client] = first
-                self._offers.setdefault(client, {})[node] = count
-        if elsewhere:
-            first = next(iter(elsewhere.values()))
+        fit = {client: n for client, n in hosted.samples.items() if 0 <= client < self._config.clients and n > 0}
+        clients = np.fromiter(fit, np.int64)
+        here = self._hosts() if self._offered[clients].any() else present(0, [])
+        elsewhere = np.intersect1d(clients, here.clients)
+        self._offers[node] = clients, np.fromiter((min(n, _MOST_SAMPLES) for n in fit.values()), np.int64)
+        self._offered[clients] = True
+        if len(elsewhere):
+            first = here[elsewhere[0]].node_id
             self._report(
-                f"node {node}: {_names(elsewhere)} is on node {first.node_id} already; this one is asked only when "
-                "that has gone (say another partition-id where it has other data)"
+                f"node {node}: {names(elsewhere)} is on node {first} already; this one is asked only when that has "
+                "gone (say another partition-id where it has other data)"
             )
 
 
-def _names(clients: Iterable[int]) -> str:
-    """The first of some clients."""
+def names(clients: Iterable[int]) -> str:
+    """The first of some clients, for a line of the log."""
     clients = list(clients)
     return ", ".join(f"client {client}" for client in clients[:5]) + (", ..." if len(clients) > 5 else "")

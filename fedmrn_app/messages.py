@@ -10,6 +10,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, Protocol, cast, get_args
 
 import numpy as np
@@ -104,6 +105,7 @@ def unpack_config(data: bytes) -> dict[str, Any]:
     return cast(dict[str, Any], _unpack(data)["values"])
 
 
+@lru_cache(maxsize=4)
 def unpack_run(data: bytes) -> str:
     """The run's name in what `pack_config` made; see `_unpack`."""
     return str(_unpack(data).get("run", ""))

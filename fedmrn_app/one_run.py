@@ -103,6 +103,8 @@ def _launch(values: Values, folder: Path, on: str | None) -> dict[str, Any]:
         f"{config.strategy['name']} on {task.name}, {config.partition.name}: {config.rounds} rounds, "
         f"{config.clients_per_round} of {config.clients} clients per round"
     )
+    if (each := config.partition.samples_per_client) is not None:
+        console.print(f"each client's {each} rows are drawn with replacement, and clients may share rows")
     columns = (TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     feed = Feed(config.log, values, folder, lambda line: errors.print(f"fedmrn: {line}", markup=False))
     summary: dict[str, Any] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -24,7 +25,7 @@ from fedmrn_app.federation.ledger import Ledger
 from fedmrn_app.federation.privacy import BudgetSpent
 from fedmrn_app.federation.server import OpenRound
 from fedmrn_app.federation.upload import Update, header_of, most_bytes, write_upload
-from fedmrn_app.hosts import Hosts
+from fedmrn_app.hosts import Hosts, names
 from fedmrn_app.learning.flat import FlatModel, state_sha256
 from fedmrn_app.learning.memory import keep_freed_memory
 from fedmrn_app.messages import content_bytes, order_content, pack_config, pack_state, payload_content, unpack_state
@@ -34,6 +35,7 @@ from fedmrn_app.nodes import Nodes
 from fedmrn_app.noise import Noise
 from fedmrn_app.results.folder import RunFolder
 from fedmrn_app.results.lock import locked
+from fedmrn_app.results.participants import Participants
 from fedmrn_app.results.progress import Progress, Splits
 from fedmrn_app.strategy import PayloadStrategy
 from fedmrn_app.wire.body import Body
@@ -102,7 +104,8 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
     finder = Hosts(grid, nodes, config, packed, report)
     if done < config.rounds:  # else it ended between its last round and its summary, and needs nobody any more
         finder.find()
-    exchange = Exchange(grid, nodes, finder.look, most_bytes(agreement))
+    exchange = Exchange(grid, nodes, finder.look, most_bytes(agreement), terms=lambda: strategy.terms())
+    participants = Participants(folder.path, done)
 
     def told(server_round: int, client: int, reason: str) -> None:
         """Log a rejection, in so many lines per round and no more."""
@@ -117,12 +120,16 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
         finder.present,
         clients_per_round=config.clients_per_round,
         config=packed,
+        oversample=config.oversample,
+        min_replies=config.min_replies,
         round_timeout=config.round_timeout,
+        seconds=[row.seconds for row in folder.rounds],
         memory=config.downlink.remembers,
         finished_rounds=done,
         privacy=privacy,
-        lost=lambda: exchange.lost,
+        outcome=lambda: exchange.outcome,
         on_failure=told,
+        report=report,
     )
     progress = Progress(agreement, model, task, splits, folder, config.rounds, report)
 
@@ -132,6 +139,9 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
             progress.begin()
             return None
         traffic = strategy.traffic
+        participants.note(strategy.report)
+        if late := strategy.report.late:
+            report(f"round {strategy.report.number}: enough replies; not waited for: {names(late)}")
         return MetricRecord(
             dict(progress.end_round(unpack_state(arrays), strategy.report, traffic.uplink, traffic.downlink))
         )
@@ -141,7 +151,7 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
             exchange,
             pack_state(replace(state, dense=model.state()[1])),
             num_rounds=config.rounds - done,
-            timeout=config.round_timeout,
+            timeout=math.inf,  # what is left of a round is the strategy's to say
             evaluate_fn=evaluate_round,
         )
     except BudgetSpent as spent:

@@ -18,6 +18,7 @@ from fedmrn_app.config.build import ALLOW_TARGETS, OWN_TARGETS, TARGET
 from fedmrn_app.config.types import Config, Values
 from fedmrn_app.errors import ConfigError, DiedError, RunError
 from fedmrn_app.federation.aggregation import cores
+from fedmrn_app.federation.kept_versions import VERSIONS_FOLDER
 from fedmrn_app.federation.residuals import STATE_FOLDER
 from fedmrn_app.local_run import Ending, Tail, command, free_port, write_app, write_run_config
 from fedmrn_app.processes import find_process, has_ended, private_home
@@ -25,6 +26,7 @@ from fedmrn_app.results.logs import shorten
 
 START_TIMEOUT = 60.0  # seconds for the SuperLink to answer
 POLL_SECONDS = 0.2
+NODES = 40  # that share the clients: Flower hands each of them ten messages a second at most
 RUN_FOLDER = "FEDMRN_RUN_FOLDER"  # of a simulation's processes, by which those that a killed command left are found
 
 
@@ -34,7 +36,6 @@ def run_simulation(
     folder: Path,
     *,
     app: Path | None = None,
-    nodes: int | None = None,
     at_once: int = 1,
     on_line: Callable[[str], None] = lambda line: None,
 ) -> None:
@@ -45,7 +46,6 @@ def run_simulation(
         config: the same, checked.
         folder: the run's folder; Flower's own output goes to flower.log in it.
         app: folder of a Flower app with other client or server code; None for this package's.
-        nodes: simulated SuperNodes, one for each client if None; fewer share the clients.
         at_once: how many runs share this machine's cores.
         on_line: called with each line that the run adds to run.log.
 
@@ -61,7 +61,7 @@ def run_simulation(
     folder.mkdir(parents=True, exist_ok=True)
     ending = Ending(folder)
     federation = {
-        "num-supernodes": nodes or config.clients,
+        "num-supernodes": config.simulation.nodes or min(NODES, config.clients),
         "client-resources-num-cpus": config.client_cpus,
         "client-resources-num-gpus": config.client_gpus,
         "init-args-num-cpus": min(share, config.clients_per_round * config.client_cpus),  # no idle actors
@@ -73,6 +73,7 @@ def run_simulation(
         run_config = {"config": json.dumps(values), "run-dir": str(folder)}
         environment = {
             **private_environment(home, values), RUN_FOLDER: str(folder), STATE_FOLDER: str(folder / "clients"),
+            VERSIONS_FOLDER: str(home / "versions"),  # of no use once the server has ended
         }  # fmt: skip
         run = start_app(app, run_config, federation, folder, home, environment, log.fileno())
         tail = Tail(folder / "run.log")

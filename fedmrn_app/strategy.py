@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedmrn_app.errors import PayloadError, RunError
+from fedmrn_app.exchange import Outcome, Terms
 from fedmrn_app.federation.agreement import Agreement
 from fedmrn_app.federation.privacy import Privacy
-from fedmrn_app.federation.report import RoundReport
-from fedmrn_app.federation.server import OpenRound, close_round, open_round
+from fedmrn_app.federation.report import RoundReport, TooFewError
+from fedmrn_app.federation.sampling import sample_others
+from fedmrn_app.federation.server import close_round, open_round
 from fedmrn_app.federation.versions import Versions
 from fedmrn_app.messages import (
     by_request,
@@ -26,40 +30,11 @@ from fedmrn_app.messages import (
     sent_as_is,
     unpack_state,
 )
+from fedmrn_app.present import Host, Present
+from fedmrn_app.sent import Sent, Timeout, Traffic
+from fedmrn_app.wire.payload import decode_payload
 
 FAILING_ROUNDS = 3  # in a row in which most clients fail, and the run ends
-
-
-@dataclass(frozen=True)
-class Host:
-    """Where a client is, as its node announced it."""
-
-    node_id: int
-    samples: int
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes of the contents of a round's messages, Flower's framing included, by client.
-
-    Attributes:
-        downlink: sent to each client that was asked, in all messages to it.
-        uplink: of each reply that was used.
-    """
-
-    downlink: dict[int, int] = field(default_factory=dict)
-    uplink: dict[int, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Sent:
-    """What Flower's two calls of a round must both know: the round, how its messages are named, and what they weigh."""
-
-    opened: OpenRound
-    messages: dict[int, Metadata]  # not their contents, of which each may hold weights of its own
-    traffic: Traffic
-    grid: Grid
-    deadline: float
 
 
 class PayloadStrategy(Strategy):
@@ -69,6 +44,9 @@ class PayloadStrategy(Strategy):
     summed in the order of client numbers, weighted by the sample counts that the nodes announced. A reply that is not
     exactly what was asked for is rejected with its reason. A client that says that it has lost the configuration, or
     the version of the model from which it was sent the difference, is asked again in the same round, once.
+
+    With `oversample` more clients are asked than a round uses, and it is closed with the first usable replies that are
+    enough. With fewer than `min_replies` the round goes on with other clients, beside those whose replies are usable.
 
     Clients are drawn from those that are there when the round begins, so that the same seed draws the same ones of the
     same clients; one whose node dies in the round is not replaced.
@@ -85,21 +63,28 @@ class PayloadStrategy(Strategy):
         *,
         clients_per_round: int,
         config: bytes,
-        round_timeout: float = 3600.0,
+        oversample: float = 1.0,
+        min_replies: int = 1,
+        round_timeout: float | None = None,
+        seconds: Iterable[float] = (),
         memory: bool = False,
         finished_rounds: int = 0,
-        lost: Callable[[], Mapping[str, str]] = dict,
+        outcome: Callable[[], Outcome] = Outcome,
         privacy: Privacy | None = None,
         on_failure: Callable[[int, int, str], None] = lambda server_round, client, reason: None,
+        report: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.agreement = agreement
         self.hosts: Mapping[int, Host] = {}  # of the round
         self._find_hosts = hosts
-        self._lost = lost  # why there will be no reply to a message
+        self._outcome = outcome  # of the last messages that were sent
         self._failing = 0  # rounds in a row in which most clients failed
         self.clients_per_round = clients_per_round
         self.config = config  # for nodes that have lost it
-        self.round_timeout = round_timeout  # seconds
+        self.oversample = oversample
+        self.min_replies = min_replies
+        self.timeout = Timeout(round_timeout, seconds)
+        self._report = report
         self.versions = Versions(agreement.grid_rule(None).sizes) if memory else None
         self.finished_rounds = finished_rounds  # rounds done before a resumed run; Flower counts from 1 again
         self.privacy = privacy
@@ -117,28 +102,53 @@ class PayloadStrategy(Strategy):
             BudgetSpent: the round would exceed privacy.epsilon.
         """
         self.hosts = self._find_hosts()
-        samples = {client: host.samples for client, host in self.hosts.items()}
+        samples = _samples(self.hosts)
         number = server_round + self.finished_rounds
         state = unpack_state(arrays)
-        count, versions = self.clients_per_round, self.versions
+        count, versions = self._asked(self.clients_per_round), self.versions
         opened = open_round(self.agreement, state, number, samples, count, versions, self.privacy)
         shared = sent_as_is(arrays) if self.agreement.method.packing == "float32" else None
-        self._sent = Sent(opened, {}, Traffic(), grid, time.monotonic() + self.round_timeout)
+        timeout = self.timeout.seconds
+        self._sent = Sent(opened, {}, Traffic(), grid, timeout, time.monotonic() + timeout)
+        return self._messages(self._sent, opened.clients, shared)
+
+    def _asked(self, count: int) -> int:
+        """How many clients are asked for so many replies."""
+        return math.ceil(count * self.oversample - 1e-9)
+
+    def _messages(self, sent: Sent, clients: Iterable[int], shared: ArrayRecord | None = None) -> list[Message]:
+        """What asks clients; `shared` is the record of the arrays that all of them get, where there is one already."""
         messages = []
-        for client in opened.clients:
-            everything = opened.held(client) is None
-            content = order_content(opened.order(client), shared if everything else None, None)
+        for client in clients:
+            everything = sent.opened.held(client) is None
+            content = order_content(sent.opened.order(client), shared if everything else None, None)
             if everything:
                 shared = content.array_records.get("model")  # written and weighed once for all
-            messages.append(self._address(self._sent, client, content))
+            messages.append(self._address(sent, client, content))
         return messages
+
+    def terms(self) -> Terms:
+        """When there are enough replies to what is sent now."""
+        sent = self._sent
+        if sent is None or self.oversample == 1:
+            return Terms()
+        clients: dict[str, int] = {}
+
+        def usable(reply: Message) -> bool:
+            message = reply.metadata.reply_to_message_id
+            if message not in clients:  # messages have names since they were sent
+                clients.update({metadata.message_id: client for client, metadata in sent.messages.items()})
+            client = clients.get(message)
+            return client is not None and isinstance(self._payload(sent, client, reply), bytes)
+
+        return Terms(max(0, self.clients_per_round - len(sent.usable)), usable)
 
     def _address(self, sent: Sent, client: int, content: RecordDict) -> Message:
         """A message to a client's node, named and weighed in `sent`."""
         group = str(sent.opened.number)
         node = self.hosts[client].node_id
         # later nobody wants the reply, and Flower is to forget it
-        message = Message(content, node, "train", ttl=self.round_timeout + 60, group_id=group)
+        message = Message(content, node, "train", ttl=sent.timeout + 60, group_id=group)
         sent.messages[client] = message.metadata
         sent.traffic.downlink[client] = sent.traffic.downlink.get(client, 0) + content_bytes(content)
         return message
@@ -156,7 +166,7 @@ class PayloadStrategy(Strategy):
         left = sent.deadline - time.monotonic()
         if again and left > 0:
             replies.update(by_request(sent.grid.send_and_receive(again, timeout=left)))
-            lost.update(self._lost())
+            lost.update(self._outcome().lost)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -164,38 +174,97 @@ class PayloadStrategy(Strategy):
         """Close the round; see `close_round`.
 
         Raises:
-            RunError: no reply is usable, the new global model is not finite, or most clients have failed for the
-                third round in a row.
+            RunError: the new global model is not finite, or most clients have failed for the third time in a row,
+                whether in rounds or in one that went on with others.
         """
         assert self._sent is not None, "Flower calls configure_train first"
-        sent, self._sent = self._sent, None
-        by_message, lost = by_request(replies), dict(self._lost())
-        self._ask_again(sent, by_message, lost)
-        opened, traffic = sent.opened, sent.traffic
-        payloads: dict[int, bytes | PayloadError] = {}
-        for client, metadata in sent.messages.items():
-            reply = by_message.get(metadata.message_id)
-            if reply is None:
-                if (reason := lost.get(metadata.message_id)) is not None:
-                    payloads[client] = PayloadError(reason)
-                continue
+        sent = self._sent
+        failures: dict[int, str] = {}
+        for repeat in range(1, FAILING_ROUNDS + 1):
+            payloads, late = self._read(sent, replies)
             try:
-                if not reply.has_error() and reply.metadata.src_node_id != metadata.dst_node_id:
-                    raise PayloadError(f"reply came from node {reply.metadata.src_node_id}, which does not host it")
-                payloads[client] = read_payload(reply)
-            except PayloadError as error:
-                payloads[client] = error
-                continue
-            traffic.uplink[client] = content_bytes(reply.content)
-        state, self.report = close_round(opened, payloads)
-        number = opened.number
-        del opened, sent, payloads, by_message  # their memory is needed now
+                state, self.report = close_round(sent.opened, payloads, least=self.min_replies, late=late)
+                break
+            except TooFewError as few:
+                self._failing += 1
+                if sent.opened.private is not None:
+                    raise  # who is in a private round must not depend on who replies
+                if self._failing >= FAILING_ROUNDS:
+                    raise RunError(f"{few}, as others before; see to them, then go on with resume=true") from None
+                failures |= few.report.failures
+                if self.versions is not None:
+                    self.versions.forget(few.report.failures)
+                sent.usable = {client: payloads[client] for client in few.report.losses}  # type: ignore[misc]
+                replies = self._ask_others(sent, str(few), repeat)
+        self._sent = None
+        number, traffic = sent.opened.number, sent.traffic
+        del sent, payloads, replies  # their memory is needed now
+        used = self.report.losses
+        failures = {client: reason for client, reason in failures.items() if client not in used}
+        self.report.failures = failures | self.report.failures
         for client, reason in self.report.failures.items():
             traffic.uplink.pop(client, None)
             self.on_failure(number, client, reason)
         self.traffic = traffic
         self._note_failing(number)
         return pack_state(state), None
+
+    def _read(self, sent: Sent, replies: Iterable[Message]) -> tuple[dict[int, bytes | PayloadError], list[int]]:
+        """The payloads that came or why there is none, by client, and the clients whose replies are not waited for."""
+        by_message, outcome = by_request(replies), self._outcome()
+        lost = dict(outcome.lost)
+        self.timeout.note(outcome.seconds)
+        payloads, usable = self._payloads(sent, by_message, lost)
+        if usable < self.clients_per_round:
+            self._ask_again(sent, by_message, lost)
+            payloads, usable = self._payloads(sent, by_message, lost)
+        enough = self.oversample > 1 and usable >= self.clients_per_round
+        late = [client for client in sent.opened.clients if client not in payloads] if enough else []
+        return payloads, late
+
+    def _payloads(
+        self, sent: Sent, replies: Mapping[str, Message], lost: Mapping[str, str]
+    ) -> tuple[dict[int, bytes | PayloadError], int]:
+        """The payloads in replies or what is wrong with them, by client, and how many are usable as far as one sees."""
+        payloads: dict[int, bytes | PayloadError] = dict(sent.usable)
+        for client in sent.opened.clients.keys() - sent.usable.keys():
+            message = sent.messages[client].message_id
+            reply = replies.get(message)
+            if reply is not None:
+                payloads[client] = payload = self._payload(sent, client, reply)
+                if isinstance(payload, bytes):
+                    sent.traffic.uplink[client] = content_bytes(reply.content)
+            elif (reason := lost.get(message)) is not None:
+                payloads[client] = PayloadError(reason)
+        return payloads, sum(isinstance(payload, bytes) for payload in payloads.values())
+
+    def _payload(self, sent: Sent, client: int, reply: Message) -> bytes | PayloadError:
+        """The payload in a client's reply, or what is wrong with the reply."""
+        try:
+            if not reply.has_error() and reply.metadata.src_node_id != sent.messages[client].dst_node_id:
+                raise PayloadError(f"reply came from node {reply.metadata.src_node_id}, which does not host it")
+            data = read_payload(reply)
+            if self.oversample > 1:  # else all replies have come before one is looked at
+                decode_payload(data, sent.opened.header(client, sent.opened.known(client)))
+            return data
+        except PayloadError as error:
+            return error
+
+    def _ask_others(self, sent: Sent, why: str, repeat: int) -> Iterable[Message]:
+        """Go on with a round of too few replies with other clients."""
+        self.hosts = self._find_hosts()
+        count = self._asked(max(1, self.clients_per_round - len(sent.usable)))
+        samples, before = _samples(self.hosts), sent.opened
+        there = np.fromiter(samples, np.int64, len(samples))
+        asked, seed = sent.messages, before.agreement.seed
+        chosen = sample_others(there, asked, sent.usable, count, seed, before.number, repeat)
+        clients = {client: before.clients[client] for client in sent.usable} | {one: samples[one] for one in chosen}
+        sent.opened = replace(before, clients=dict(sorted(clients.items())))
+        self._report(f"{why}; it goes on with {len(chosen)} other clients")
+        sent.timeout = self.timeout.seconds
+        sent.deadline = time.monotonic() + sent.timeout
+        messages = self._messages(sent, chosen)
+        return sent.grid.send_and_receive(messages, timeout=sent.timeout)
 
     def _note_failing(self, number: int) -> None:
         """Count the rounds in a row in which most clients failed, and end the run after some."""
@@ -221,3 +290,8 @@ class PayloadStrategy(Strategy):
 
     def summary(self) -> None:
         """Log nothing beyond the run's own lines."""
+
+
+def _samples(hosts: Mapping[int, Host]) -> Mapping[int, int]:
+    """The samples of each client that is there."""
+    return hosts.samples if isinstance(hosts, Present) else {client: host.samples for client, host in hosts.items()}

@@ -9,6 +9,7 @@ Usage: python scripts/benchmark.py PART [options] [--json FILE]
     server   checking, decoding and adding many replies: time and memory
     round    simulated rounds against the local training of their clients; needs --data, Fashion-MNIST's folder
     optimizers  a step of the plug-in's optimisers against the same without masks, on CNN4
+    scale    simulated rounds of many clients: start, time and memory; --peer: Flower's FedAvg takes turns
     socket   bytes at real SuperNodes' sockets, per round and node, beside those that a run reports, on CNN4
     plugin   the quickstart plain, with EDEN and with FedMRN: accuracy and bytes; --data, CIFAR-10's folder
 
@@ -28,6 +29,7 @@ from scripts.benchmarks.codec import bench_codec
 from scripts.benchmarks.optimizers import bench_optimizers
 from scripts.benchmarks.plugin import bench_plugin
 from scripts.benchmarks.round import bench_round
+from scripts.benchmarks.scale import bench_scale
 from scripts.benchmarks.server import bench_server
 from scripts.benchmarks.socket_bytes import bench_socket
 from scripts.benchmarks.steps import bench_epoch, bench_step, bench_threads
@@ -39,6 +41,7 @@ PARTS = {
     "codec": bench_codec,
     "server": bench_server,
     "round": bench_round,
+    "scale": bench_scale,
     "socket": bench_socket,
     "plugin": bench_plugin,
     "optimizers": bench_optimizers,
@@ -58,6 +61,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--inner", default="fedavg", help="`plugin`: the strategy inside: fedavg, fedadam or fedprox")
     parser.add_argument("--data")
+    parser.add_argument("--clients", nargs="+", type=int, default=[1000, 100_000], help="in `scale`")
+    parser.add_argument("--per-round", type=int, default=1000, help="clients of a round in `scale`")
+    parser.add_argument("--peer", action="store_true", help="`scale`: beside Flower's own federated averaging")
     parser.add_argument("--images", type=int, default=0, help="of a client in `plugin`; 0 for all")
     parser.add_argument("--tune", action="store_true", help="`plugin`: settings, on training images held out")
     parser.add_argument("--json", type=Path, help="a file that the figures are written to")

@@ -13,6 +13,11 @@ from tests.supernodes import Federation
 torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def state(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["FEDMRN_STATE"] = str(tmp_path_factory.mktemp("state"))  # not the user's own
+
+
 @pytest.fixture
 def federation(tmp_path: Path) -> Iterator[Federation]:
     """A SuperLink, which ends with the test and all that was started with it."""

@@ -35,9 +35,6 @@ class SlowGrid(FakeGrid):
                 threading.Timer(seconds, self.answers.__setitem__, (message.metadata.message_id, reply)).start()
         return pushed
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        return [Message(RecordDict(), reply_to=message) for message in messages]
-
 
 def exchange_of(grid: SlowGrid) -> Exchange:
     nodes = Nodes(cast(Grid, grid))
@@ -60,7 +57,7 @@ def test_nobody_waits_for_a_node_that_is_gone() -> None:
     replied, seconds = send(exchange, (5, 6, 7))
     assert replied == [5, 6]
     assert seconds < 10
-    assert list(exchange.lost.values()) == ["its node 7 has died: no heartbeat"]
+    assert list(exchange.outcome.lost.values()) == ["its node 7 has died: no heartbeat"]
 
 
 def test_nobody_waits_for_a_node_without_a_heartbeat_longer_than_for_the_others() -> None:
@@ -70,7 +67,7 @@ def test_nobody_waits_for_a_node_without_a_heartbeat_longer_than_for_the_others(
     replied, seconds = send(exchange, (5, 6, 7))
     assert replied == [5, 6]
     assert 6 <= seconds < 15
-    assert list(exchange.lost.values()) == ["its node 7 has died: no heartbeat"]
+    assert list(exchange.outcome.lost.values()) == ["its node 7 has died: no heartbeat"]
 
 
 def test_node_that_was_started_anew_has_forgotten_what_it_was_sent() -> None:
@@ -79,7 +76,7 @@ def test_node_that_was_started_anew_has_forgotten_what_it_was_sent() -> None:
     threading.Timer(0.3, grid.starts.update, ({6: "again"},)).start()
     replied, seconds = send(exchange, (5, 6))
     assert (replied, seconds < 10) == ([5], True)
-    assert list(exchange.lost.values()) == ["its node 6 was started anew"]
+    assert list(exchange.outcome.lost.values()) == ["its node 6 was started anew"]
 
 
 def test_slow_node_is_waited_for_until_the_timeout() -> None:
@@ -87,14 +84,31 @@ def test_slow_node_is_waited_for_until_the_timeout() -> None:
     replied, seconds = send(exchange, (5, 6, 7), timeout=5)
     assert replied == [5, 6]
     assert 5 <= seconds < 10
-    assert exchange.lost == {}  # it is late, and the strategy says so
+    assert exchange.outcome.lost == {}  # it is late, and the strategy says so
 
 
-def test_simulated_nodes_are_left_to_flower() -> None:
-    grid = SlowGrid({5: None, 6: None}, interval=1e300)
-    polls = grid.polls
-    assert send(exchange_of(grid), (5, 6))[0] == [5, 6]
-    assert grid.polls == polls + 1
+def test_simulated_nodes_are_not_looked_for_and_hold_few_messages_at_a_time() -> None:
+    grid = SlowGrid({5: 0.01, 6: 0.01}, interval=1e300)
+    exchange = exchange_of(grid)
+    polls, most = grid.polls, 0
+    push = grid.push_messages
+
+    def push_messages(messages: Iterable[Message]) -> list[str]:
+        nonlocal most
+        pushed = push(messages)
+        most = max(most, len(grid.asked) - len(pulled))
+        return pushed
+
+    def pull_messages(message_ids: Iterable[str]) -> list[Message]:
+        found = pull(message_ids)
+        pulled.extend(found)
+        return found
+
+    pull, pulled = grid.pull_messages, list[Message]()
+    grid.push_messages, grid.pull_messages = push_messages, pull_messages  # type: ignore[method-assign]
+    assert send(exchange, [5, 6] * 60)[0] == [5] * 60 + [6] * 60
+    assert grid.polls == polls
+    assert most == 16
 
 
 def test_reply_that_is_too_long_is_not_kept() -> None:
@@ -102,7 +116,7 @@ def test_reply_that_is_too_long_is_not_kept() -> None:
     grid.contents[6] = RecordDict({"x": ConfigRecord({"y": b"0" * 1000})})
     exchange = exchange_of(grid)
     assert send(exchange, (5, 6))[0] == [5]
-    assert list(exchange.lost.values()) == ["its reply has 1,001 bytes, and none has more than 1,000"]
+    assert list(exchange.outcome.lost.values()) == ["its reply has 1,001 bytes, and none has more than 1,000"]
 
 
 @pytest.mark.parametrize("messages", [(), (5,)])

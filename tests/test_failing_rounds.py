@@ -4,6 +4,7 @@ import pytest
 from flwr.app import Error, Message
 
 from fedmrn_app.errors import RunError
+from fedmrn_app.exchange import Outcome
 from fedmrn_app.messages import one_line, read_order, remote_reason
 from fedmrn_app.strategy import PayloadStrategy
 from tests.made_up import CONFIG, HOSTS, good_reply, send
@@ -11,7 +12,9 @@ from tests.reference import AGREEMENT
 
 
 def strategy_of(lost: dict[str, str] | None = None) -> PayloadStrategy:
-    return PayloadStrategy(AGREEMENT, HOSTS.copy, clients_per_round=4, config=CONFIG, lost=lambda: lost or {})
+    return PayloadStrategy(
+        AGREEMENT, HOSTS.copy, clients_per_round=4, config=CONFIG, outcome=lambda: Outcome(lost or {})
+    )
 
 
 def failed(message: Message) -> Message:

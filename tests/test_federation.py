@@ -14,7 +14,8 @@ from fedmrn_app.config.compose import compose_values
 from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.federation.agreement import Agreement
 from fedmrn_app.federation.loop import run_rounds
-from fedmrn_app.federation.server import OpenRound, close_round, open_round, sample_clients
+from fedmrn_app.federation.sampling import sample_clients
+from fedmrn_app.federation.server import OpenRound, close_round, open_round
 from fedmrn_app.federation.upload import read_upload
 from fedmrn_app.federation.worker import Worker
 from fedmrn_app.methods import build_method

@@ -13,7 +13,7 @@ from fedmrn_app.errors import RunError
 from fedmrn_app.hosts import Hosts
 from fedmrn_app.messages import Hosted
 from fedmrn_app.nodes import Nodes
-from fedmrn_app.strategy import Host
+from fedmrn_app.present import Host, Present
 from tests.fake_grid import Answer, FakeGrid
 
 PACKED = b"the run's configuration"
@@ -28,7 +28,7 @@ def hosts_of(grid: FakeGrid, lines: list[str], *overrides: str) -> Hosts:
     return Hosts(ours, Nodes(ours), config(*overrides), PACKED, lines.append)
 
 
-def find(grid: FakeGrid, lines: list[str], *overrides: str) -> dict[int, Host]:
+def find(grid: FakeGrid, lines: list[str], *overrides: str) -> Present:
     return hosts_of(grid, lines, *overrides).find()
 
 

@@ -1,9 +1,12 @@
 """Clients that keep the global model are sent what has changed: the same weights, few bytes, whatever gets lost."""
 
+import os
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from pathlib import Path
 from typing import cast
 
+import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
@@ -12,11 +15,17 @@ from fedmrn_app.client_app import train
 from fedmrn_app.config.build import measure
 from fedmrn_app.config.compose import compose_values
 from fedmrn_app.federation.agreement import GlobalState, Order
+from fedmrn_app.federation.download import Version
+from fedmrn_app.federation.kept_versions import VERSIONS_FOLDER, KeptVersions
 from fedmrn_app.federation.loop import run_rounds
+from fedmrn_app.federation.residuals import STATE_FOLDER
+from fedmrn_app.federation.versions import MAX_VERSIONS
 from fedmrn_app.federation.worker import Worker
 from fedmrn_app.learning.flat import state_sha256
 from fedmrn_app.messages import content_bytes, order_content, pack_config, pack_state, read_order, unpack_state
-from fedmrn_app.strategy import Host, PayloadStrategy
+from fedmrn_app.present import Host
+from fedmrn_app.strategy import PayloadStrategy
+from fedmrn_app.wire.grid import Grid as Rounded
 from tests.reference import reference_run
 
 CLIENTS, ROUNDS = 4, 4
@@ -26,6 +35,14 @@ MEMORY = (*SMALL, "downlink.dtype=grid", "downlink.memory=true")
 VALUES, CONFIG, _ = measure(compose_values(MEMORY))
 WORKER = Worker(CONFIG)
 FIRST_DENSE = WORKER.model()[0].state()[1]
+
+
+@pytest.fixture(autouse=True)
+def versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VERSIONS_FOLDER, str(tmp_path / "versions"))
+    monkeypatch.setenv(STATE_FOLDER, str(tmp_path / "state"))
+
+
 Before = Callable[[Order, Context], str | None]  # "late", why a client fails, or None where it trains
 Bytes = dict[int, dict[int, int]]  # of the downlink, by round and client
 
@@ -61,7 +78,7 @@ class Nodes:
 def run(nodes: Nodes, finished: int = 0, state: GlobalState | None = None, rounds: int = ROUNDS) -> tuple[str, Bytes]:
     """A run of Flower's strategy with the real ClientApp."""
     _, agreement = WORKER.model()
-    packed = pack_config(VALUES)
+    packed = pack_config(VALUES, "ab12")
     hosts = {client: Host(client % len(nodes.states), WORKER.sample_count(client)) for client in range(CLIENTS)}
     strategy = PayloadStrategy(
         agreement, lambda: hosts, clients_per_round=3, config=packed, memory=True, finished_rounds=finished
@@ -92,10 +109,15 @@ def plain(forgets: frozenset[tuple[int, int]] = frozenset()) -> tuple[str, Bytes
     return state_sha256(state.vector, state.dense), weighed
 
 
+def kept(client: int) -> Path:
+    """The file of the version that a client holds."""
+    return KeptVersions(Path(os.environ[VERSIONS_FOLDER]) / "ab12").path(client)
+
+
 def told(nodes: Nodes) -> Nodes:
     """Nodes that have the run's configuration, as those that were asked whom they host."""
     for state in nodes.states:
-        state["run"] = ConfigRecord({"config": pack_config(VALUES)})
+        state["run"] = ConfigRecord({"config": pack_config(VALUES, "ab12")})
     return nodes
 
 
@@ -114,7 +136,7 @@ def test_flower_sends_what_the_plain_loop_sends() -> None:
 def test_lost_version_is_sent_again_in_the_same_round() -> None:
     def lose(order: Order, context: Context) -> None:  # before it trains, but after it was sent the difference
         if (order.server_round, order.client) in lost and order.base:
-            context.state.pop(f"version-{order.client}")
+            kept(order.client).unlink()
 
     held = {client for client in plain()[1][2] if client in plain()[1][3]}
     lost = frozenset({(3, min(held))})
@@ -126,10 +148,9 @@ def test_lost_version_is_sent_again_in_the_same_round() -> None:
 
 def test_version_of_another_content_is_not_used() -> None:
     def spoil(order: Order, context: Context) -> None:
-        record = context.state.config_records.get(f"version-{order.client}")
-        if order.server_round == 3 and order.base and record is not None:
-            counts = next(name for name in record if name.startswith("int"))
-            record[counts] = b"\1" + cast(bytes, record[counts])[1:]
+        if order.server_round == 3 and order.base:
+            data = kept(order.client).read_bytes()
+            kept(order.client).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
 
     weights, weighed = run(told(Nodes(CLIENTS, spoil)))
     assert weights == plain()[0]
@@ -137,11 +158,23 @@ def test_version_of_another_content_is_not_used() -> None:
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_clients_that_share_a_node(at_once: bool) -> None:
-    """Where two of them train at once, the state of one is lost."""
-    weights, weighed = run(told(Nodes(1, at_once=at_once)))
-    assert weights == plain()[0]
-    assert (weighed == plain()[1]) == (not at_once)
+def test_clients_that_share_a_node_keep_their_versions_even_where_they_train_at_once(at_once: bool) -> None:
+    assert run(told(Nodes(1, at_once=at_once))) == plain()
+
+
+def test_versions_that_the_server_has_forgotten_are_forgotten() -> None:
+    versions = KeptVersions(Path(os.environ[VERSIONS_FOLDER]) / "ab12")
+    grids = [Rounded(np.ones(1, np.float32), np.full(5, number, np.int32)) for number in range(MAX_VERSIONS + 3)]
+    for number, grid in enumerate(grids):
+        for client in (number, 1000 + number):
+            versions.write(client, Version(number + 1, grid))
+    held = [versions.read(client) for client in range(MAX_VERSIONS + 3)]
+    assert held[:3] == [None] * 3
+    assert [version.server_round for version in held[3:] if version is not None] == list(range(4, MAX_VERSIONS + 4))
+    last = versions.read(1000 + MAX_VERSIONS + 2)
+    assert last is not None
+    assert last.grid.checksum == grids[-1].checksum
+    assert len({path.stat().st_ino for path in versions.folder.rglob("*") if path.stat().st_size}) < 40
 
 
 def test_node_that_has_lost_everything_is_told_the_configuration_in_the_same_round() -> None:
@@ -150,11 +183,12 @@ def test_node_that_has_lost_everything_is_told_the_configuration_in_the_same_rou
             seen.add("asked")
             for key in list(context.state):
                 del context.state[key]
+            kept(order.client).unlink(missing_ok=True)
 
     seen: set[str] = set()
     weights, weighed = run(told(Nodes(CLIENTS, lose)))
     assert weights == plain()[0]
-    assert max(weighed[3].values()) > max(plain()[1][3].values()) + len(pack_config(VALUES))
+    assert max(weighed[3].values()) > max(plain()[1][3].values()) + len(pack_config(VALUES, "ab12"))
 
 
 @pytest.mark.parametrize("failure", ["late", "boom"])

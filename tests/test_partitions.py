@@ -141,3 +141,47 @@ def test_partitions_are_kept_beside_the_arrays(cache: Path) -> None:
     load_partitions(Samples(SAMPLES.x, other, other), *arguments)  # the same number of rows, others' labels
     load_partitions(SAMPLES, config, 10, 1, "digits")
     assert len(list(cache.glob("digits-partition-*/"))) == 3
+
+
+DRAWN = [
+    PartitionConfig("iid", samples_per_client=50),
+    PartitionConfig("dirichlet", alpha=0.3, samples_per_client=50),
+    PartitionConfig("label_shard", labels_per_client=3, samples_per_client=50),
+]
+
+
+@pytest.mark.parametrize("config", DRAWN, ids=lambda c: c.name)
+def test_more_clients_than_rows_draw_with_replacement_and_store_nothing(config: PartitionConfig, cache: Path) -> None:
+    parts = load_partitions(SAMPLES, config, 1_000_000, 7, "digits")
+    assert len(parts) == 1_000_000
+    assert not cache.exists()
+    few, last = parts[:200], parts[999_999]
+    assert {len(rows) for rows in few} == {50} == {parts.size(5)}
+    assert np.array_equal(last, load_partitions(SAMPLES, config, 1_000_000, 7, "digits")[999_999])
+    assert not np.array_equal(last, load_partitions(SAMPLES, config, 1_000_000, 8, "digits")[999_999])
+    assert len({rows.tobytes() for rows in few}) == 200
+    rows = np.concatenate(few)
+    assert rows.min() >= 0
+    assert rows.max() < 4000
+    kinds = np.array([len(np.unique(LABELS[one])) for one in few])
+    largest = float(np.mean([np.bincount(LABELS[one]).max() / 50 for one in few]))
+    if config.name == "iid":
+        assert kinds.min() > 6
+        assert largest < 0.25
+    elif config.name == "dirichlet":
+        assert 0.35 < largest < 0.7  # of Dirichlet(0.3) over ten labels, 0.5
+    else:
+        assert kinds.max() == 3
+    assert np.bincount(LABELS[rows]).min() > 500  # of 10,000: no label goes without
+
+
+def test_drawing_needs_what_it_draws_by() -> None:
+    with pytest.raises(ConfigError, match=r"samples_per_client=5: cannot go with partition=natural, which shares out"):
+        PartitionConfig("natural", samples_per_client=5)
+    with pytest.raises(ConfigError, match=r"samples_per_client=5: cannot go with balancing=niid_bench"):
+        PartitionConfig("dirichlet", alpha=1, balancing="niid_bench", samples_per_client=5)
+    config = PartitionConfig("label_shard", labels_per_client=3, samples_per_client=5)
+    with pytest.raises(DataError, match="have no labels to share out by; take partition=iid"):
+        load_partitions(Samples(SAMPLES.x, SAMPLES.y), config, 10, 1, "digits")
+    with pytest.raises(DataError, match=r"only 4000 training rows; partition.samples_per_client=N draws N rows"):
+        partition_rows(SAMPLES, PartitionConfig("iid"), 5000, 1)

@@ -32,10 +32,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["FEDMRN_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
-def simulate(overrides: tuple[str, ...], folder: Path, lines: list[str], nodes: int | None = None) -> None:
+def simulate(overrides: tuple[str, ...], folder: Path, lines: list[str]) -> None:
     """Run the hostile app."""
     values, config, _ = measure(compose_values(overrides))
-    run_simulation(values, config, folder, app=HOSTILE_APP, nodes=nodes, on_line=lines.append)
+    run_simulation(values, config, folder, app=HOSTILE_APP, on_line=lines.append)
 
 
 def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
@@ -144,7 +144,7 @@ def test_late_client_is_left_out_and_nobody_waits_for_it_in_the_end(tmp_path: Pa
     overrides = (*SMALL, "rounds=1", "clients_per_round=7", "round_timeout=40", "downlink.dtype=int8")
     lines: list[str] = []
     start = time.monotonic()
-    simulate(overrides, tmp_path, lines, nodes=2)  # for seven clients: a node may host several
+    simulate((*overrides, "simulation.nodes=2"), tmp_path, lines)  # for seven clients: a node may host several
     assert time.monotonic() - start < 240
     assert "round 1: client 5 rejected: no reply within round_timeout" in lines
     assert summary(tmp_path)["weights_sha256"] == reference_run(overrides, left_out=frozenset(range(6)))

@@ -14,6 +14,7 @@ from fedmrn_app.typed import Count, NotNegative, Positive, Range
 from fedmrn_app.wire.body import Coder
 from fedmrn_app.wire.downlink import GRID_STEP, DownlinkDtype
 
+FIRST_TIMEOUT = 3600.0  # seconds of what nothing is known of yet
 Values = dict[str, Any]  # a configuration as plain nested values, resolved: what travels
 
 
@@ -61,6 +62,17 @@ class LogConfig:
 
 
 @dataclass(frozen=True)
+class SimulationConfig:
+    """How clients are simulated on this machine.
+
+    Attributes:
+        nodes: SuperNodes that share the clients; None for as many as keep the processes busy.
+    """
+
+    nodes: Count | None = None
+
+
+@dataclass(frozen=True)
 class Config:
     """One run.
 
@@ -76,7 +88,7 @@ class Config:
     device: Literal["auto", "cpu", "cuda"]
     client_cpus: Count
     client_gpus: NotNegative
-    round_timeout: Positive  # seconds
+    round_timeout: Positive | None  # seconds; None for what fits the rounds before
     node_timeout: Positive  # seconds
     min_clients: Count | None  # None for all at the start, one later on
     resume: bool
@@ -91,13 +103,21 @@ class Config:
     model: Mapping[str, Any]
     strategy: Mapping[str, Any]
     noise: Noise
+    oversample: Annotated[float, Range(least=1, most=10)] = 1.0  # times as many clients are asked as a round uses
+    min_replies: Count = 1  # usable ones, with which a round is closed
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     client_weights: Literal["samples", "equal"] = "samples"  # in the mean
     static_norm: Literal["batch", "train"] = "batch"  # what evaluation normalises by that keeps no statistics
     validation: Annotated[float, Range(above=0, below=1)] | None = None  # of the training rows
     log: LogConfig = field(default_factory=LogConfig)
+    simulation: SimulationConfig = field(default_factory=SimulationConfig)
 
     @property
     def equal_weights(self) -> bool:
         """Whether each client counts the same in the mean."""
         return self.client_weights == "equal"
+
+    @property
+    def answer_timeout(self) -> float:
+        """Seconds within which a node says whom it hosts."""
+        return FIRST_TIMEOUT if self.round_timeout is None else self.round_timeout

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, overload
 
 import numpy as np
 
 from fedmrn_app.data.cache import cached_arrays
+from fedmrn_app.data.drawn import DrawnPartition
 from fedmrn_app.errors import ConfigError, DataError
 from fedmrn_app.tasks.task import Rows, Samples
 from fedmrn_app.typed import Count, Range
@@ -35,6 +37,8 @@ class PartitionConfig:
             authors use).
         labels_per_client: k, the exact number of labels a client has.
         min_samples: rows that a natural group needs to be a client.
+        samples_per_client: so many rows are drawn for each client, with replacement, for more clients than there are
+            rows; None to share out every row once.
     """
 
     name: Scheme
@@ -42,16 +46,57 @@ class PartitionConfig:
     balancing: Literal["none", "niid_bench"] = "none"
     labels_per_client: Count | None = None
     min_samples: Count = 1
+    samples_per_client: Count | None = None
 
     def __post_init__(self) -> None:
         if self.name == "dirichlet" and self.alpha is None:
             raise ConfigError("partition.alpha=null: must be above 0")
         if self.name == "label_shard" and self.labels_per_client is None:
             raise ConfigError("partition.labels_per_client=null: must be at least 1")
+        if self.samples_per_client is not None and (self.name == "natural" or self.balancing != "none"):
+            key, value = ("partition", self.name) if self.name == "natural" else ("balancing", self.balancing)
+            raise ConfigError(
+                f"partition.samples_per_client={self.samples_per_client}: cannot go with {key}={value}, which shares "
+                "out every row once; say partition.samples_per_client=null"
+            )
 
 
-def load_partitions(samples: Samples, config: PartitionConfig, clients: int, seed: int, name: str) -> list[Rows]:
+class StoredPartition(Sequence[Rows]):
+    """Each client's rows, mapped from the disk; a process holds nothing per client."""
+
+    def __init__(self, rows: Rows, ends: Rows) -> None:
+        """Make one of the rows of all clients, int64 (n,), one client after the other, and where each one's end."""
+        self._rows, self._ends = np.asarray(rows), np.asarray(ends)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def size(self, client: int) -> int:
+        """How many rows a client has."""
+        return int(self._ends[client] - self._start(client))
+
+    def _start(self, client: int) -> int:
+        return int(self._ends[client - 1]) if client else 0
+
+    @overload
+    def __getitem__(self, client: int) -> Rows: ...
+    @overload
+    def __getitem__(self, client: slice) -> list[Rows]: ...
+    def __getitem__(self, client: int | slice) -> Rows | list[Rows]:
+        if isinstance(client, slice):
+            return [self[one] for one in range(*client.indices(len(self)))]
+        if not 0 <= client < len(self):
+            raise IndexError(client)
+        return self._rows[self._start(client) : int(self._ends[client])]
+
+
+Partition = StoredPartition | DrawnPartition
+
+
+def load_partitions(samples: Samples, config: PartitionConfig, clients: int, seed: int, name: str) -> Partition:
     """Return each client's rows, from the cache when they are there; see `partition_rows`.
+
+    With `samples_per_client` they are drawn when they are asked for, and nothing is stored.
 
     Args:
         samples: the training split.
@@ -59,16 +104,39 @@ def load_partitions(samples: Samples, config: PartitionConfig, clients: int, see
         clients: number of clients.
         seed: 64-bit seed.
         name: of the data set.
+
+    Raises:
+        DataError: the rows cannot be shared out like that.
     """
+    if config.samples_per_client is not None:
+        return _drawn(samples, config, clients, seed)
     keys = samples.groups if config.name == "natural" else samples.labels
     digest = hashlib.sha256(b"" if keys is None else np.ascontiguousarray(keys).tobytes()).hexdigest()
 
     def make() -> dict[str, Rows]:
         parts = partition_rows(samples, config, clients, seed)
-        return {"rows": np.concatenate(parts), "sizes": np.array([len(part) for part in parts])}
+        return {"rows": np.concatenate(parts), "ends": np.cumsum([len(part) for part in parts])}
 
     stored = cached_arrays(f"{name}-partition", (config, clients, seed, len(samples), digest), make, None)
-    return np.split(stored["rows"], np.cumsum(stored["sizes"])[:-1])
+    return StoredPartition(stored["rows"], stored["ends"])
+
+
+def _drawn(samples: Samples, config: PartitionConfig, clients: int, seed: int) -> DrawnPartition:
+    labels = None if config.name == "iid" else _labels(samples, config)
+    shares = None if config.name == "dirichlet" else config.labels_per_client
+    each = int(config.samples_per_client or 0)
+    return DrawnPartition(len(samples), labels, clients, each, seed, alpha=config.alpha, labels_per_client=shares)
+
+
+def _labels(samples: Samples, config: PartitionConfig) -> Rows:
+    """The labels by which rows are shared out.
+
+    Raises:
+        DataError: there are none.
+    """
+    if samples.labels is None:
+        raise DataError(f"partition={config.name}: these data have no labels to share out by; take partition=iid")
+    return samples.labels
 
 
 def partition_rows(samples: Samples, config: PartitionConfig, clients: int, seed: int) -> list[Rows]:
@@ -87,15 +155,15 @@ def partition_rows(samples: Samples, config: PartitionConfig, clients: int, seed
         DataError: the rows cannot be shared out like that.
     """
     if clients > len(samples):
-        raise DataError(f"clients={clients}: there are only {len(samples)} training rows")
+        raise DataError(
+            f"clients={clients}: there are only {len(samples)} training rows; partition.samples_per_client=N draws N "
+            "rows for each client, with replacement"
+        )
     if config.name == "natural":
         return _natural(samples, config, clients, seed)
     rows = np.random.default_rng(seed).permutation(len(samples))
-    labels = samples.labels
-    if labels is None:
-        if config.name != "iid":
-            raise DataError(f"partition={config.name}: these data have no labels to share out by; take partition=iid")
-        labels = np.zeros(len(samples), np.int64)
+    unlabelled = config.name == "iid" and samples.labels is None
+    labels = np.zeros(len(samples), np.int64) if unlabelled else _labels(samples, config)
     parts = _by_flwr_datasets(rows, labels, config, clients, seed % (1 << 32))
     used = np.sort(np.concatenate(parts))
     if len(used) != len(rows) or (used != np.arange(len(rows))).any():

@@ -99,7 +99,10 @@ def train_client(
     )
     start = time.perf_counter()
     with torch.random.fork_rng():  # for layers that draw from the global state, such as dropout
-        torch.manual_seed(private_seed)
+        if model.device.type == "cpu":
+            torch.default_generator.manual_seed(private_seed)  # as below, without looking for other devices
+        else:
+            torch.manual_seed(private_seed)
         trained = method.training.train(model, local_round)
     ended = time.perf_counter()
     body, residual = method.encode(trained.x, kept.residual, known, seed, private_seed)

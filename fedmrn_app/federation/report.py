@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from fedmrn_app.errors import RunError
 from fedmrn_app.wire.payload import Payload
 
 
@@ -15,6 +16,7 @@ class RoundReport:
     Attributes:
         number: of the round.
         failures: the reason of each client that was rejected.
+        late: clients without whose replies the round was closed, since it had enough.
         losses: mean training loss of each client whose reply was used, NaN in private runs; the seconds likewise.
         train_seconds: local training.
         compress_seconds: from the trained update to its body.
@@ -33,9 +35,25 @@ class RoundReport:
     epsilon: float = math.nan
     capacities: dict[int, float] = field(default_factory=dict)
     held: dict[int, float] = field(default_factory=dict)
+    late: list[int] = field(default_factory=list)
 
     def note(self, client: int, payload: Payload, *, private: bool = False) -> None:
         """Note a reply that is used."""
         self.losses[client] = math.nan if private else payload.loss
         self.train_seconds[client] = payload.train_seconds
         self.compress_seconds[client] = payload.compress_seconds
+
+
+class TooFewError(RunError):
+    """A round has fewer usable replies than it needs.
+
+    Attributes:
+        report: what happened in it.
+    """
+
+    def __init__(self, report: RoundReport, least: int) -> None:
+        reasons = "; ".join(f"client {client}: {reason}" for client, reason in list(report.failures.items())[:10])
+        count = len(report.losses)
+        found = f"{count} usable replies, min_replies is {least}" if count else "no usable reply"
+        super().__init__(f"round {report.number}: {found} ({reasons})")
+        self.report = report

@@ -19,6 +19,7 @@ from fedmrn_app.errors import FedMRNError
 from fedmrn_app.layout import Float32Array
 
 STATE_FOLDER = "FEDMRN_STATE"  # says what `state-path` says, where there is no node configuration
+_PER_FOLDER = 1000  # clients: a folder of all files of many more is slow to look through
 _KEPT = 3  # rounds: the one that is asked again, and the one before where the server has lost its latest state
 _FORGOTTEN_AFTER = 90 * 86400  # seconds since a run's last round here
 
@@ -32,6 +33,11 @@ def state_folder() -> Path:
     if folder := os.environ.get(STATE_FOLDER):
         return Path(folder)
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "fedmrn"
+
+
+def client_folder(folder: Path, client: int) -> Path:
+    """Where a client's files lie in the folder of a run: in itself for the first ones, below it for further ones."""
+    return folder if client < _PER_FOLDER else folder / f"clients-{client // _PER_FOLDER}"
 
 
 class Residuals:
@@ -71,6 +77,7 @@ class Residuals:
         data = residual.astype("<f4", copy=False).tobytes()
         try:
             path = self._path(client, server_round)
+            path.parent.mkdir(exist_ok=True)
             partial = path.with_suffix(".partial")
             with partial.open("wb") as file:
                 file.write(hashlib.sha256(data).digest() + data)
@@ -96,8 +103,9 @@ class Residuals:
         except OSError as error:
             raise self._unwritable(error) from None
         for other in self.folder.parent.iterdir():
-            newest = max((file.stat().st_mtime for file in other.glob("*.residual")), default=time.time())
-            if other != self.folder and time.time() - newest > _FORGOTTEN_AFTER:
+            folders = [other, *(folder for folder in other.glob("*") if folder.is_dir())]  # changed as files are put in
+            newest = max(folder.stat().st_mtime for folder in folders)
+            if time.time() - newest > _FORGOTTEN_AFTER:
                 shutil.rmtree(other, ignore_errors=True)
 
     def _unwritable(self, error: OSError) -> StateError:
@@ -106,9 +114,9 @@ class Residuals:
         )
 
     def _path(self, client: int, server_round: int) -> Path:
-        return self.folder / f"client-{client}-round-{server_round}.residual"
+        return client_folder(self.folder, client) / f"client-{client}-round-{server_round}.residual"
 
     def _rounds(self, client: int) -> list[int]:
         """The rounds of which there is a residual, ascending."""
-        found = self.folder.glob(f"client-{client}-round-*.residual")
+        found = client_folder(self.folder, client).glob(f"client-{client}-round-*.residual")
         return sorted(int(path.stem.rpartition("-")[2]) for path in found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -16,23 +16,17 @@ from fedmrn_app.federation.aggregation import Threads, thread_count
 from fedmrn_app.federation.agreement import Agreement, GlobalState, Order
 from fedmrn_app.federation.bounds import far_outside, reply_norms
 from fedmrn_app.federation.privacy import Privacy, PrivateRound
-from fedmrn_app.federation.report import RoundReport
+from fedmrn_app.federation.report import RoundReport, TooFewError
+from fedmrn_app.federation.sampling import sample_clients
 from fedmrn_app.federation.upload import CheckedUpload, check_upload, header_of
 from fedmrn_app.federation.versions import Versions
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods.known import Known
-from fedmrn_app.seeds import derive_seed
 from fedmrn_app.wire.grid import Grid
 from fedmrn_app.wire.grid_code import encode_grid
 from fedmrn_app.wire.payload import Header
 
 FRAMING = 180  # bytes that Flower puts around a payload, about
-
-
-def sample_clients(clients: Sequence[int], count: int, seed: int, server_round: int) -> list[int]:
-    """Draw `count` different clients of a round, in ascending order; the same for the same seed and round."""
-    generator = np.random.Generator(np.random.Philox(key=derive_seed(seed, "sampling", server_round)))
-    return sorted(int(client) for client in generator.choice(sorted(clients), count, replace=False))
 
 
 @dataclass(frozen=True)
@@ -182,12 +176,18 @@ def open_round(
     """
     private = None if privacy is None else privacy.open(number, samples)
     count = min(clients_per_round, len(samples))
-    selected = private.clients if private else sample_clients(list(samples), count, agreement.seed, number)
+    there = np.fromiter(samples, np.int64, len(samples))
+    selected = private.clients if private else sample_clients(there, count, agreement.seed, number)
     return OpenRound(agreement, number, state, {client: samples[client] for client in selected}, versions, private)
 
 
 def close_round(
-    opened: OpenRound, replies: Mapping[int, bytes | PayloadError], threads: int | None = None
+    opened: OpenRound,
+    replies: Mapping[int, bytes | PayloadError],
+    threads: int | None = None,
+    *,
+    least: int = 1,
+    late: Collection[int] = (),
 ) -> tuple[GlobalState, RoundReport]:
     """Combine the global vector with the weighted mean of all usable replies; average the dense parts.
 
@@ -197,16 +197,19 @@ def close_round(
         opened: the round.
         replies: for each client its payload, or why there is none; who is missing did not reply in time.
         threads: that read and add replies; None for as many as cores and memory allow.
+        least: usable replies that the round needs; a private one needs none.
+        late: clients without whose replies it is closed, since there are enough.
 
     Returns:
         The next global model, the same for the same replies in whatever order and by however many threads, and what
         happened.
 
     Raises:
-        RunError: no reply is usable, or the new global model is not finite.
+        TooFewError: fewer replies are usable.
+        RunError: the new global model is not finite.
     """
     start = time.perf_counter()
-    report = RoundReport(opened.number)
+    report = RoundReport(opened.number, late=sorted(late))
     state, server = opened.state, opened.agreement.method.server
     total, dense_total = np.zeros_like(state.vector), np.zeros_like(state.dense)
     # what the clients count together that hold a weight
@@ -215,7 +218,7 @@ def close_round(
     threads = threads or thread_count(opened.agreement.method.codec, state.vector.size * len(replies))
     replies = {**replies, **_far_outside(opened, replies)}
     with Threads(threads) as pool:
-        for clients in pool.batches(list(opened.clients)):
+        for clients in pool.batches([client for client in opened.clients if client not in late]):
             usable = []
             for client, upload in zip(clients, pool.map(partial(_check, opened, replies), clients), strict=True):
                 if isinstance(upload, PayloadError):
@@ -233,9 +236,10 @@ def close_round(
             pool.add(usable, total, dense_total)
             usable.clear()
     opened.forget()
-    if weights == 0 and (opened.clients or opened.private is None):
-        reasons = "; ".join(f"client {client}: {reason}" for client, reason in report.failures.items())
-        raise RunError(f"round {opened.number}: no usable reply ({reasons})")
+    if opened.private is None and len(report.losses) < least:
+        raise TooFewError(report, least)
+    if weights == 0 and opened.clients:
+        raise TooFewError(report, 1)
     opened.note_versions(report.losses)
     if opened.private is not None:
         report.epsilon = opened.private.finish(total, dense_total)
@@ -247,7 +251,7 @@ def close_round(
     report.decode_seconds = time.perf_counter() - start
     if not (np.isfinite(vector).all() and np.isfinite(dense).all()):
         raise RunError(f"round {opened.number}: the global model is no longer finite; take a smaller local.lr")
-    return GlobalState(vector, dense, _steer(opened, spent)), report
+    return GlobalState(vector, dense, steer(opened.agreement, state.steering, spent)), report
 
 
 def _far_outside(opened: OpenRound, replies: Mapping[int, bytes | PayloadError]) -> Mapping[int, PayloadError]:
@@ -277,9 +281,8 @@ def _check(opened: OpenRound, replies: Mapping[int, bytes | PayloadError], clien
         return error
 
 
-def _steer(opened: OpenRound, spent: Sequence[tuple[int, int]]) -> Float32Array | None:
+def steer(agreement: Agreement, state: Float32Array | None, spent: Sequence[tuple[int, int]]) -> Float32Array | None:
     """What steers the noise in the next round, from the bytes of each reply and of its body."""
-    agreement, state = opened.agreement, opened.state.steering
     steering = agreement.method.steering
     if steering is None or state is None:
         return None

@@ -39,13 +39,17 @@ class Versions:
             asked: the clients that were asked; who gave no valid reply holds nothing that one could rely on.
             valid: those of whom there is a valid reply.
         """
-        for client in asked:
-            self._holds.pop(client, None)
+        self.forget(asked)
         self._holds.update(dict.fromkeys(valid, server_round))
         self._coded[server_round] = coded
         kept = sorted(set(self._holds.values()))[-MAX_VERSIONS:]
         self._coded = {number: self._coded[number] for number in kept}
         self._holds = {client: number for client, number in self._holds.items() if number in self._coded}
+
+    def forget(self, clients: Iterable[int]) -> None:
+        """Note that one cannot rely on what these clients hold."""
+        for client in clients:
+            self._holds.pop(client, None)
 
     def __len__(self) -> int:
         return len(self._coded)

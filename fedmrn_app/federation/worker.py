@@ -6,7 +6,7 @@ import torch
 
 from fedmrn_app.config.build import build_flat_model, build_run_method, build_task
 from fedmrn_app.config.types import Config
-from fedmrn_app.data.partitions import load_partitions
+from fedmrn_app.data.partitions import Partition, load_partitions
 from fedmrn_app.data.validation import load_training
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.agreement import Agreement, Order
@@ -14,7 +14,7 @@ from fedmrn_app.federation.client import Kept, Reply, train_client
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.memory import keep_freed_memory
 from fedmrn_app.seeds import derive_seed
-from fedmrn_app.tasks.task import Rows, Samples
+from fedmrn_app.tasks.task import Samples
 
 
 class Worker:
@@ -36,7 +36,7 @@ class Worker:
         self.samples = (
             self.task.load("train") if data_path is not None else load_training(task, config.validation, config.seed)
         )
-        self._parts: list[Rows] | None = None
+        self._parts: Partition | None = None
         if data_path is None:
             seed = derive_seed(config.seed, "partition")
             self._parts = load_partitions(self.samples, config.partition, config.clients, seed, self.task.name)
@@ -44,7 +44,7 @@ class Worker:
 
     def sample_count(self, client: int) -> int:
         """How many samples a client has."""
-        return len(self.samples) if self._parts is None else len(self._parts[client])
+        return len(self.samples) if self._parts is None else self._parts.size(client)
 
     def samples_of(self, client: int) -> Samples:
         """A client's samples, in memory."""

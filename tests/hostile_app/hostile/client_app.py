@@ -25,10 +25,10 @@ def train(message: Message, context: Context) -> Message:
     worker = honest.open_worker(message, context)
     misdeed = MISDEEDS[order.client] if order.client < len(MISDEEDS) else "none"
     if (order.server_round, order.client) == FORGETS:
-        context.state.pop(f"version-{order.client}", None)
+        honest.open_versions(message, context).path(order.client).unlink(missing_ok=True)
     if misdeed == "raise":
         raise RuntimeError("sabotage")
-    if misdeed == "late" and worker.config.round_timeout < 60:
+    if misdeed == "late" and (worker.config.round_timeout or 60) < 60:
         time.sleep(3600)
     reply = honest.train(message, context)
     if misdeed in ("none", "late"):

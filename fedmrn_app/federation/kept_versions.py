@@ -1,0 +1,73 @@
+"""What clients keep on their disk of the global model, so that they need be sent only what has changed since.
+
+All clients of a round are sent the same version. So a round's version lies on the disk once, and each client that holds
+it has a link to it, which takes no room of its own. What is lost or damaged is sent whole again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from fedmrn_app.federation.download import Version
+from fedmrn_app.federation.residuals import client_folder
+from fedmrn_app.federation.versions import MAX_VERSIONS
+from fedmrn_app.wire.grid import Grid
+
+VERSIONS_FOLDER = "FEDMRN_VERSIONS"  # of a simulation's processes: instead of the folder in which residuals are kept
+_TYPES = {"steps": "<f4"}  # of what a grid keeps; the others are named by their types
+
+
+class KeptVersions:
+    """The versions of the global model that a run's clients hold on this device."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def read(self, client: int) -> Version | None:
+        """The version that a client holds, None if there is none; who reads it compares the checksum."""
+        try:
+            stored = load(self.path(client).read_bytes())
+            number = int(stored.pop("round")[0])
+            return Version(number, Grid.from_kept({name: values.tobytes() for name, values in stored.items()}))
+        except (OSError, SafetensorError, KeyError, IndexError, ValueError):
+            return None
+
+    def write(self, client: int, version: Version) -> None:
+        """Keep it; without effect where it cannot be written."""
+        with contextlib.suppress(OSError):
+            shared = self.folder / "versions" / f"round-{version.server_round}-{version.grid.checksum:08x}"
+            if not shared.is_file():
+                self._write_shared(shared, version)
+            path = self.path(client)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            link = path.with_name(f"{path.name}.{os.getpid()}")
+            link.unlink(missing_ok=True)
+            try:
+                os.link(shared, link)
+            except OSError:  # a file system without links
+                link.write_bytes(shared.read_bytes())
+            link.replace(path)
+
+    def path(self, client: int) -> Path:
+        """The file of a client."""
+        return client_folder(self.folder, client) / f"client-{client}.version"
+
+    def _write_shared(self, path: Path, version: Version) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        kept = {name: np.frombuffer(data, _TYPES.get(name, name)) for name, data in version.grid.kept().items()}
+        data = save({"round": np.array([version.server_round]), **kept})
+        descriptor, partial = tempfile.mkstemp(dir=path.parent)  # of this process alone: others may write the same
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(partial, path)
+        rounds = {other: int(other.name.split("-")[1]) for other in path.parent.glob("round-*")}
+        for other in sorted(rounds, key=lambda one: rounds[one])[:-MAX_VERSIONS]:
+            os.truncate(other, 0)  # for all who have a link to it: the server has forgotten it
+            other.unlink(missing_ok=True)

@@ -1,0 +1,30 @@
+"""clients.csv in a run's folder: whose replies each round used, whose it refused, and whom it did not wait for."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from fedmrn_app.federation.report import RoundReport
+
+_COLUMNS = ("round", "used", "rejected", "late")
+
+
+class Participants:
+    """The file, a row per round, clients by their numbers with spaces between them."""
+
+    def __init__(self, folder: Path, done: int) -> None:
+        """Open the file of a run; rows of rounds after `done`, which are done again, are taken out."""
+        self._path = folder / "clients.csv"
+        rows = []
+        if done and self._path.is_file():
+            with self._path.open(newline="") as file:
+                rows = [row for row in csv.reader(file) if row and row[0].isdigit() and int(row[0]) <= done]
+        with self._path.open("w", newline="") as file:
+            csv.writer(file).writerows([_COLUMNS, *rows])
+
+    def note(self, report: RoundReport) -> None:
+        """Add a round's row."""
+        lists = (sorted(report.losses), sorted(report.failures), report.late)
+        with self._path.open("a", newline="") as file:
+            csv.writer(file).writerow([report.number, *(" ".join(map(str, clients)) for clients in lists)])

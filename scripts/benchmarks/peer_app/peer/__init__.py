@@ -1,0 +1,1 @@
+"""Federated averaging as Flower's quickstart has it."""
