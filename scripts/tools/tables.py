@@ -1,0 +1,53 @@
+"""Write the tables of Markdown files anew from the runs that are kept, each as the line above it says.
+
+    python -m scripts.tools.tables README.md docs/results.md
+
+A line such as `<!-- fedmrn-report --mean results/digits -->` stands above a table; folders are the repository's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from pathlib import Path
+
+from fedmrn_app.errors import RunError
+from fedmrn_app.results.groups import read_groups
+from fedmrn_app.results.page import markdown_means
+from fedmrn_app.results.report import find_summaries, markdown, read_run
+
+ROOT = Path(__file__).resolve().parents[2]
+_TABLE = re.compile(r"<!-- fedmrn-report (?P<words>.+) -->\n\n(?P<rows>(?:\|.*\n)*)")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", type=Path)
+    for file in parser.parse_args().files:
+        before = file.read_text()
+        after = filled(before)
+        file.write_text(after)
+        print(f"{file}: {len(_TABLE.findall(after))} tables, {'as before' if after == before else 'written anew'}")
+
+
+def filled(text: str) -> str:
+    """A file's text with the tables that the kept runs give.
+
+    Raises:
+        RunError: a folder that it names holds no run.
+    """
+    return _TABLE.sub(lambda found: f"<!-- fedmrn-report {found['words']} -->\n\n{_rows(found['words'])}", text)
+
+
+def _rows(words: str) -> str:
+    options = [word for word in shlex.split(words) if word.startswith("-")]
+    if unknown := set(options) - {"--mean"}:
+        raise RunError(f"{' '.join(sorted(unknown))}: only --mean is known here")
+    summaries = find_summaries([ROOT / word for word in shlex.split(words) if word not in options])
+    lines = markdown_means(read_groups(summaries)) if options else markdown([read_run(path) for path in summaries])
+    return "".join(f"{line}\n" for line in lines)
+
+
+if __name__ == "__main__":
+    main()
