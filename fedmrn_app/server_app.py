@@ -78,11 +78,14 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
     values, config, task = measure(values, report)
     folder.metrics = task.metrics
     rows = (task, config.validation, config.seed, report)
-    splits = Splits(load_evaluation(*rows), load_training(*rows) if config.evaluate_train else None)
+    by_train = config.static_norm == "train"
+    train = load_training(*rows) if config.evaluate_train or by_train else None
+    splits = Splits(load_evaluation(*rows), train if config.evaluate_train else None, train if by_train else None)
     method = build_run_method(config)
     model = build_flat_model(config, task, method)
     uplink, step = config.uplink, config.downlink.step
-    agreement = Agreement.of(method, model, config.seed, uplink.dense_bits, step, uplink.max_norm)
+    bits, equal = uplink.dense_bits, config.equal_weights
+    agreement = Agreement.of(method, model, config.seed, bits, step, uplink.max_norm, equal)
     state = agreement.begin()
     ledger = Ledger.open(folder.path, resume=config.resume)
     privacy = open_privacy(config, agreement, ledger)

@@ -20,7 +20,27 @@ IMAGES = Classification(channels=1, height=8, width=8, classes=10, mean=(0.5,), 
 def row(number: int, accuracy: float) -> Round:
     metrics = {"accuracy": accuracy}
     return Round(
-        number, metrics, 0.25, 0.5, 0.6, 0.1, -0.01, 100.0, 1.25, 400.0, 5.0, 6.25, 9, 1, 2.0, 0.02, 0.001, 3.0, 0.7
+        number,
+        metrics,
+        0.25,
+        0.5,
+        0.6,
+        0.1,
+        -0.01,
+        100.0,
+        1.25,
+        400.0,
+        5.0,
+        6.25,
+        9,
+        1,
+        2.0,
+        0.02,
+        0.001,
+        3.0,
+        0.7,
+        0.4,
+        0.2,
     )
 
 

@@ -1,14 +1,19 @@
 """Evaluation: the task's metrics and the mean loss, whatever the number of images."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
 
-from fedmrn_app.learning.evaluate import evaluate
+from fedmrn_app.config.compose import load_config
+from fedmrn_app.errors import ConfigError
+from fedmrn_app.learning.evaluate import evaluate, measured_norms, static_norms
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.models.build import build_model
+from fedmrn_app.learning.models.cnn import digits
 from fedmrn_app.learning.models.resnet import preact_resnet18
+from fedmrn_app.tasks.task import Samples
 from tests.helpers import IMAGES, images, new_model
 
 
@@ -33,3 +38,64 @@ def test_metrics_are_over_all_samples() -> None:
 def test_nothing_to_evaluate_on_is_refused() -> None:
     with pytest.raises(ValueError, match="there are no samples"):
         evaluate(new_model(), IMAGES, images(0))
+
+
+def everything(samples: Samples) -> tuple[torch.Tensor, torch.Tensor]:
+    x, y = samples.take(slice(None))
+    return IMAGES.batch(torch.from_numpy(x), torch.from_numpy(y))
+
+
+def test_static_norms_by_a_pass_over_samples_are_tracked_ones_by_hand() -> None:
+    """The mean of the batches' means and unbiased variances; the model is left as it was."""
+    model = FlatModel(build_model(digits, {"norm": "static"}, IMAGES, 0))
+    train, test = images(1001), images(60)
+    by_batch, before = evaluate(model, IMAGES, test), model.state()[0]
+    tracked = build_model(digits, {"norm": "tracked"}, IMAGES, 0)
+    for theirs, ours in zip(tracked.parameters(), model.module.parameters(), strict=True):
+        theirs.data.copy_(ours.data)
+    sizes = [334, 333, 334]  # of nearly equal batches
+    with torch.no_grad():
+        for module in tracked.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.momentum = None
+        x = everything(train)[0]
+        bounds = [number * 1001 // 3 for number in range(4)]
+        assert sorted(bounds[i + 1] - bounds[i] for i in range(3)) == sorted(sizes)
+        for start, end in pairwise(bounds):
+            tracked.train()(x[start:end])
+        x, y = everything(test)
+        expected = torch.nn.functional.cross_entropy(tracked.eval()(x), y)
+    with measured_norms(model, IMAGES, train):
+        settled = evaluate(model, IMAGES, test)
+        assert evaluate(model, IMAGES, images(1)).loss > 0  # one sample has no statistics of its own
+    assert settled.loss == pytest.approx(float(expected), rel=1e-5)
+    assert settled.loss != by_batch.loss
+    assert evaluate(model, IMAGES, test) == by_batch
+    assert set(model.module.state_dict()) == set(build_model(digits, {"norm": "static"}, IMAGES, 0).state_dict())
+    assert (model.state()[0] == before).all()
+
+
+def test_statistics_change_nothing_where_there_are_some() -> None:
+    model, test = new_model(), images(50)
+    with measured_norms(model, IMAGES, images(40)):
+        inside = evaluate(model, IMAGES, test)
+    assert inside == evaluate(model, IMAGES, test)
+    assert not static_norms(model.module)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("model=mlp",), r"static_norm=train: model\.name=mlp has no batch norm .*model\.norm=static"),
+        (("model=digits",), r"static_norm=train: model\.name=digits has no"),
+        (
+            ("model=digits", "model.norm=static", "privacy.epsilon=8", "uplink.bits=null"),
+            r"static_norm=train: .*static_norm=batch",
+        ),
+    ],
+)
+def test_statistics_are_refused_where_no_layer_takes_them_or_they_are_private(
+    options: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(("static_norm=train", *options))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedmrn_app.errors import ConfigError
+from fedmrn_app.kernels.words import random_words, step_key, unit_floats
 from fedmrn_app.layout import Layout
 from fedmrn_app.methods import build_method
 from fedmrn_app.methods.fedpm import FedPM, FrozenNetwork, Probabilities
@@ -59,6 +60,35 @@ def test_trains_with_masked_frozen_weights_only() -> None:
     assert ((trained.x >= 0) & (trained.x <= 1)).all()
 
 
+def test_adam_on_the_scores_is_pytorchs() -> None:
+    """Against scores that autograd differentiates: masks straight through, sigmoid, +-e / sqrt(fan_in)."""
+    run, known = RUN, new_known(np.full(new_model().layout.count, 0.5, np.float32))
+    method = FedPM(optimizer="adam", score_lr=0.01, network="e").build(run)
+    model = new_model()
+    model.weights.fill_(0.5)
+    local = local_round(epochs=1, known=known)
+    trained = method.training.train(model, local)
+
+    model = new_model()
+    frozen = torch.from_numpy(FrozenNetwork(1, np.e**2).weights(model.layout))
+    assert float(frozen[:288].abs().max()) == pytest.approx(np.e / 3)  # 32 kernels of 1x3x3
+    scores = torch.zeros(frozen.shape, requires_grad=True)
+    adam = torch.optim.Adam([scores], 0.01)
+    again = local_round(epochs=1, known=known)
+    for step, (x, y) in enumerate(again.batches, 1):
+        probabilities = torch.sigmoid(scores)
+        drawn = unit_floats(random_words(step_key(again.private_seed, step), scores.numel())) < probabilities
+        model.weights.copy_(frozen * drawn)
+        model.zero_grads()
+        torch.autograd.backward(again.batches.loss(model.module.train()(x), y))
+        adam.zero_grad()
+        torch.autograd.backward(probabilities, model.weight_grads * frozen)
+        adam.step()
+        model.dense_step(again.lr)
+    np.testing.assert_allclose(trained.x, torch.sigmoid(scores).detach().numpy(), atol=1e-4)
+    assert np.abs(trained.x - 0.5).max() > 0.005
+
+
 @pytest.mark.parametrize("coder", CODERS)
 def test_masks_match_their_probabilities(coder: str) -> None:
     """Over the server's seeds, of which the uniforms of the last draw are a function."""
@@ -88,6 +118,8 @@ def test_sends_its_probabilities_exactly() -> None:
     ("options", "message"),
     [
         ({"score_lr": 0.0}, r"strategy\.score_lr=0\.0"),
+        ({"optimizer": "adam"}, r"strategy\.score_lr=1000: .* say 0\.01"),
+        ({"network": "x"}, r"strategy\.network=x: must be one of he, e"),
         ({"prior": 0.5}, r"strategy\.prior=0\.5"),
         ({"min_probability": 0.5}, r"strategy\.min_probability=0\.5"),
         ({"evaluation": "x"}, r"strategy\.evaluation=x: must be one of expected, threshold"),

@@ -11,7 +11,7 @@ from fedmrn_app.layout import Layout
 from fedmrn_app.methods.known import Known
 from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.payload import HEADER_SIZE
-from tests.helpers import make_method
+from tests.helpers import final_state, make_method
 
 X = np.array([0.5, -1.0, 0.25, 2.0], np.float32)
 KNOWN = Known(Layout(((2, 2),)), X, X)
@@ -54,3 +54,23 @@ def test_wrong_options_and_bodies_are_refused() -> None:
     for body in (Body(b""), Body(b"\0" * 5), Body(b"\0\0\x80\x7f"), Body(b"\0" * 4, 1)):
         with pytest.raises(PayloadError):
             make_method("fedscalar").codec.decode(body, KNOWN, 1)
+
+
+def test_over_all_clients_the_step_shrinks_with_the_share_that_takes_part() -> None:
+    """Line 9 of Algorithm 1: 1/N of the sum, whoever was drawn."""
+    run = ("experiment=fedscalar_digits", "rounds=1", "clients_per_round=5")
+    first = Worker(load_config(run)).model()[1].first
+    mean, _ = final_state(run)
+    over_all, _ = final_state((*run, "strategy.divisor=clients"))
+    np.testing.assert_allclose(over_all - first, (mean - first) / 4, atol=1e-7)
+    everybody = (*run, "clients_per_round=20")
+    whole, _ = final_state((*everybody, "strategy.divisor=clients"))
+    assert np.array_equal(whole, final_state(everybody)[0])
+
+
+def test_how_many_took_part_is_private() -> None:
+    private = ("strategy=fedscalar", "strategy.divisor=clients", "privacy.noise_multiplier=1", "privacy.clip=1")
+    with pytest.raises(ConfigError, match=r"strategy\.divisor=clients: .*participants"):
+        load_config((*private, "model=mlp"))
+    with pytest.raises(ConfigError, match=r"strategy\.divisor=clients"):
+        make_method("fedscalar", divisor="clients")

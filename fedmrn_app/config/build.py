@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fedmrn_app import typed
+from fedmrn_app.config.learning import check_labels, check_norms
 from fedmrn_app.config.privacy import check_privacy, check_statistics
 from fedmrn_app.config.types import Config, Values
 from fedmrn_app.errors import ConfigError
@@ -64,6 +65,7 @@ def check(config: Config) -> None:
     _check_memory(config, method)
     check_privacy(config, method)
     torch_device(config)
+    check_labels(config, task)
     if not task.inputs():
         return  # what is to be read from the data is not known yet
     _check_partition(config, task)
@@ -175,6 +177,7 @@ def _check_weights(module: nn.Module, config: Config, method: Method) -> None:
     except ValueError as error:
         raise ConfigError(f"{model_label(config)}: {error}") from error
     check_statistics(module, config, model_label(config))
+    check_norms(module, config, model_label(config))
 
 
 def model_label(config: Config) -> str:

@@ -68,6 +68,11 @@ def _check_noised(config: Config, method: Method) -> None:
             "strategy.aggregate=coverage: divides by how many clients hold a weight, which noise does not cover; say "
             "strategy.aggregate=fill"
         )
+    if method.server.counts_participants:
+        raise ConfigError(
+            "strategy.divisor=clients: tells how many clients took part, which noise does not cover; say "
+            "strategy.divisor=participants"
+        )
     if method.error_feedback:
         raise ConfigError(
             "strategy.error_feedback=true: clients carry from round to round what clipping took away, which is not "

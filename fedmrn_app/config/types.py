@@ -94,3 +94,10 @@ class Config:
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     validation: Annotated[float, Range(above=0, below=1)] | None = None  # of the training rows
     log: LogConfig = field(default_factory=LogConfig)
+    client_weights: Literal["samples", "equal"] = "samples"  # in the mean
+    static_norm: Literal["batch", "train"] = "batch"  # what evaluation normalises by that keeps no statistics
+
+    @property
+    def equal_weights(self) -> bool:
+        """Whether each client counts the same in the mean."""
+        return self.client_weights == "equal"

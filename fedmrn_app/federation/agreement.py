@@ -33,6 +33,7 @@ class Agreement:
         grid_step: of the grid on which the vector is sent, where it is, see `wire/grid.py`.
         first_dense: the dense part before the first round, float32 (m,); None for zeros.
         max_norm: how many times the round's median the norm of a reply may be; None for any.
+        equal_weights: whether each client counts the same in the mean; else by its samples.
     """
 
     method: Method
@@ -45,6 +46,7 @@ class Agreement:
     grid_step: float = GRID_STEP
     first_dense: Float32Array | None = None
     max_norm: float | None = None
+    equal_weights: bool = False
 
     @classmethod
     def of(
@@ -55,12 +57,29 @@ class Agreement:
         dense_bits: int,
         grid_step: float = GRID_STEP,
         max_norm: float | None = None,
+        equal_weights: bool = False,
     ) -> Agreement:
         """Agree on a model that holds its first weights."""
         weights, dense = model.state()
         first = method.server.first(weights, model.layout)
         sizes, parameters = model.dense_sizes, model.parameter_count
-        return cls(method, model.layout, sizes, first, seed, dense_bits, parameters, grid_step, dense, max_norm)
+        return cls(
+            method,
+            model.layout,
+            sizes,
+            first,
+            seed,
+            dense_bits,
+            parameters,
+            grid_step,
+            dense,
+            max_norm,
+            equal_weights,
+        )
+
+    def weight(self, samples: int) -> int:
+        """What a client with so many samples counts in the mean."""
+        return 1 if self.equal_weights else samples
 
     def begin(self) -> GlobalState:
         """The state before the first round."""

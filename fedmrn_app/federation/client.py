@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -83,6 +84,7 @@ def train_client(
         steps=local.steps,
         seed=derive_seed(agreement.seed, "batches", order.server_round, order.client),
         device=model.device,
+        absent={"kept": None, "zero": 0.0, "masked": -math.inf}[local.absent_labels],
     )
     local_round = LocalRound(
         batches,

@@ -20,6 +20,8 @@ class RoundReport:
         compress_seconds: from the trained update to its body.
         decode_seconds: server time to check, decode and add all replies.
         epsilon: of all rounds so far, NaN where no noise is added.
+        capacities: the share of the model's channels or weights that each client of those was to hold.
+        held: the share of all weights that it did hold.
     """
 
     number: int
@@ -29,6 +31,8 @@ class RoundReport:
     compress_seconds: dict[int, float] = field(default_factory=dict)
     decode_seconds: float = 0.0
     epsilon: float = math.nan
+    capacities: dict[int, float] = field(default_factory=dict)
+    held: dict[int, float] = field(default_factory=dict)
 
     def note(self, client: int, payload: Payload, *, private: bool = False) -> None:
         """Note a reply that is used."""

@@ -209,9 +209,9 @@ def close_round(
     report = RoundReport(opened.number)
     state, server = opened.state, opened.agreement.method.server
     total, dense_total = np.zeros_like(state.vector), np.zeros_like(state.dense)
-    # samples of the clients that hold a weight
+    # what the clients count together that hold a weight
     holders = np.zeros_like(state.vector) if server.averages_holders else None
-    samples, spent = 0, []
+    weights, spent = 0, []
     threads = threads or thread_count(opened.agreement.method.codec, state.vector.size * len(replies))
     replies = {**replies, **_far_outside(opened, replies)}
     with Threads(threads) as pool:
@@ -222,16 +222,18 @@ def close_round(
                     report.failures[client] = str(upload)
                     continue
                 usable.append(upload)
-                samples += opened.clients[client]
+                weights += opened.agreement.weight(opened.clients[client])
+                held = opened.held(client)
                 if holders is not None:
-                    held = opened.held(client)
                     holders[slice(None) if held is None else held] += upload.share
+                report.held[client] = 1.0 if held is None else float(held.mean())
+                report.capacities[client] = opened.agreement.method.selection.capacity(client, opened.number)
                 report.note(client, upload.payload, private=opened.is_private)
                 spent.append((upload.size, len(upload.payload.body)))
             pool.add(usable, total, dense_total)
             usable.clear()
     opened.forget()
-    if samples == 0 and (opened.clients or opened.private is None):
+    if weights == 0 and (opened.clients or opened.private is None):
         reasons = "; ".join(f"client {client}: {reason}" for client, reason in report.failures.items())
         raise RunError(f"round {opened.number}: no usable reply ({reasons})")
     opened.note_versions(report.losses)
@@ -239,8 +241,8 @@ def close_round(
         report.epsilon = opened.private.finish(total, dense_total)
         dense = opened.dense + dense_total
     else:
-        total /= np.float32(samples) if holders is None else np.maximum(holders, 1)
-        dense = dense_total / np.float32(samples)
+        total /= np.float32(weights) if holders is None else np.maximum(holders, 1)
+        dense = dense_total / np.float32(weights)
     vector = server.combine(state.vector, total, len(report.losses))
     report.decode_seconds = time.perf_counter() - start
     if not (np.isfinite(vector).all() and np.isfinite(dense).all()):

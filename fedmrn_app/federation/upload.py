@@ -41,7 +41,7 @@ class Upload:
 class CheckedUpload:
     """A checked upload of `size` bytes that is to be added to a sum: its decoded body, and its dense part (m,).
 
-    In the sum it is multiplied by `share`, which is its samples unless the run is private.
+    In the sum it is multiplied by `share`: its weight in the mean, see `Agreement.weight`, unless the run is private.
     """
 
     size: int
@@ -95,7 +95,7 @@ def check_upload(data: bytes, agreement: Agreement, header: Header, known: Known
     """
     payload, values = _open(data, agreement, header, dense)
     decoded = agreement.method.codec.read(payload.body, known, header.seed)
-    return CheckedUpload(len(data), payload, decoded, values, np.float32(header.samples))
+    return CheckedUpload(len(data), payload, decoded, values, np.float32(agreement.weight(header.samples)))
 
 
 def read_dense(data: bytes, agreement: Agreement, header: Header, dense: Float32Array) -> Float32Array:

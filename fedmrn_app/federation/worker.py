@@ -55,9 +55,8 @@ class Worker:
         if width not in self._models:
             model = build_flat_model(self.config, self.task, self.method, width)
             uplink, downlink = self.config.uplink, self.config.downlink
-            agreement = Agreement.of(
-                self.method, model, self.config.seed, uplink.dense_bits, downlink.step, uplink.max_norm
-            )
+            seed, equal = self.config.seed, self.config.equal_weights
+            agreement = Agreement.of(self.method, model, seed, uplink.dense_bits, downlink.step, uplink.max_norm, equal)
             self._models[width] = model, agreement
         return self._models[width]
 

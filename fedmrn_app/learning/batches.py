@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ class Batches:
     """The batches of `epochs` passes over one client's samples, in an order and augmentation fixed by `seed`.
 
     With `steps` there are so many batches instead, in as many passes as they take.
+
+    With `absent` that is the logit, in the loss, of every label that the samples have none of.
 
     Iterating yields (x, y) as the task prepares them, on `device`. `len` is the number of local steps S. A last batch
     of one sample joins the batch before it, since batch norm cannot train on one.
@@ -31,6 +34,7 @@ class Batches:
         seed: int,
         steps: int | None = None,
         device: torch.device | str = "cpu",
+        absent: float | None = None,
     ) -> None:
         self.task = task
         self._samples = samples
@@ -40,6 +44,8 @@ class Batches:
         if len(starts) > 1 and len(samples) - starts[-1] == 1:
             starts.pop()
         self._bounds = list(zip(starts, [*starts[1:], len(samples)], strict=True))
+        self._absent = absent
+        self._labels = None if absent is None else torch.from_numpy(np.unique(np.asarray(samples.y))).to(self._device)
         self._steps = epochs * len(self._bounds) if steps is None else steps
 
     def __len__(self) -> int:
@@ -47,6 +53,14 @@ class Batches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return islice(self._endless(), self._steps)
+
+    def loss(self, outputs: Any, y: Tensor) -> Tensor:
+        """The task's mean loss of a batch."""
+        if self._labels is not None and self._absent is not None:
+            absent = torch.ones(outputs.shape[1], dtype=torch.bool, device=outputs.device)
+            absent[self._labels] = False
+            outputs = outputs.masked_fill(absent, self._absent)
+        return self.task.loss(outputs, y)
 
     def one_pass(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of the first pass over all samples, however many there are to be."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,17 +38,9 @@ def evaluate(model: FlatModel, task: Task, samples: Samples) -> Evaluation:
     A model that normalises by the statistics of the batch at hand gets larger batches.
     """
     model.module.eval()
-    by_batch = any(isinstance(m, nn.BatchNorm2d) and not m.track_running_stats for m in model.module.modules())
-    batch_size = _WHOLE_BATCH if by_batch or model.device.type != "cpu" else _BATCH
-    size = int(np.prod(samples.take(slice(0, 1))[0].shape[1:]))
-    batch_size = max(1, min(batch_size, _ELEMENTS // size))
     tally: Tensor | None = None
     loss = torch.zeros((), dtype=torch.float64, device=model.device)
-    batches = -(-len(samples) // batch_size)
-    for batch in range(batches):  # of nearly equal size: there are no statistics of a single sample
-        rows = slice(batch * len(samples) // batches, (batch + 1) * len(samples) // batches)
-        raw_x, raw_y = (torch.from_numpy(values).to(model.device) for values in samples.take(rows))
-        x, y = task.batch(raw_x, raw_y)
+    for x, y in _batches(model, task, samples):
         outputs = model.module(x)
         counted = task.tally(outputs, y)
         tally = counted if tally is None else tally + counted
@@ -54,3 +48,50 @@ def evaluate(model: FlatModel, task: Task, samples: Samples) -> Evaluation:
     if tally is None:
         raise ValueError("there are no samples to evaluate on")
     return Evaluation(task.read(tally.cpu().numpy()), float(loss) / len(samples))
+
+
+@contextmanager
+def measured_norms(model: FlatModel, task: Task, samples: Samples | None) -> Iterator[None]:
+    """Within it, batch norm that keeps no statistics evaluates by those of `samples`, found in a pass over them.
+
+    They are the means of the batches' means and variances (Diao et al. 2021, HeteroFL). The state of the model stays as
+    it is. Without samples nothing happens.
+    """
+    norms = [] if samples is None else static_norms(model.module)
+    if samples is None or not norms:
+        yield
+        return
+    momenta = [norm.momentum for norm in norms]
+    try:
+        model.module.eval()
+        for norm in norms:
+            norm.running_mean = torch.zeros(norm.num_features, device=model.device)
+            norm.running_var = torch.ones(norm.num_features, device=model.device)
+            norm.num_batches_tracked = torch.zeros((), dtype=torch.int64, device=model.device)
+            norm.track_running_stats, norm.momentum = True, None  # None: all batches count the same
+            norm.train()
+        with torch.no_grad():
+            for x, _ in _batches(model, task, samples):
+                model.module(x)
+        yield
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.running_mean = norm.running_var = norm.num_batches_tracked = None
+            norm.track_running_stats, norm.momentum = False, momentum
+
+
+def static_norms(module: nn.Module) -> list[nn.BatchNorm2d]:
+    """The layers of batch norm that keep no statistics."""
+    return [m for m in module.modules() if isinstance(m, nn.BatchNorm2d) and not m.track_running_stats]
+
+
+def _batches(model: FlatModel, task: Task, samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
+    """All samples in their order, without augmentation."""
+    batch_size = _WHOLE_BATCH if static_norms(model.module) or model.device.type != "cpu" else _BATCH
+    size = int(np.prod(samples.take(slice(0, 1))[0].shape[1:]))
+    batch_size = max(1, min(batch_size, _ELEMENTS // size))
+    batches = -(-len(samples) // batch_size)
+    for batch in range(batches):  # of nearly equal size: there are no statistics of a single sample
+        rows = slice(batch * len(samples) // batches, (batch + 1) * len(samples) // batches)
+        raw_x, raw_y = (torch.from_numpy(values).to(model.device) for values in samples.take(rows))
+        yield task.batch(raw_x, raw_y)

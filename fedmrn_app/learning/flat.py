@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedmrn_app.layout import Float32Array, Layout, flatten
 
-# Modules whose matrices and kernels are masked; everything else that is trained goes densely (Li et al. 2024, 5.1).
+# Modules whose matrices and kernels are masked, as in the published code of Li et al. 2024; the rest goes densely.
 _MASKED_MODULES = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)
 
 

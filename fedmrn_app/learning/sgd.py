@@ -1,4 +1,4 @@
-"""Local training: plain SGD without momentum (Li et al. 2024, section 5.1.4), the loop that all methods share."""
+"""Local training: SGD (Li et al. 2024, section 5.1.4), without momentum, the loop that all methods share."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.typed import Count, NotNegative, Positive
 
 Precision = Literal["float32", "bfloat16"]
+AbsentLabels = Literal["kept", "zero", "masked"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
@@ -28,6 +29,8 @@ class LocalSettings:
         lr: step size of SGD.
         steps: so many local steps, whatever the epochs; None for whole epochs.
         weight_decay: see `local_sgd`.
+        absent_labels: what becomes of the logits of labels that a client has no samples of, in its loss: they stay,
+            they are zero, or they are left out.
     """
 
     epochs: Count
@@ -35,6 +38,7 @@ class LocalSettings:
     lr: Positive
     steps: Count | None = None
     weight_decay: NotNegative = 0.0
+    absent_labels: AbsentLabels = "kept"
 
 
 def local_sgd(
@@ -70,7 +74,7 @@ def local_sgd(
                 before_step(step)
             model.zero_grads()
             with autocast(model.device, precision):
-                loss = batches.task.loss(model.module(x), y)
+                loss = batches.loss(model.module(x), y)
             torch.autograd.backward(loss)
             if weight_decay:
                 model.add_weight_decay(weight_decay)
@@ -96,7 +100,7 @@ def full_gradient(
         for x, y in batches.one_pass():
             model.zero_grads()
             with autocast(model.device, precision):
-                loss = batches.task.loss(model.module(x), y)
+                loss = batches.loss(model.module(x), y)
             torch.autograd.backward(loss)
             if weight_decay:
                 model.add_weight_decay(weight_decay)

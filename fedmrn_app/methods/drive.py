@@ -2,8 +2,10 @@
 
 The client rotates its update x by a seeded randomised Hadamard transform R and sends the signs of R x and a scale S for
 each block of the rotation; the server rotates `S * sign` back. S = norm2(x)^2 / norm1(R x) makes that unbiased,
-S = norm1(R x) / d makes its squared error least. One bit per weight is all that the paper has; for more
-bits there is EDEN, see `eden.py`.
+S = norm1(R x) / d makes its squared error least. Of one estimate the second is the better one; of the mean over many
+clients the first, whose errors cancel, and their published code has it. The default is the second all the same: the
+first is EDEN with one bit, up to its scale, and so there is a name for either. One bit per weight is all that the paper
+has; for more bits there is EDEN, see `eden.py`.
 """
 
 from __future__ import annotations

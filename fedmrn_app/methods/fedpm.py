@@ -6,6 +6,10 @@ through m, and uploads one last mask, whose uniforms follow from the server's se
 would have with any others, and is coded by how far the server's probabilities are from them. So that last draw is no
 private randomness; those in training are. The server's estimate is the mode of the Beta posterior, whose prior
 Beta(lambda, lambda) is reset each round; with lambda = 1 that is the clients' mean mask.
+
+By default scores are trained by SGD over frozen weights of He's size. Their published code has Adam with the step size
+0.01, anew in each round, and frozen weights of +-e / sqrt(fan_in); its networks have no batch norm, and biases are
+frozen and masked too, where here all that is not a matrix or kernel is trained densely beside the masks.
 """
 
 from __future__ import annotations
@@ -37,18 +41,21 @@ from fedmrn_app.wire.body import Body, Coder
 from fedmrn_app.wire.mask_model import SideInformation
 from fedmrn_app.wire.masks import pack_mask, unpack_mask
 
+Optimizer = Literal["sgd", "adam"]
+
 
 @dataclass(frozen=True)
 class FrozenNetwork:
-    """The random network: +-sqrt(2 / fan_in), a fair sign each, from a seed."""
+    """The random network: +-sqrt(gain / fan_in), a fair sign each, from a seed."""
 
     seed: int
+    gain: float = 2.0
 
     def weights(self, layout: Layout) -> Float32Array:
         """All its weights, float32 (d,)."""
         frozen = generate_noise(self.seed, layout.count, "bernoulli", 1.0)
         for tensor, shape in zip(layout.split(frozen), layout.shapes, strict=True):
-            tensor *= np.float32(math.sqrt(2 / math.prod(shape[1:])))
+            tensor *= np.float32(math.sqrt(self.gain / math.prod(shape[1:])))
         return frozen
 
 
@@ -59,6 +66,7 @@ class ScoreTraining(LocalTraining):
     network: FrozenNetwork
     score_lr: float
     min_probability: float
+    optimizer: Optimizer = "sgd"
 
     def train(self, model: FlatModel, local: LocalRound) -> Trained:
         """Train the scores."""
@@ -74,7 +82,18 @@ class ScoreTraining(LocalTraining):
                 step_on(start, grad, lr, key)
 
         mask_weights(1, [(0, frozen)], 0.0)  # the first mask is that of the scores as they are, whatever the gradient
-        loss = local.sgd(model, update=lambda step: mask_weights(step + 1, model.grad_parts(), self.score_lr))
+        if self.optimizer == "sgd":
+            loss = local.sgd(model, update=lambda step: mask_weights(step + 1, model.grad_parts(), self.score_lr))
+            return Trained(probabilities.cpu().numpy(), loss)
+        adam = torch.optim.Adam([scores], self.score_lr)
+
+        def step_by_adam(step: int) -> None:
+            """Take a step on the scores, then draw the mask of the next one as `mask_weights` does."""
+            scores.grad = model.weight_grads * frozen * (probabilities * (1 - probabilities))
+            adam.step()
+            mask_weights(step + 1, [(0, frozen)], 0.0)
+
+        loss = local.sgd(model, update=step_by_adam)
         return Trained(probabilities.cpu().numpy(), loss)
 
 
@@ -146,7 +165,9 @@ class FedPM(Recipe):
     """Options.
 
     Attributes:
-        score_lr: step size of the scores; that of the dense part is local.lr.
+        optimizer: of the scores: SGD, or Adam as in their code.
+        score_lr: its step size; that of the dense part is local.lr.
+        network: size of the frozen weights, times sqrt(fan_in): He's sqrt(2), or e as in their code.
         prior: lambda of the Beta prior.
         min_probability: scores start within logit of this and of one minus it, lest they be infinite.
         evaluation: weights times probabilities, or those with a probability of one half and more.
@@ -155,7 +176,9 @@ class FedPM(Recipe):
     name = "fedpm"
     code = 10
 
+    optimizer: Optimizer = "sgd"
     score_lr: Positive = 1000.0
+    network: Literal["he", "e"] = "he"
     prior: Annotated[float, Range(least=1)] = 1.0
     min_probability: Annotated[float, Range(above=0, below=0.5)] = 0.01
     evaluation: Literal["expected", "threshold"] = "expected"
@@ -164,12 +187,16 @@ class FedPM(Recipe):
         """Training of scores, masks, probabilities, which are sent exactly."""
         if run.downlink != "float32":
             raise ConfigError(f"downlink.dtype={run.downlink}: fedpm sends its probabilities exactly; take float32")
-        network = FrozenNetwork(run.seed)
+        if self.optimizer == "adam" and self.score_lr > 1:
+            raise ConfigError(
+                f"strategy.score_lr={self.score_lr:g}: is a step size of SGD; with strategy.optimizer=adam say 0.01"
+            )
+        network = FrozenNetwork(run.seed, 2.0 if self.network == "he" else math.e**2)
         return Method(
             self.name,
             self.code,
             KeptWeights(run.coder, run.flips),
-            ScoreTraining(network, self.score_lr, self.min_probability),
+            ScoreTraining(network, self.score_lr, self.min_probability, self.optimizer),
             Probabilities(network, self.prior, self.evaluation == "threshold"),
             whole_model=run.flips is not None,  # nothing goes beside the mask
             packing="palette",  # means of masks take few different values

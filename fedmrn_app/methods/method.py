@@ -169,6 +169,7 @@ class ServerState:
 
     averages_updates: bool = True  # the mean is of updates, and is added to the vector
     averages_holders: bool = False  # a weight's mean is over its holders; else who does not hold it has not changed it
+    counts_participants: bool = False  # the vector depends on how many took part, besides the mean
 
     def first(self, weights: Float32Array, layout: Layout) -> Float32Array:
         """The vector before training, from the model's first weights; of them or a copy."""

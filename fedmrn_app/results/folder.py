@@ -234,6 +234,8 @@ class RunFolder:
             "total_bits_per_parameter": _mean(self.rounds, "total_bits_per_parameter"),
             "last_uplink_bits_per_parameter": last.uplink_bits_per_parameter,
             "last_downlink_bits_per_parameter": last.downlink_bits_per_parameter,
+            "model_rate": _mean(self.rounds, "model_rate"),
+            "held_share": _mean(self.rounds, "held_share"),
             "clients_failed": sum(row.clients_failed for row in self.rounds),
             "train_seconds_per_client_round": _mean(self.rounds, "train_seconds"),
             "compress_seconds_per_client_round": _mean(self.rounds, "compress_seconds"),

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedmrn_app.federation.agreement import Agreement, GlobalState
 from fedmrn_app.federation.report import RoundReport
-from fedmrn_app.learning.evaluate import evaluate
+from fedmrn_app.learning.evaluate import evaluate, measured_norms
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.results.folder import RunFolder
 from fedmrn_app.results.rows import Round
@@ -21,10 +21,14 @@ from fedmrn_app.tasks.task import Samples, Task
 
 @dataclass(frozen=True)
 class Splits:
-    """What the global model is evaluated on; `train` only where that is asked for."""
+    """What the global model is evaluated on; `train` only where that is asked for.
+
+    `norms` are the samples that static batch norm takes its statistics of before it, see `measured_norms`.
+    """
 
     test: Samples
     train: Samples | None = None
+    norms: Samples | None = None
 
 
 class Progress:
@@ -61,8 +65,9 @@ class Progress:
         sampled = self._sampled(state, done.number)
         server, layout = self.agreement.method.server, self.agreement.layout
         self.model.load(server.weights(state.vector, layout), state.dense)
-        reached = evaluate(self.model, self.task, self.splits.test)
-        train = None if self.splits.train is None else evaluate(self.model, self.task, self.splits.train)
+        with measured_norms(self.model, self.task, self.splits.norms):
+            reached = evaluate(self.model, self.task, self.splits.test)
+            train = None if self.splits.train is None else evaluate(self.model, self.task, self.splits.train)
         now = time.perf_counter()
         bytes_up, bytes_down = _mean(uplink), _mean(downlink)
         bits = 8 / self.model.parameter_count
@@ -86,6 +91,8 @@ class Progress:
             decode_seconds=done.decode_seconds / max(1, len(downlink)),
             seconds=now - self._started,
             epsilon=done.epsilon,
+            model_rate=_mean(done.capacities),
+            held_share=_mean(done.held),
         )
         self.folder.add_round(row, self.model, state)
         left = (now - self._first) / (done.number - self._before) * (self.rounds - done.number)
@@ -100,7 +107,8 @@ class Progress:
         if weights is None:
             return math.nan
         self.model.load(weights, state.dense)
-        return evaluate(self.model, self.task, self.splits.test).headline
+        with measured_norms(self.model, self.task, self.splits.norms):
+            return evaluate(self.model, self.task, self.splits.test).headline
 
 
 def progress_line(row: Round, rounds: int, seconds_left: float) -> str:

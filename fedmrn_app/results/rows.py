@@ -31,6 +31,8 @@ class Round:
         decode_seconds: the server's time to check, decode and add one reply.
         seconds: the whole round, evaluation included.
         epsilon: of all rounds so far, NaN where no noise is added.
+        model_rate: the share of the model's channels or weights that a client was to hold, its capacity.
+        held_share: the share of all weights that a client held.
     """
 
     round: int
@@ -52,6 +54,8 @@ class Round:
     decode_seconds: float
     seconds: float
     epsilon: float = math.nan
+    model_rate: float = math.nan
+    held_share: float = math.nan
 
     @property
     def headline(self) -> float:

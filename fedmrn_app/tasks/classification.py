@@ -25,7 +25,7 @@ from fedmrn_app.typed import Count, Range
 
 Augmentation = Literal["none", "crop_flip"]
 
-CROP_PADDING = 4  # Li et al. 2024, section 5.1: random crop of the image's own size after padding by 4
+CROP_PADDING = 4  # in the published code of Li et al. 2024: random crop of the image's own size after padding by 4
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 Usage: python scripts/benchmarks/submodel_cost.py [--steps 10] [--repeats 7] [OVERRIDE ...]
 
-The settings are those of `experiment=submodel_cifar10 strategy.granularity=channel`. Steps of the full model and of the
-narrower ones are timed alternately in one process; memory is what a process of its own takes beyond the data and the
-libraries, at most. The bytes are those of the held values, which message and payload hold besides their framing.
+The settings are those of `experiment=submodel_cifar10`. Steps of the full model and of the narrower ones are timed
+alternately in one process; memory is what a process of its own takes beyond the data and the libraries, at most. The
+bytes are those of the held values, which message and payload hold besides their framing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from scripts.benchmarks.timing import compare
 
 SEED = 5
 CAPACITIES = (1.0, 1 / 4, 1 / 16)
-BASE = ("experiment=submodel_cifar10", "strategy.granularity=channel")
+BASE = ("experiment=submodel_cifar10",)
 
 
 class NarrowClient:
