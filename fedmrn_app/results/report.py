@@ -1,6 +1,6 @@
 """The `fedmrn-report` command: finished runs as one Markdown table, and as a page with figures.
 
-Usage: fedmrn-report FOLDER [FOLDER ...] [--page FOLDER]   (every summary.json in and below the folders)
+Usage: fedmrn-report FOLDER [FOLDER ...] [--tables] [--page FOLDER]   (every summary.json in and below the folders)
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmrn_app.errors import FedMRNError, RunError
+from fedmrn_app.results.further import further_tables
 from fedmrn_app.results.groups import data_of, read_groups
 from fedmrn_app.results.page import write_page
 
@@ -29,11 +30,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="fedmrn-report", description="Print finished runs as one Markdown table.")
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a run's folder, or one above several")
     parser.add_argument("--page", type=Path, metavar="FOLDER", help="write report.html, report.md and figures there")
+    parser.add_argument(
+        "--tables", action="store_true", help="print losses against FedAvg, gaps between splits, and times too"
+    )
     arguments = parser.parse_args()
     try:
         summaries = find_summaries(arguments.folders)
         lines = markdown([read_run(path) for path in summaries])
-        page = arguments.page and write_page(read_groups(summaries), arguments.page)
+        groups = read_groups(summaries) if arguments.page or arguments.tables else []
+        for table in further_tables(groups) if arguments.tables else []:
+            lines += ["", *table.markdown()]
+        page = arguments.page and write_page(groups, arguments.page)
     except FedMRNError as error:
         print(f"fedmrn-report: {error}", file=sys.stderr)
         return 2
