@@ -53,6 +53,26 @@ class Group:
         return data_of(self.runs[0].summary)
 
     @property
+    def strategy(self) -> str:
+        """The method's name."""
+        return str(self.runs[0].summary["strategy"])
+
+    @property
+    def dataset(self) -> str:
+        """The data set's name."""
+        return str(self.runs[0].summary["dataset"])
+
+    @property
+    def partition(self) -> str:
+        """The partition's name."""
+        return str(self.runs[0].summary["partition"])
+
+    @property
+    def columns(self) -> set[str]:
+        """The columns that the rounds of all runs have."""
+        return set.intersection(*(set(run.columns) for run in self.runs))
+
+    @property
     def split(self) -> str:
         """What was evaluated on: `test`, or `validation`."""
         return str(self.runs[0].summary.get("evaluated_on", "test"))

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedmrn_app.results.durable import write_durably
 from fedmrn_app.results.figures import draw
+from fedmrn_app.results.further import Further, further_tables
 from fedmrn_app.results.groups import Group
 
 _CAPTIONS = {
@@ -45,10 +46,16 @@ def write_page(groups: Sequence[Group], folder: Path) -> Path:
         write_durably(folder / f"{name}.png", pixels)
         pictures.append((name, drawing))
     lines = _lines(head, rows)
+    further = further_tables(groups)
     shown = [f"![{_CAPTIONS[name]}]({name}.svg)\n\n{_CAPTIONS[name]}" for name, _ in pictures]
-    write_durably(folder / "report.md", "\n\n".join(["\n".join(lines), _NOTE, *shown, ""]).encode())
+    write_durably(
+        folder / "report.md",
+        "\n\n".join(
+            ["\n".join(lines), _NOTE, *shown, *("\n".join(table.markdown()) for table in further), ""]
+        ).encode(),
+    )
     page = folder / "report.html"
-    write_durably(page, _page(groups, head, rows, pictures).encode())
+    write_durably(page, _page(groups, head, rows, pictures, further).encode())
     return page
 
 
@@ -94,13 +101,14 @@ def _percent(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> str:
 
 
 def _page(
-    groups: Sequence[Group], head: Sequence[str], rows: Sequence[Sequence[str]], pictures: Sequence[tuple[str, str]]
+    groups: Sequence[Group],
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    pictures: Sequence[tuple[str, str]],
+    further: Sequence[Further],
 ) -> str:
     runs = sum(len(group.runs) for group in groups)
-    table = "".join(
-        "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) + "</tr>\n"
-        for tag, row in [("th", head), *(("td", row) for row in rows)]
-    )
+    more = "".join(f"<h2>{html.escape(one.title)}</h2>\n{_table(one.head, one.rows)}" for one in further)
     figures = "".join(
         f"<figure>{_inline(name, picture)}<figcaption>{html.escape(_CAPTIONS[name])}</figcaption></figure>\n"
         for name, picture in pictures
@@ -109,9 +117,16 @@ def _page(
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
         f"<title>fedmrn: {runs} runs</title><style>{_STYLE}</style></head><body>\n"
-        f'<h1>{runs} runs</h1>\n<div class="table"><table>\n{table}</table></div>\n<p>{html.escape(_NOTE)}</p>\n'
-        f"{figures}</body></html>\n"
+        f"<h1>{runs} runs</h1>\n{_table(head, rows)}<p>{html.escape(_NOTE)}</p>\n{figures}{more}</body></html>\n"
     )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    body = "".join(
+        "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) + "</tr>\n"
+        for tag, row in [("th", head), *(("td", row) for row in rows)]
+    )
+    return f'<div class="table"><table>\n{body}</table></div>\n'
 
 
 def _inline(name: str, picture: str) -> str:

@@ -1,6 +1,6 @@
 """The `fedmrn-report` command: finished runs as one Markdown table, and as a page with figures.
 
-Usage: fedmrn-report FOLDER [FOLDER ...] [--mean] [--page FOLDER] [--keep FOLDER]
+Usage: fedmrn-report FOLDER [FOLDER ...] [--mean] [--tables] [--page FOLDER] [--keep FOLDER]
 (every summary.json in and below the folders)
 """
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmrn_app.errors import FedMRNError, RunError
+from fedmrn_app.results.further import further_tables
 from fedmrn_app.results.groups import data_of, read_groups
 from fedmrn_app.results.keep import keep_runs
 from fedmrn_app.results.page import markdown_means, write_page
@@ -35,11 +36,16 @@ def main() -> int:
     )
     parser.add_argument("--page", type=Path, metavar="FOLDER", help="write report.html, report.md and figures there")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="copy there what tables and figures are made from")
+    parser.add_argument(
+        "--tables", action="store_true", help="print losses against FedAvg, gaps between splits, and times too"
+    )
     arguments = parser.parse_args()
     try:
         summaries = find_summaries(arguments.folders)
-        groups = read_groups(summaries) if arguments.mean or arguments.page else []
+        groups = read_groups(summaries) if arguments.mean or arguments.page or arguments.tables else []
         lines = markdown_means(groups) if arguments.mean else markdown([read_run(path) for path in summaries])
+        for table in further_tables(groups) if arguments.tables else []:
+            lines += ["", *table.markdown()]
         page = arguments.page and write_page(groups, arguments.page)
         kept = arguments.keep and keep_runs(summaries, arguments.keep)
     except FedMRNError as error:
