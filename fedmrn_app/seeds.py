@@ -8,7 +8,16 @@ _U64 = (1 << 64) - 1
 
 # the order is part of every run's result: new ones go to the end
 Purpose = Literal[
-    "noise", "batches", "method", "sampling", "model", "partition", "frozen", "privacy", "private_sampling"
+    "noise",
+    "batches",
+    "method",
+    "sampling",
+    "model",
+    "partition",
+    "frozen",
+    "privacy",
+    "private_sampling",
+    "slow",
 ]
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 

@@ -17,7 +17,7 @@ from fedmrn_app.exchange import Outcome, Terms
 from fedmrn_app.federation.agreement import Agreement
 from fedmrn_app.federation.privacy import Privacy
 from fedmrn_app.federation.report import RoundReport, TooFewError
-from fedmrn_app.federation.sampling import sample_others
+from fedmrn_app.federation.sampling import sample_others, shuffle
 from fedmrn_app.federation.server import close_round, open_round
 from fedmrn_app.federation.versions import Versions
 from fedmrn_app.messages import (
@@ -65,8 +65,7 @@ class PayloadStrategy(Strategy):
         config: bytes,
         oversample: float = 1.0,
         min_replies: int = 1,
-        round_timeout: float | None = None,
-        seconds: Iterable[float] = (),
+        timeout: Timeout | None = None,
         memory: bool = False,
         finished_rounds: int = 0,
         outcome: Callable[[], Outcome] = Outcome,
@@ -83,7 +82,7 @@ class PayloadStrategy(Strategy):
         self.config = config  # for nodes that have lost it
         self.oversample = oversample
         self.min_replies = min_replies
-        self.timeout = Timeout(round_timeout, seconds)
+        self.timeout = Timeout(None) if timeout is None else timeout
         self._report = report
         self.versions = Versions(agreement.grid_rule(None).sizes) if memory else None
         self.finished_rounds = finished_rounds  # rounds done before a resumed run; Flower counts from 1 again
@@ -110,7 +109,10 @@ class PayloadStrategy(Strategy):
         shared = sent_as_is(arrays) if self.agreement.method.packing == "float32" else None
         timeout = self.timeout.seconds
         self._sent = Sent(opened, {}, Traffic(), grid, timeout, time.monotonic() + timeout)
-        return self._messages(self._sent, opened.clients, shared)
+        clients = list(opened.clients)
+        if self.oversample > 1:  # the first replies count, and who is asked first must be chance
+            clients = shuffle(clients, self.agreement.seed, number)
+        return self._messages(self._sent, clients, shared)
 
     def _asked(self, count: int) -> int:
         """How many clients are asked for so many replies."""

@@ -13,6 +13,7 @@ from torch import nn
 
 from fedmrn_app import typed
 from fedmrn_app.config.privacy import check_privacy, check_statistics
+from fedmrn_app.config.rounds import check_rounds
 from fedmrn_app.config.types import Config, Values
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.learning.flat import FlatModel, trained_parameters
@@ -59,19 +60,9 @@ def check(config: Config) -> None:
         raise ConfigError(f"clients_per_round={config.clients_per_round}: must be from 1 to clients={config.clients}")
     if config.min_clients is not None and config.min_clients > config.clients:
         raise ConfigError(f"min_clients={config.min_clients}: must be from 1 to clients={config.clients}")
-    if config.min_replies > config.clients_per_round:
-        raise ConfigError(
-            f"min_replies={config.min_replies}: must be from 1 to clients_per_round={config.clients_per_round}"
-        )
-    if config.privacy.noised and (config.oversample > 1 or config.min_replies > 1):
-        key, value = ("oversample", config.oversample) if config.oversample > 1 else ("min_replies", config.min_replies)
-        raise ConfigError(
-            f"{key}={value:g}: in a private run who is in a round must not depend on who replies; say {key}=1"
-        )
-    if (config.simulation.nodes or 1) > config.clients:
-        raise ConfigError(f"simulation.nodes={config.simulation.nodes}: must be from 1 to clients={config.clients}")
     task, method = build_task(config), build_run_method(config)
     _check_memory(config, method)
+    check_rounds(config, method)
     check_privacy(config, method)
     torch_device(config)
     if not task.inputs():
