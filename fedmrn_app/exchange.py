@@ -28,10 +28,12 @@ class Terms:
     Attributes:
         needed: so many usable replies; None for one to each message.
         usable: whether a reply is.
+        timeout: seconds that are left.
     """
 
     needed: int | None = None
     usable: Callable[[Message], bool] = lambda reply: True
+    timeout: float = float("inf")
 
 
 @dataclass
@@ -113,7 +115,7 @@ class Exchange(Grid):
         """Send messages and wait for the replies that `terms` ask for, for `timeout` seconds at most."""
         self.forget()
         terms, begun = self._terms(), time.monotonic()
-        deadline = float("inf") if timeout is None else begun + timeout
+        deadline = begun + (terms.timeout if timeout is None else min(timeout, terms.timeout))
         self.send(messages)
         del messages  # they hold the model
         replies: list[Message] = []

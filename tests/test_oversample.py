@@ -1,6 +1,7 @@
 """Rounds that ask more clients than they use, and rounds of too few replies, which go on with other clients."""
 
 import csv
+import math
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -35,7 +36,9 @@ def run_round(grid: Clients, lines: list[str], **options: Any) -> tuple[np.ndarr
     )  # fmt: skip
     exchange = Exchange(cast(Grid, grid), nodes, nodes.look, 10_000, terms=strategy.terms)
     messages = strategy.configure_train(1, pack_state(STATE), ConfigRecord(), exchange)
-    arrays, _ = strategy.aggregate_train(1, exchange.send_and_receive(messages, timeout=60))
+    arrays, _ = strategy.aggregate_train(
+        1, exchange.send_and_receive(messages, timeout=math.inf)
+    )  # as Flower's loop is told
     assert arrays is not None
     return arrays["vector"].numpy(), strategy
 
@@ -90,6 +93,20 @@ def test_clients_that_all_fail_are_asked_again_where_there_are_no_others_and_end
     assert [line.rpartition(";")[2] for line in lines] == [" it goes on with 3 other clients"] * 2
     assert len(grid.orders) == 9
     assert sorted(order.client for order in grid.orders[:6]) == sorted(HOSTS)
+
+
+@pytest.mark.parametrize("oversample", [1.0, 1.3])
+def test_round_ends_when_its_time_is_over(oversample: float) -> None:
+    lines: list[str] = []
+    grid = Clients({})
+    run_round(grid, lines, oversample=oversample)
+    late = grid.orders[0].client
+    grid = Clients({client: 30.0 for client in HOSTS if client != late})
+    start = time.monotonic()
+    _, strategy = run_round(grid, lines, timeout=Timeout(2), oversample=oversample)
+    assert time.monotonic() - start < 10
+    assert list(strategy.report.losses) == [late]
+    assert set(strategy.report.failures.values()) == {"no reply within round_timeout"}
 
 
 def test_timeout_fits_the_rounds_before() -> None:
