@@ -61,6 +61,9 @@ def test_version_is_the_sum_of_discounted_updates_whatever_they_were_trained_on(
     total = sum(SAMPLES[client] for client in shares)
     moved = sum(SAMPLES[order.client] / total * shares[order.client] * update(order)[0] for order in (fresh, *early))
     np.testing.assert_allclose(buffered.state.vector, before.vector + moved, rtol=1e-5, atol=1e-6)
+    towards = {client: mean_of({client: made_up_payload(client, 0)})[1] - before.dense for client in shares}
+    dense = before.dense + sum(SAMPLES[one] / total * share * towards[one] for one, share in shares.items())
+    np.testing.assert_allclose(buffered.state.dense, dense, rtol=1e-5, atol=1e-6)
 
 
 def test_sum_does_not_depend_on_the_order_of_arrival() -> None:
@@ -197,6 +200,7 @@ def test_simulated_run(tmp_path: Path) -> None:
     with (tmp_path / "rounds.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [int(row["clients_ok"]) for row in rows] == [4] * 6
+    assert float(rows[-1]["loss"]) < 2.3
     assert all(500 < float(row["uplink_bytes"]) < 5000 for row in rows)
     with (tmp_path / "clients.csv").open(newline="") as file:
         used = [row["used"].split() for row in csv.DictReader(file)]

@@ -3,6 +3,9 @@
 FedBuff (Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation", Algorithm 1): clients train on
 the version that was the latest when they were asked; every K replies are added to the latest version by then, each
 times 1 / sqrt(1 + staleness), the number of versions that it is behind (section 5).
+
+That is so for the masked weights. The dense part, which may hold variances, is moved towards what the replies hold,
+with the same shares: a sum of changes from several versions could make a variance negative.
 """
 
 from __future__ import annotations
@@ -20,19 +23,17 @@ from fedmrn_app.federation.report import RoundReport
 from fedmrn_app.federation.sampling import sample_clients
 from fedmrn_app.federation.server import OpenRound, steer
 from fedmrn_app.federation.upload import CheckedUpload, check_upload
-from fedmrn_app.layout import Float32Array
 
 WAVES = 1000  # times that a client may be asked for one version, each with a seed of its own
 
 
 @dataclass(frozen=True)
 class Contribution:
-    """A checked reply in the buffer; `change` is that of the dense part, float32 (m,)."""
+    """A checked reply in the buffer."""
 
     client: int
     number: int
     upload: CheckedUpload
-    change: Float32Array
     norms: Norms
 
     @property
@@ -101,7 +102,7 @@ class Buffered:
         header = opened.header(client, known)
         upload = check_upload(data, self.agreement, header, known, dense)
         norms = {} if self.agreement.max_norm is None else reply_norms(data, self.agreement, header, known, dense)
-        self.buffer.append(Contribution(client, number, upload, upload.dense - dense, norms))
+        self.buffer.append(Contribution(client, number, upload, norms))
         return self.buffer[-1]
 
     def flush(self) -> tuple[RoundReport, list[Contribution]]:
@@ -124,7 +125,7 @@ class Buffered:
             share = one.upload.share * np.float32(1 / math.sqrt(1 + self.version - one.version))
             with np.errstate(over="ignore"):  # checked below
                 one.upload.decoded.add_to(total, share)
-                dense += share * one.change
+                dense += share * (one.upload.dense - self.state.dense)
             samples += int(one.upload.share)
             spent.append((one.upload.size, len(one.upload.payload.body)))
             report.note(place, one.upload.payload, private=self.agreement.method.flips is not None)
