@@ -28,10 +28,12 @@ class Terms:
     Attributes:
         needed: so many usable replies; None for one to each message.
         usable: whether a reply is.
+        timeout: seconds that are left.
     """
 
     needed: int | None = None
     usable: Callable[[Message], bool] = lambda reply: True
+    timeout: float = float("inf")
 
 
 @dataclass
@@ -94,7 +96,7 @@ class Exchange(Grid):
             look: renews what is known of them; it is called about once a second.
             most_bytes: that a reply may have; longer ones are not kept.
             terms: when enough replies to what is sent have come.
-            slow: clients whose replies are held back until they have taken so many times as long as they did.
+            slow: simulated clients whose replies are held back until they have taken so many times as long as they did.
         """
         self.outcome = Outcome()
         self._most_bytes = most_bytes
@@ -113,7 +115,7 @@ class Exchange(Grid):
         """Send messages and wait for the replies that `terms` ask for, for `timeout` seconds at most."""
         self.forget()
         terms, begun = self._terms(), time.monotonic()
-        deadline = float("inf") if timeout is None else begun + timeout
+        deadline = begun + (terms.timeout if timeout is None else min(timeout, terms.timeout))
         self.send(messages)
         del messages  # they hold the model
         replies: list[Message] = []
@@ -183,6 +185,12 @@ class Exchange(Grid):
         self._held.clear()
         self.outcome = Outcome()
 
+    def drop(self, message: str) -> None:
+        """Want no reply any more to one message."""
+        sent = self._pending.pop(message, None)
+        if sent is not None:
+            self._late[message] = sent.expires
+
     def _due(self, client: int, pushed: float, now: float) -> float:
         """When the reply of a slow client counts as come; it trains for one round after the other."""
         due = max(self._busy.get(client, 0.0), pushed) + self._slow[client] * (now - pushed)
@@ -201,7 +209,7 @@ class Exchange(Grid):
         pushed, now = set(self._grid.push_messages(messages)), time.monotonic()
         for message in messages:
             node = message.metadata.dst_node_id
-            client = read_order(message.content).client if self._slow else None
+            client = read_order(message.content).client if self._slow and self._nodes.steady else None
             slow = client if client in self._slow else None
             expires = message.metadata.created_at + message.metadata.ttl
             self._pending[message.metadata.message_id] = _Pending(node, alive.get(node, ""), now, expires, slow)

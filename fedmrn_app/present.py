@@ -81,3 +81,8 @@ def present(clients: int, offers: Sequence[tuple[int, Integers, Integers]]) -> P
         places[hosted], counts[hosted] = place, samples
     there = np.flatnonzero(places >= 0)
     return Present(there, places[there], counts[there], [node for node, _, _ in offers])
+
+
+def samples_of(hosts: Mapping[int, Host]) -> Mapping[int, int]:
+    """The samples of each client that is there."""
+    return hosts.samples if isinstance(hosts, Present) else {client: host.samples for client, host in hosts.items()}

@@ -18,6 +18,7 @@ Purpose = Literal[
     "privacy",
     "private_sampling",
     "validation",
+    "slow",
 ]
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedmrn_app.config.build import build_flat_model, build_run_method, measure
@@ -18,17 +17,17 @@ from fedmrn_app.config.compose import compose_values, default_values, parse_over
 from fedmrn_app.config.privacy import open_privacy, privacy_facts, privacy_lines
 from fedmrn_app.config.types import Values
 from fedmrn_app.data.validation import load_evaluation, load_training
+from fedmrn_app.drive import Run, run_asynchronously, run_rounds
 from fedmrn_app.errors import FedMRNError
-from fedmrn_app.exchange import Exchange
 from fedmrn_app.federation.agreement import Agreement, GlobalState
 from fedmrn_app.federation.ledger import Ledger
 from fedmrn_app.federation.privacy import BudgetSpent
 from fedmrn_app.federation.server import OpenRound
-from fedmrn_app.federation.upload import Update, header_of, most_bytes, write_upload
-from fedmrn_app.hosts import Hosts, names
+from fedmrn_app.federation.upload import Update, header_of, write_upload
+from fedmrn_app.hosts import Hosts
 from fedmrn_app.learning.flat import FlatModel, state_sha256
 from fedmrn_app.learning.memory import keep_freed_memory
-from fedmrn_app.messages import content_bytes, order_content, pack_config, pack_state, payload_content, unpack_state
+from fedmrn_app.messages import content_bytes, order_content, pack_config, payload_content
 from fedmrn_app.methods import build_method
 from fedmrn_app.methods.method import RunOptions
 from fedmrn_app.nodes import Nodes
@@ -37,12 +36,10 @@ from fedmrn_app.results.folder import RunFolder
 from fedmrn_app.results.lock import locked
 from fedmrn_app.results.participants import Participants
 from fedmrn_app.results.progress import Progress, Splits
-from fedmrn_app.strategy import PayloadStrategy
 from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.values import pack_floats
 
 app = ServerApp()
-MOST_REJECTIONS = 20  # per round, each in a line of the log
 
 
 @app.main()
@@ -104,56 +101,25 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
     finder = Hosts(grid, nodes, config, packed, report)
     if done < config.rounds:  # else it ended between its last round and its summary, and needs nobody any more
         finder.find()
-    exchange = Exchange(grid, nodes, finder.look, most_bytes(agreement), terms=lambda: strategy.terms())
-    participants = Participants(folder.path, done)
-
-    def told(server_round: int, client: int, reason: str) -> None:
-        """Log a rejection, in so many lines per round and no more."""
-        before = list(strategy.report.failures).index(client)
-        if before < MOST_REJECTIONS:
-            report(f"round {server_round}: client {client} rejected: {reason}")
-        elif before == MOST_REJECTIONS:
-            report(f"round {server_round}: {len(strategy.report.failures) - before} more clients rejected")
-
-    strategy = PayloadStrategy(
+    run = Run(
+        config,
         agreement,
-        finder.present,
-        clients_per_round=config.clients_per_round,
-        config=packed,
-        oversample=config.oversample,
-        min_replies=config.min_replies,
-        round_timeout=config.round_timeout,
-        seconds=[row.seconds for row in folder.rounds],
-        memory=config.downlink.remembers,
-        finished_rounds=done,
-        privacy=privacy,
-        outcome=lambda: exchange.outcome,
-        on_failure=told,
-        report=report,
+        replace(state, dense=model.state()[1]),
+        packed,
+        grid,
+        nodes,
+        finder,
+        Progress(agreement, model, task, splits, folder, config.rounds, report),
+        Participants(folder.path, done),
+        report,
+        done,
+        privacy,
     )
-    progress = Progress(agreement, model, task, splits, folder, config.rounds, report)
-
-    def evaluate_round(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        """Flower's `evaluate_fn`; round 0 is before training."""
-        if server_round == 0:
-            progress.begin()
-            return None
-        traffic = strategy.traffic
-        participants.note(strategy.report)
-        if late := strategy.report.late:
-            report(f"round {strategy.report.number}: enough replies; not waited for: {names(late)}")
-        return MetricRecord(
-            dict(progress.end_round(unpack_state(arrays), strategy.report, traffic.uplink, traffic.downlink))
-        )
-
     try:
-        strategy.start(
-            exchange,
-            pack_state(replace(state, dense=model.state()[1])),
-            num_rounds=config.rounds - done,
-            timeout=math.inf,  # what is left of a round is the strategy's to say
-            evaluate_fn=evaluate_round,
-        )
+        if config.server == "async":
+            run_asynchronously(run)
+        else:
+            run_rounds(run)
     except BudgetSpent as spent:
         if not folder.rounds:
             raise

@@ -17,7 +17,7 @@ from fedmrn_app.exchange import Outcome, Terms
 from fedmrn_app.federation.agreement import Agreement
 from fedmrn_app.federation.privacy import Privacy
 from fedmrn_app.federation.report import RoundReport, TooFewError
-from fedmrn_app.federation.sampling import sample_others
+from fedmrn_app.federation.sampling import sample_others, shuffle
 from fedmrn_app.federation.server import close_round, open_round
 from fedmrn_app.federation.versions import Versions
 from fedmrn_app.messages import (
@@ -30,7 +30,7 @@ from fedmrn_app.messages import (
     sent_as_is,
     unpack_state,
 )
-from fedmrn_app.present import Host, Present
+from fedmrn_app.present import Host, samples_of
 from fedmrn_app.sent import Sent, Timeout, Traffic
 from fedmrn_app.wire.payload import decode_payload
 
@@ -65,8 +65,7 @@ class PayloadStrategy(Strategy):
         config: bytes,
         oversample: float = 1.0,
         min_replies: int = 1,
-        round_timeout: float | None = None,
-        seconds: Iterable[float] = (),
+        timeout: Timeout | None = None,
         memory: bool = False,
         finished_rounds: int = 0,
         outcome: Callable[[], Outcome] = Outcome,
@@ -83,7 +82,7 @@ class PayloadStrategy(Strategy):
         self.config = config  # for nodes that have lost it
         self.oversample = oversample
         self.min_replies = min_replies
-        self.timeout = Timeout(round_timeout, seconds)
+        self.timeout = Timeout(None) if timeout is None else timeout
         self._report = report
         self.versions = Versions(agreement.grid_rule(None).sizes) if memory else None
         self.finished_rounds = finished_rounds  # rounds done before a resumed run; Flower counts from 1 again
@@ -102,7 +101,7 @@ class PayloadStrategy(Strategy):
             BudgetSpent: the round would exceed privacy.epsilon.
         """
         self.hosts = self._find_hosts()
-        samples = _samples(self.hosts)
+        samples = samples_of(self.hosts)
         number = server_round + self.finished_rounds
         state = unpack_state(arrays)
         count, versions = self._asked(self.clients_per_round), self.versions
@@ -110,7 +109,10 @@ class PayloadStrategy(Strategy):
         shared = sent_as_is(arrays) if self.agreement.method.packing == "float32" else None
         timeout = self.timeout.seconds
         self._sent = Sent(opened, {}, Traffic(), grid, timeout, time.monotonic() + timeout)
-        return self._messages(self._sent, opened.clients, shared)
+        clients = list(opened.clients)
+        if self.oversample > 1:  # the first replies count, and who is asked first must be chance
+            clients = shuffle(clients, self.agreement.seed, number)
+        return self._messages(self._sent, clients, shared)
 
     def _asked(self, count: int) -> int:
         """How many clients are asked for so many replies."""
@@ -130,8 +132,11 @@ class PayloadStrategy(Strategy):
     def terms(self) -> Terms:
         """When there are enough replies to what is sent now."""
         sent = self._sent
-        if sent is None or self.oversample == 1:
+        if sent is None:
             return Terms()
+        left = sent.deadline - time.monotonic()
+        if self.oversample == 1:
+            return Terms(timeout=left)
         clients: dict[str, int] = {}
 
         def usable(reply: Message) -> bool:
@@ -141,7 +146,7 @@ class PayloadStrategy(Strategy):
             client = clients.get(message)
             return client is not None and isinstance(self._payload(sent, client, reply), bytes)
 
-        return Terms(max(0, self.clients_per_round - len(sent.usable)), usable)
+        return Terms(max(0, self.clients_per_round - len(sent.usable)), usable, left)
 
     def _address(self, sent: Sent, client: int, content: RecordDict) -> Message:
         """A message to a client's node, named and weighed in `sent`."""
@@ -193,7 +198,7 @@ class PayloadStrategy(Strategy):
                     raise RunError(f"{few}, as others before; see to them, then go on with resume=true") from None
                 failures |= few.report.failures
                 if self.versions is not None:
-                    self.versions.forget(few.report.failures)
+                    self.versions.forget(sent.opened.clients.keys() - few.report.losses.keys())
                 sent.usable = {client: payloads[client] for client in few.report.losses}  # type: ignore[misc]
                 replies = self._ask_others(sent, str(few), repeat)
         self._sent = None
@@ -254,7 +259,7 @@ class PayloadStrategy(Strategy):
         """Go on with a round of too few replies with other clients."""
         self.hosts = self._find_hosts()
         count = self._asked(max(1, self.clients_per_round - len(sent.usable)))
-        samples, before = _samples(self.hosts), sent.opened
+        samples, before = samples_of(self.hosts), sent.opened
         there = np.fromiter(samples, np.int64, len(samples))
         asked, seed = sent.messages, before.agreement.seed
         chosen = sample_others(there, asked, sent.usable, count, seed, before.number, repeat)
@@ -290,8 +295,3 @@ class PayloadStrategy(Strategy):
 
     def summary(self) -> None:
         """Log nothing beyond the run's own lines."""
-
-
-def _samples(hosts: Mapping[int, Host]) -> Mapping[int, int]:
-    """The samples of each client that is there."""
-    return hosts.samples if isinstance(hosts, Present) else {client: host.samples for client, host in hosts.items()}

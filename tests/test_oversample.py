@@ -1,7 +1,7 @@
 """Rounds that ask more clients than they use, and rounds of too few replies, which go on with other clients."""
 
 import csv
-import threading
+import math
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Error, Message
+from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
 from fedmrn_app.config.compose import load_config
@@ -21,31 +21,9 @@ from fedmrn_app.nodes import Nodes
 from fedmrn_app.results.participants import Participants
 from fedmrn_app.sent import Timeout
 from fedmrn_app.strategy import PayloadStrategy
-from tests.fake_grid import FakeGrid
-from tests.made_up import CONFIG, HOSTS, good_reply
+from tests.made_up import CONFIG, HOSTS
 from tests.reference import AGREEMENT, STATE, made_up_payload, mean_of
-
-Seconds = dict[int, float | None]  # until a client replies; None fails at once
-
-
-class Clients(FakeGrid):
-    """Clients that reply after some seconds, each on a node of its own."""
-
-    def __init__(self, seconds: Seconds) -> None:
-        super().__init__({host.node_id: None for host in HOSTS.values()})
-        self.seconds = seconds
-        self.orders: list[int] = []
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        messages = list(messages)
-        pushed = super().push_messages(messages)
-        for message in messages:
-            client = read_order(message.content).client
-            self.orders.append(client)
-            seconds = self.seconds.get(client, 0.0)
-            reply = Message(Error(1, "broken"), reply_to=message) if seconds is None else good_reply(message)
-            threading.Timer(seconds or 0.0, self.answers.__setitem__, (message.metadata.message_id, reply)).start()
-        return pushed
+from tests.replying import Clients
 
 
 def run_round(grid: Clients, lines: list[str], **options: Any) -> tuple[np.ndarray, PayloadStrategy]:
@@ -58,7 +36,9 @@ def run_round(grid: Clients, lines: list[str], **options: Any) -> tuple[np.ndarr
     )  # fmt: skip
     exchange = Exchange(cast(Grid, grid), nodes, nodes.look, 10_000, terms=strategy.terms)
     messages = strategy.configure_train(1, pack_state(STATE), ConfigRecord(), exchange)
-    arrays, _ = strategy.aggregate_train(1, exchange.send_and_receive(messages, timeout=60))
+    arrays, _ = strategy.aggregate_train(
+        1, exchange.send_and_receive(messages, timeout=math.inf)
+    )  # as Flower's loop is told
     assert arrays is not None
     return arrays["vector"].numpy(), strategy
 
@@ -74,12 +54,11 @@ def test_round_is_closed_with_the_first_usable_replies_that_are_enough() -> None
     strategy = PayloadStrategy(AGREEMENT, HOSTS.copy, clients_per_round=5, config=CONFIG)
     asked = [read_order(m.content).client for m in strategy.configure_train(1, pack_state(STATE), ConfigRecord(), None)]  # type: ignore[arg-type]
     fast, broken = asked[1:4], asked[0]
-    grid.seconds.update(dict.fromkeys(fast, 0.1))
-    grid.seconds[broken] = None
+    grid = Clients(dict.fromkeys(HOSTS, 20.0) | dict.fromkeys(fast, 0.1) | {broken: None})
     start = time.monotonic()
     vector, strategy = run_round(grid, [], oversample=1.5)
     assert time.monotonic() - start < 10
-    assert sorted(grid.orders) == asked  # five, for 4.5
+    assert sorted(order.client for order in grid.orders) == asked  # five, for 4.5
     assert strategy.report.late == [asked[4]]
     assert strategy.report.failures == {broken: "failed with: broken"}
     assert sorted(strategy.report.losses) == fast == sorted(strategy.traffic.uplink)
@@ -93,7 +72,7 @@ def test_round_of_too_few_replies_goes_on_with_other_clients() -> None:
     lines: list[str] = []
     grid = Clients({})
     run_round(grid, [])
-    first = sorted(grid.orders)
+    first = sorted(order.client for order in grid.orders)
     others = sorted(HOSTS.keys() - set(first))
     vector, strategy = run_round(Clients({first[0]: None, first[1]: None}), lines, min_replies=2)
     (line,) = lines
@@ -113,7 +92,21 @@ def test_clients_that_all_fail_are_asked_again_where_there_are_no_others_and_end
         run_round(grid, lines)
     assert [line.rpartition(";")[2] for line in lines] == [" it goes on with 3 other clients"] * 2
     assert len(grid.orders) == 9
-    assert sorted(grid.orders[:6]) == sorted(HOSTS)
+    assert sorted(order.client for order in grid.orders[:6]) == sorted(HOSTS)
+
+
+@pytest.mark.parametrize("oversample", [1.0, 1.3])
+def test_round_ends_when_its_time_is_over(oversample: float) -> None:
+    lines: list[str] = []
+    grid = Clients({})
+    run_round(grid, lines, oversample=oversample)
+    late = grid.orders[0].client
+    grid = Clients({client: 30.0 for client in HOSTS if client != late})
+    start = time.monotonic()
+    _, strategy = run_round(grid, lines, timeout=Timeout(2), oversample=oversample)
+    assert time.monotonic() - start < 10
+    assert list(strategy.report.losses) == [late]
+    assert set(strategy.report.failures.values()) == {"no reply within round_timeout"}
 
 
 def test_timeout_fits_the_rounds_before() -> None:

@@ -23,6 +23,7 @@ from fedmrn_app.methods import build_method
 from fedmrn_app.methods.method import RunOptions
 from fedmrn_app.noise import Noise
 from fedmrn_app.seeds import derive_seed
+from fedmrn_app.sent import Timeout
 from fedmrn_app.strategy import PayloadStrategy
 from fedmrn_app.wire.payload import encode_payload
 from tests.made_up import (
@@ -234,7 +235,7 @@ def test_client_is_asked_again_once(
 
 
 def test_nobody_is_asked_again_after_the_round_s_time() -> None:
-    strategy = PayloadStrategy(AGREEMENT, HOSTS.copy, clients_per_round=4, config=CONFIG, round_timeout=1e-9)
+    strategy = PayloadStrategy(AGREEMENT, HOSTS.copy, clients_per_round=4, config=CONFIG, timeout=Timeout(1e-9))
     grid = AskedAgain(good_reply)
     messages = send(strategy, grid=grid)
     aggregate(strategy, [lost(messages[0]), *map(good_reply, messages[1:])])

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from fedmrn_app import typed
-from fedmrn_app.config.clients import check_clients
 from fedmrn_app.config.learning import check_labels, check_norms
 from fedmrn_app.config.privacy import check_privacy, check_statistics
+from fedmrn_app.config.rounds import check_rounds
 from fedmrn_app.config.types import Config, Values
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.learning.flat import FlatModel, trained_parameters
@@ -58,9 +58,9 @@ def read_config(values: Mapping[str, Any]) -> Config:
 
 def check(config: Config) -> None:
     """Refuse combinations that cannot run; nothing is read or started for it."""
-    check_clients(config)
     task, method = build_task(config), build_run_method(config)
     _check_memory(config, method)
+    check_rounds(config, method)
     check_privacy(config, method)
     torch_device(config)
     check_labels(config, task)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from fedmrn_app.data.partitions import PartitionConfig
+from fedmrn_app.errors import ConfigError
 from fedmrn_app.federation.privacy import PrivacyConfig
 from fedmrn_app.learning.sgd import LocalSettings, Precision
 from fedmrn_app.noise import Noise
@@ -67,9 +68,28 @@ class SimulationConfig:
 
     Attributes:
         nodes: SuperNodes that share the clients; None for as many as keep the processes busy.
+        slow: `share:times`, the share of the clients whose replies take so many times as long; None for none.
     """
 
     nodes: Count | None = None
+    slow: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.slow is not None and self.slowness is None:
+            raise ConfigError(
+                f"simulation.slow={self.slow}: must be a share of the clients and how many times slower they are, such "
+                'as "0.1:10"'
+            )
+
+    @property
+    def slowness(self) -> tuple[float, float] | None:
+        """The share and the times; None where there are none, or they cannot be read."""
+        share, _, times = (self.slow or "").partition(":")
+        try:
+            found = float(share), float(times)
+        except ValueError:
+            return None
+        return found if 0 < found[0] <= 1 <= found[1] <= 1e6 else None
 
 
 @dataclass(frozen=True)
@@ -106,6 +126,9 @@ class Config:
     oversample: Annotated[float, Range(least=1, most=10)] = 1.0  # times as many clients are asked as a round uses
     min_replies: Count = 1  # usable ones, with which a round is closed
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    server: Literal["sync", "async"] = "sync"  # rounds, or a buffer to which clients reply whenever they are ready
+    buffer: Count | None = None  # async: replies that make a version of the model; None for clients_per_round
+    max_staleness: Annotated[int, Range(least=0, most=1000)] = 16  # async: versions that a reply may be behind
     client_weights: Literal["samples", "equal"] = "samples"  # in the mean
     static_norm: Literal["batch", "train"] = "batch"  # what evaluation normalises by that keeps no statistics
     validation: Annotated[float, Range(above=0, below=1)] | None = None  # of the training rows

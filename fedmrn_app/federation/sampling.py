@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from fedmrn_app.seeds import derive_seed
 
+_ORDER = 1 << 31  # stands where repeats are counted
+
 
 def sample_clients(
     clients: Sequence[int] | NDArray[np.int64], count: int, seed: int, server_round: int, repeat: int = 0
@@ -42,3 +44,9 @@ def sample_others(
     if not len(others):
         others = np.setdiff1d(there, np.array(list(keep), np.int64))
     return sample_clients(others, min(count, len(others)), seed, server_round, repeat)
+
+
+def shuffle(clients: Sequence[int], seed: int, server_round: int) -> list[int]:
+    """The clients of a round in an order that depends on seed and round alone."""
+    generator = np.random.Generator(np.random.Philox(key=derive_seed(seed, "sampling", server_round, _ORDER)))
+    return [int(client) for client in generator.permutation(clients)]

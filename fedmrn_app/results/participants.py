@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterable
 from pathlib import Path
 
 from fedmrn_app.federation.report import RoundReport
@@ -23,8 +24,11 @@ class Participants:
         with self._path.open("w", newline="") as file:
             csv.writer(file).writerows([_COLUMNS, *rows])
 
-    def note(self, report: RoundReport) -> None:
-        """Add a round's row."""
-        lists = (sorted(report.losses), sorted(report.failures), report.late)
+    def note(self, report: RoundReport, used: Iterable[str] | None = None) -> None:
+        """Add a round's row; `used` where clients may have replied more than once."""
+        if used is None:
+            lists: list[Iterable[int | str]] = [sorted(report.losses), sorted(report.failures), report.late]
+        else:
+            lists = [used, [reason.split()[1].rstrip(":") for reason in report.failures.values()], []]
         with self._path.open("a", newline="") as file:
             csv.writer(file).writerow([report.number, *(" ".join(map(str, clients)) for clients in lists)])
