@@ -20,7 +20,7 @@ FEDMRN = str(Path(sys.executable).with_name("fedmrn"))
 OWN_MODEL, OWN_TASK = "model=own", "task=own"
 REFUSED: list[tuple[Sequence[str], str]] = [
     # unknown keys and choices
-    (["foo=1"], "foo=1: unknown key; the configuration has: client_cpus, "),
+    (["foo=1"], "foo=1: unknown key; the configuration has: buffer, client_cpus, "),
     (["local.epoch=1"], "local.epoch=1: unknown key, did you mean epochs?; local has: absent_labels, batch_size, "),
     (["+local.extra=1"], "local.extra=1: unknown key; local has: "),
     (["partition.alpha=1"], "partition.alpha=1: unknown key; partition has: name"),
