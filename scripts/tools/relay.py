@@ -11,6 +11,7 @@ import asyncio
 import sys
 import threading
 from collections import Counter, deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 _PIECE = 1 << 16
@@ -122,7 +123,8 @@ class Relay:
             self._pass(reader, far_writer, "up", Http(self.counts, "up", paths)),
             self._pass(far_reader, writer, "down", Http(self.counts, "down", paths)),
         ]
-        await asyncio.gather(*ways)
+        with suppress(asyncio.CancelledError):  # by `stop`; asyncio would print a traceback for each connection
+            await asyncio.gather(*ways)
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str, http: Http) -> None:
         try:
