@@ -24,7 +24,7 @@ from fedmrn_app.local_run import Ending, Tail, command, free_port, write_app, wr
 from fedmrn_app.processes import find_process, has_ended, private_home
 from fedmrn_app.results.logs import shorten
 
-START_TIMEOUT = 60.0  # seconds for the SuperLink to answer
+START_TIMEOUT = 180.0  # seconds for the SuperLink to answer, of which several may start at once
 POLL_SECONDS = 0.2
 NODES = 40  # that share the clients: Flower hands each of them ten messages a second at most
 RUN_FOLDER = "FEDMRN_RUN_FOLDER"  # of a simulation's processes, by which those that a killed command left are found

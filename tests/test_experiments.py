@@ -5,11 +5,13 @@ import re
 
 import pytest
 
-from fedmrn_app.config.build import find_conf, read_config
+from fedmrn_app.config.build import find_conf, measure, read_config
 from fedmrn_app.config.compose import choices_of, compose_values
 from fedmrn_app.config.sweep import expand_sweep, open_sweep, sweep_of
 from fedmrn_app.config.types import Config
 from fedmrn_app.errors import ConfigError
+from fedmrn_app.federation.loop import run_rounds
+from fedmrn_app.federation.worker import Worker
 
 SWEEPS = [name for name in choices_of("experiment") if "/" in name]
 PAPERS = {
@@ -54,6 +56,20 @@ def test_every_run_of_a_sweep_is_a_configuration(name: str) -> None:
     full, less = config_of(runs[0]), config_of(small[0])
     assert less.rounds < full.rounds or name == "fedmrn/fig6"
     assert less.clients <= full.clients
+
+
+@pytest.mark.parametrize("name", [name for name in SWEEPS if not name.startswith(("tune/", "fedmrn/table"))])
+def test_a_run_of_each_sweep_trains_on_the_digits(name: str) -> None:
+    run = [word for word in expand_sweep([f"experiment={name}", "scale=cpu"])[-1] if not word.startswith("model")]
+    words = [*run, "rounds=2", "local.steps=2"]
+    if not name.startswith("fedscalar"):
+        words = [word for word in words if not word.startswith("dataset=")] + ["dataset=digits", "clients_per_round=2"]
+    if name.startswith("submodel"):
+        words += ["model=digits", "model.norm=static", "partition.labels_per_client=2"]
+    ended: list[int] = []
+    _, config, _ = measure(compose_values(words))
+    run_rounds(Worker(config), on_round=lambda state, report: ended.append(len(report.losses)))
+    assert ended == [config.clients_per_round] * 2
 
 
 @pytest.mark.slow
