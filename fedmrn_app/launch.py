@@ -21,7 +21,7 @@ from fedmrn_app.config.build import find_conf, measure
 from fedmrn_app.config.compose import default_values, expand_sweep, load_config, open_own_groups, plain_values
 from fedmrn_app.config.types import Values
 from fedmrn_app.data.partitions import load_partitions
-from fedmrn_app.errors import FedMRNError
+from fedmrn_app.errors import ConfigError, FedMRNError
 from fedmrn_app.processes import end_leftovers
 from fedmrn_app.results.folder import finished, holds_run, must_be_free, resumable
 from fedmrn_app.results.lock import locked
@@ -114,6 +114,8 @@ def _launch(values: Values, folder: Path, on: str | None) -> dict[str, Any]:
         resumable(folder, values, default_values)  # in vain, it costs no start of processes
     else:
         must_be_free(folder)
+    if on is not None and config.ray.address is not None:
+        raise ConfigError(f"ray.address={config.ray.address}: simulates, and --on does not; leave out one of them")
     if on is None:  # devices may have data of their own
         train = task.load("train", console.print)
         load_partitions(train, config.partition, config.clients, derive_seed(config.seed, "partition"), task.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -74,6 +75,21 @@ class SimulationConfig:
 
 
 @dataclass(frozen=True)
+class RayConfig:
+    """Where clients are simulated.
+
+    Attributes:
+        address: of a Ray cluster that is there, `auto` or `host:port`; None for processes of the run's own.
+    """
+
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.address is not None and not re.fullmatch(r"auto|[\w.-]+:\d+", self.address):
+            raise ConfigError(f"ray.address={self.address}: must be auto, host:port or null")
+
+
+@dataclass(frozen=True)
 class Config:
     """One run.
 
@@ -111,6 +127,7 @@ class Config:
     buffer: Count | None = None  # async: replies that make a version of the model; None for clients_per_round
     max_staleness: Annotated[int, Range(least=0, most=1000)] = 16  # async: versions that a reply may be behind
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
 
     @property
     def answer_timeout(self) -> float:
