@@ -33,9 +33,10 @@ from fedmrn_app.messages import (
 
 app = ClientApp()
 if "flwr.server.superlink.fleet.vce" in sys.modules:  # Flower imports this before a simulation makes its actors
-    from fedmrn_app.actors import keep_actors
+    from fedmrn_app.actors import join_cluster, keep_actors
 
     keep_actors()
+    join_cluster()
 
 
 @app.query()

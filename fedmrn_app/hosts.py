@@ -64,7 +64,7 @@ class Hosts:
 
         Raises:
             RunError: too few clients are there when no further node has come for `node_timeout` seconds, or none
-                takes part. A node that has come may take `round_timeout` seconds to answer.
+                takes part. A node that has come may take `round_timeout` seconds to answer, an hour where that is null.
         """
         least = self._config.min_clients
         self._here = self._wait(least or 1, complete=True, enough=least is not None)

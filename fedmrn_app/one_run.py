@@ -21,7 +21,7 @@ from fedmrn_app.config.compose import default_values, plain_values
 from fedmrn_app.config.types import Values
 from fedmrn_app.data.partitions import load_partitions
 from fedmrn_app.data.validation import load_training
-from fedmrn_app.errors import FedMRNError
+from fedmrn_app.errors import ConfigError, FedMRNError
 from fedmrn_app.processes import end_leftovers
 from fedmrn_app.results.folder import finished, holds_run, must_be_free, resumable
 from fedmrn_app.results.lock import locked
@@ -96,6 +96,8 @@ def _launch(values: Values, folder: Path, on: str | None) -> dict[str, Any]:
     else:
         must_be_free(folder)
     check_library(config.log)
+    if on is not None and config.ray.address is not None:
+        raise ConfigError(f"ray.address={config.ray.address}: simulates, and --on does not; leave out one of them")
     if on is None:  # devices may have data of their own
         train = load_training(task, config.validation, config.seed, console.print)
         load_partitions(train, config.partition, config.clients, derive_seed(config.seed, "partition"), task.name)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import secrets
+import socket
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ from fedmrn_app.processes import find_process, has_ended, private_home
 from fedmrn_app.results.logs import shorten
 
 START_TIMEOUT = 180.0  # seconds for the SuperLink to answer, of which several may start at once
+CLUSTER = "FEDMRN_RAY"  # of the simulation's process, see `actors.join_cluster`
 POLL_SECONDS = 0.2
 NODES = 40  # that share the clients: Flower hands each of them ten messages a second at most
 RUN_FOLDER = "FEDMRN_RUN_FOLDER"  # of a simulation's processes, by which those that a killed command left are found
@@ -50,29 +52,33 @@ def run_simulation(
         on_line: called with each line that the run adds to run.log.
 
     Raises:
-        ConfigError: a client needs more cores than there are.
+        ConfigError: a client needs more cores than there are, or nobody answers at `ray.address`.
         DiedError: its processes died.
         RunError: the run did not complete for another reason; the message says why.
     """
-    there = cores()
-    if config.client_cpus > there:
+    there, cluster = cores(), config.ray.address
+    if config.client_cpus > there and cluster is None:
         raise ConfigError(f"client_cpus={config.client_cpus}: must be from 1 to {there}, the cores of this machine")
     share = max(there // at_once, config.client_cpus)
+    if cluster is not None:
+        _must_answer(cluster)
     folder.mkdir(parents=True, exist_ok=True)
     ending = Ending(folder)
     federation = {
         "num-supernodes": config.simulation.nodes or min(NODES, config.clients),
         "client-resources-num-cpus": config.client_cpus,
         "client-resources-num-gpus": config.client_gpus,
-        "init-args-num-cpus": min(share, config.clients_per_round * config.client_cpus),  # no idle actors
         "init-args-log-to-driver": "false",
     }
+    if cluster is None:
+        federation["init-args-num-cpus"] = min(share, config.clients_per_round * config.client_cpus)  # no idle actors
     with (folder / "flower.log").open("ab") as log, private_home() as home:
         if app is None:
             app = write_app(home / "app")
         run_config = {"config": json.dumps(values), "run-dir": str(folder)}
         environment = {
-            **private_environment(home, values), RUN_FOLDER: str(folder), STATE_FOLDER: str(folder / "clients"),
+            **private_environment(home, values, cluster), RUN_FOLDER: str(folder),
+            STATE_FOLDER: str(folder / "clients"),
             VERSIONS_FOLDER: str(home / "versions"),  # of no use once the server has ended
         }  # fmt: skip
         run = start_app(app, run_config, federation, folder, home, environment, log.fileno())
@@ -129,27 +135,43 @@ def start_app(
     )  # fmt: skip
 
 
-def private_environment(home: Path, values: Values) -> dict[str, str]:
-    """Of processes that keep to a private home; `values` name the code of the user's own."""
+def private_environment(home: Path, values: Values, cluster: str | None = None) -> dict[str, str]:
+    """Of processes that keep to a private home, but for a Ray cluster; `values` name the code of the user's own."""
     environment = {
         "FLWR_TELEMETRY_ENABLED": "0",
         **os.environ,
         "FLWR_HOME": str(home),
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "RAY_TMPDIR": str(home),
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on any system: Ray keeps to the loopback address
-        "RAY_ADDRESS": "local",  # not what the caller may be connected to
-        "RAY_AUTH_MODE": "token",  # whoever else is on this machine has not got it
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         "PYTHONUNBUFFERED": "1",
     }
+    if cluster is not None:
+        environment[CLUSTER] = cluster
+    else:
+        environment |= {
+            "RAY_TMPDIR": str(home),
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on any system: Ray keeps to the loopback address
+            "RAY_ADDRESS": "local",  # not what the caller may be connected to
+            "RAY_AUTH_MODE": "token",  # whoever else is on this machine has not got it
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        }
     if targets := own_targets(values):  # who starts a simulation allows what it names, and has it in this folder
         environment[ALLOW_TARGETS] = " ".join(targets)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
     return environment
+
+
+def _must_answer(cluster: str) -> None:
+    """Refuse an address at which nobody listens; Ray itself tries for minutes."""
+    host, _, port = cluster.partition(":")
+    if port:
+        try:
+            socket.create_connection((host, int(port)), timeout=10).close()
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"ray.address={cluster}: no Ray cluster answers there ({reason}); ray start it") from None
 
 
 def own_targets(values: Values) -> list[str]:

@@ -20,6 +20,11 @@ def check_rounds(config: Config, method: Method) -> None:
         raise ConfigError(f"min_clients={config.min_clients}: must be from 1 to clients={config.clients}")
     if (config.simulation.nodes or 1) > config.clients:
         raise ConfigError(f"simulation.nodes={config.simulation.nodes}: must be from 1 to clients={config.clients}")
+    if config.ray.address is not None and method.error_feedback:
+        raise ConfigError(
+            f"ray.address={config.ray.address}: with error feedback a client must find what it left on its disk, and "
+            "it may be on another machine each time; say strategy.error_feedback=false"
+        )
     if config.min_replies > config.clients_per_round:
         raise ConfigError(
             f"min_replies={config.min_replies}: must be from 1 to clients_per_round={config.clients_per_round}"

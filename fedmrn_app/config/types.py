@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -93,6 +94,21 @@ class SimulationConfig:
 
 
 @dataclass(frozen=True)
+class RayConfig:
+    """Where clients are simulated.
+
+    Attributes:
+        address: of a Ray cluster that is there, `auto` or `host:port`; None for processes of the run's own.
+    """
+
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.address is not None and not re.fullmatch(r"auto|[\w.-]+:\d+", self.address):
+            raise ConfigError(f"ray.address={self.address}: must be auto, host:port or null")
+
+
+@dataclass(frozen=True)
 class Config:
     """One run.
 
@@ -134,6 +150,7 @@ class Config:
     validation: Annotated[float, Range(above=0, below=1)] | None = None  # of the training rows
     log: LogConfig = field(default_factory=LogConfig)
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
 
     @property
     def equal_weights(self) -> bool:

@@ -30,7 +30,7 @@ STEERING = "fedmrn.steering"  # likewise, where the noise is steered
 
 # when a run goes on
 _MAY_CHANGE = ("rounds", "resume", "restarts", "round_timeout", "node_timeout", "min_clients", "min_replies")
-_MAY_CHANGE_WITHIN = ("privacy.", "log.", "simulation.")
+_MAY_CHANGE_WITHIN = ("privacy.", "log.", "simulation.", "ray.")
 
 
 # the configuration with the same choices as another one and nothing else set, for keys that a newer version has added
