@@ -1,6 +1,6 @@
 """Which part of a model clients should hold: test accuracy of each rule on the digits, in one table.
 
-Usage: python scripts/benchmarks/submodel_rules.py [--rounds 12] [--seeds 0 1 2] [OVERRIDE ...]
+Usage: python -m scripts.benchmarks.submodel_rules [--rounds 12] [--seeds 0 1 2] [OVERRIDE ...]
 
 Sub-models of channels of the digits' CNN with static batch norm, ten clients that all take part, one local epoch per
 round. The rules are the three kinds of rolling windows, random channels that are the same for layers of one width or
