@@ -66,7 +66,7 @@ def raylets(mark: str) -> list[psutil.Process]:
 def test_weights_are_those_of_a_private_run_and_a_killed_node_costs_its_replies_only(
     cluster: str, tmp_path: Path
 ) -> None:
-    overrides = (*SMALL, "rounds=2", f"ray.address={cluster}")
+    overrides = (*SMALL, "rounds=1", f"ray.address={cluster}")
     values, config, _ = measure(compose_values(overrides))
     run_simulation(values, config, tmp_path / "one")
     summary = json.loads((tmp_path / "one" / "summary.json").read_text())
@@ -85,13 +85,12 @@ def test_weights_are_those_of_a_private_run_and_a_killed_node_costs_its_replies_
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
-    more = ("rounds=4", "local.epochs=20", "round_timeout=90", f"ray.address={cluster}")
+    more = ("rounds=3", "local.epochs=20", "round_timeout=60", f"ray.address={cluster}")
     values, config, _ = measure(compose_values((*SMALL, *more)))
     run_simulation(values, config, tmp_path / "two")
     killer.join(10)
     summary = json.loads((tmp_path / "two" / "summary.json").read_text())
-    print(summary["clients_failed"], (tmp_path / "two" / "run.log").read_text())
-    assert summary["rounds"] == 4
+    assert summary["rounds"] == 3
     assert summary["clients_failed"] <= 1  # what its process was at work on; for that there is no room elsewhere
 
 

@@ -22,7 +22,7 @@ def test_six_lines_change() -> None:
 
 @pytest.mark.flower
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "strategy"), [("plain", "fedavg"), ("eden", "fedprox"), ("fedmrn", "fedprox")])
+@pytest.mark.parametrize(("method", "strategy"), [("eden", "fedavg"), ("fedmrn", "fedprox")])
 def test_quickstart(method: str, strategy: str, tmp_path: Path) -> None:
     config: dict[str, str | int | float] = {"method": method, "strategy": strategy, "num-server-rounds": 3}
     assert run_flower_app(EXAMPLES / "quickstart", config, tmp_path, nodes=5)["accuracy"][-1] > 0.4
