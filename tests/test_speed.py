@@ -22,12 +22,15 @@ pytestmark = pytest.mark.slow
 
 
 def best_seconds(work: Callable[[], object], enough: float) -> float:
-    """The least time of 30 tries, or the first that is below `enough`."""
+    """The least time of tries in up to 20 seconds, or the first below `enough`: other work comes and goes."""
     seconds: list[float] = []
-    while len(seconds) < 30 and min(seconds, default=enough) >= enough:
+    until = time.monotonic() + 20
+    while min(seconds, default=enough) >= enough and (len(seconds) < 3 or time.monotonic() < until):
         start = time.thread_time()
         work()
         seconds.append(time.thread_time() - start)
+        if len(seconds) % 30 == 0:
+            time.sleep(1)
     return min(seconds)
 
 
