@@ -122,22 +122,17 @@ def start_app(
         RunError: the SuperLink did not start.
     """
     port = free_port()
+    superlink = _start_superlink(port, home, environment, log)
+    _wait_until_healthy(superlink, port, folder)
     (home / "config.toml").write_text(f'[superlink.private]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
     file = write_run_config(home / "run.toml", run_config)
-    superlink = _start_superlink(port, home, environment, log)
-    run = subprocess.Popen(
+    return subprocess.Popen(
         [
-            sys.executable, "-m", "fedmrn_app.prepared",  # it imports for as long as the SuperLink does
-            "flwr", "run", str(app), "private", "--stream", "-c", str(file),
+            command("flwr"), "run", str(app), "private", "--stream", "-c", str(file),
             "--federation-config", " ".join(f"{key}={value}" for key, value in federation.items()),
         ],
-        stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=home, env=environment, start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=home, env=environment, start_new_session=True,
     )  # fmt: skip
-    assert run.stdin is not None
-    with run.stdin as go:
-        _wait_until_healthy(superlink, port, folder)
-        go.write(b"go\n")
-    return run
 
 
 def private_environment(home: Path, values: Values, cluster: str | None = None) -> dict[str, str]:
