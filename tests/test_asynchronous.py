@@ -210,7 +210,7 @@ def test_simulated_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.flower
-@pytest.mark.slow
+@pytest.mark.long
 def test_deployed_run(federation: Federation) -> None:
     folder = federation.folder / "run"
     for number in range(3):

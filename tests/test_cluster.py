@@ -65,7 +65,7 @@ def raylets(mark: str) -> list[psutil.Process]:
 
 
 @pytest.mark.flower
-@pytest.mark.slow
+@pytest.mark.long
 def test_weights_are_those_of_a_private_run_and_a_killed_node_costs_its_replies_only(
     cluster: str, tmp_path: Path
 ) -> None:
