@@ -139,7 +139,7 @@ def test_who_is_let_in_who_is_shut_out_and_how_runs_end(site: Site, tmp_path: Pa
     told = {each["device"]: each for each in json.loads(site.deploy("status", "--json", str(site.fed)))}
     assert (told["device-0"]["state"], told["device-1"]["state"]) == ("online", "revoked")
     assert told["device-0"]["rounds"] == 9 > told["device-1"]["rounds"] >= 1
-    assert told["device-0"]["answers"] >= 10
+    assert told["device-0"]["answers"] >= 9 > told["device-1"]["answers"]
 
     # a new key is let in; Ctrl-C stops a run on the SuperLink
     site.deploy("rotate", "1", "--folder", str(site.fed))

@@ -30,6 +30,7 @@ from fedmrn_app.noise import Noise
 
 CLIP, DELTA, CONFIDENCE = 0.5, 1e-5, 0.95
 LAYOUT = Layout(((3, 4),))
+BEYOND = 250  # runs beyond a threshold: one with fewer, found on a half, says little of the other
 DENSE = 4
 CANARY = 0
 DIRECTION = np.full(LAYOUT.count + DENSE, 1 / 4, np.float32)  # of norm 1, in weights and dense part
@@ -104,8 +105,9 @@ def ratio(setting: Setting, seen: float) -> float:
 def lower_bound(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
     """A lower bound of epsilon from the statistics of runs of either kind, (n,) each."""
     half = len(one) // 2
-    # further out there are too few runs beyond a threshold: one found on a half says little of the other
-    thresholds = np.quantile(np.concatenate([one[:half], other[:half]]), np.linspace(0.2, 0.8, 61))
+    both = np.concatenate([one[:half], other[:half]])
+    margin = min(BEYOND / len(both), 0.4)
+    thresholds = np.quantile(both, np.linspace(margin, 1 - margin, 99))
     best = max(thresholds, key=lambda t: max(_bounds(one[:half], other[:half], float(t))))
     side = int(np.argmax(_bounds(one[:half], other[:half], float(best))))
     return max(0.0, _bounds(one[half:], other[half:], float(best))[side])
