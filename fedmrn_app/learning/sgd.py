@@ -72,18 +72,13 @@ def local_sgd(
         for step, (x, y) in enumerate(batches, 1):
             if before_step is not None:
                 before_step(step)
-            model.zero_grads()
-            with autocast(model.device, precision):
-                loss = batches.loss(model.module(x), y)
-            torch.autograd.backward(loss)
-            if weight_decay:
-                model.add_weight_decay(weight_decay)
+            loss = _backward(model, batches, x, y, precision, weight_decay)
             if update is None:
                 model.weights_step(lr)
             else:
                 update(step)
             model.dense_step(lr)
-            total += loss.detach()
+            total += loss
     return float(total) / len(batches)
 
 
@@ -98,15 +93,23 @@ def full_gradient(
     gradient, total, count = torch.zeros_like(model.weights), 0.0, 0
     with flushed_denormals():
         for x, y in batches.one_pass():
-            model.zero_grads()
-            with autocast(model.device, precision):
-                loss = batches.loss(model.module(x), y)
-            torch.autograd.backward(loss)
-            if weight_decay:
-                model.add_weight_decay(weight_decay)
+            loss = _backward(model, batches, x, y, precision, weight_decay)
             gradient.add_(model.weight_grads, alpha=len(y))
-            total, count = total + float(loss.detach()) * len(y), count + len(y)
+            total, count = total + float(loss) * len(y), count + len(y)
     return gradient.div_(count), total / count
+
+
+def _backward(
+    model: FlatModel, batches: Batches, x: Tensor, y: Tensor, precision: Precision, weight_decay: float
+) -> Tensor:
+    """Compute the gradients of one batch anew, and return its loss."""
+    model.zero_grads()
+    with autocast(model.device, precision):
+        loss: Tensor = batches.loss(model.module(x), y)
+    torch.autograd.backward(loss)
+    if weight_decay:
+        model.add_weight_decay(weight_decay)
+    return loss.detach()
 
 
 @contextmanager
