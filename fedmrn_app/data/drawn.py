@@ -5,15 +5,13 @@ A client's rows follow from the seed and its number alone, so that nothing is st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import overload
-
 import numpy as np
 
+from fedmrn_app.data.partition import Partition
 from fedmrn_app.tasks.task import Rows
 
 
-class DrawnPartition(Sequence[Rows]):
+class DrawnPartition(Partition):
     """Rows of `clients` clients, each with so many rows drawn with replacement, some rows more than once.
 
     IID clients draw from all rows. Others draw from labels: of k different ones (label shards), or of all in shares
@@ -58,15 +56,8 @@ class DrawnPartition(Sequence[Rows]):
         """How many rows a client has."""
         return self._each
 
-    @overload
-    def __getitem__(self, client: int) -> Rows: ...
-    @overload
-    def __getitem__(self, client: slice) -> list[Rows]: ...
-    def __getitem__(self, client: int | slice) -> Rows | list[Rows]:
-        if isinstance(client, slice):
-            return [self[one] for one in range(*client.indices(self._clients))]
-        if not 0 <= client < self._clients:
-            raise IndexError(client)
+    def rows_of(self, client: int) -> Rows:
+        """A client's rows, int64, ascending."""
         random = np.random.Generator(np.random.Philox(key=[self._seed, client]))
         if not self._uneven:
             return np.sort(random.integers(0, self._rows, self._each))

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, overload
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from fedmrn_app.data.cache import cached_arrays
 from fedmrn_app.data.drawn import DrawnPartition
+from fedmrn_app.data.partition import Partition
 from fedmrn_app.errors import ConfigError, DataError
 from fedmrn_app.tasks.task import Rows, Samples
 from fedmrn_app.typed import Count, Range
@@ -61,7 +61,7 @@ class PartitionConfig:
             )
 
 
-class StoredPartition(Sequence[Rows]):
+class StoredPartition(Partition):
     """Each client's rows, mapped from the disk; a process holds nothing per client."""
 
     def __init__(self, rows: Rows, ends: Rows) -> None:
@@ -78,19 +78,9 @@ class StoredPartition(Sequence[Rows]):
     def _start(self, client: int) -> int:
         return int(self._ends[client - 1]) if client else 0
 
-    @overload
-    def __getitem__(self, client: int) -> Rows: ...
-    @overload
-    def __getitem__(self, client: slice) -> list[Rows]: ...
-    def __getitem__(self, client: int | slice) -> Rows | list[Rows]:
-        if isinstance(client, slice):
-            return [self[one] for one in range(*client.indices(len(self)))]
-        if not 0 <= client < len(self):
-            raise IndexError(client)
+    def rows_of(self, client: int) -> Rows:
+        """A client's rows, mapped."""
         return self._rows[self._start(client) : int(self._ends[client])]
-
-
-Partition = StoredPartition | DrawnPartition
 
 
 def load_partitions(samples: Samples, config: PartitionConfig, clients: int, seed: int, name: str) -> Partition:

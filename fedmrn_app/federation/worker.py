@@ -6,7 +6,8 @@ import torch
 
 from fedmrn_app.config.build import build_flat_model, build_run_method, build_task
 from fedmrn_app.config.types import Config
-from fedmrn_app.data.partitions import Partition, load_partitions
+from fedmrn_app.data.partition import Partition
+from fedmrn_app.data.partitions import load_partitions
 from fedmrn_app.data.validation import load_training
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.agreement import Agreement, Order
