@@ -15,7 +15,7 @@ from scripts.theory import (
     submodel_stability,
 )
 from scripts.theory.progressive_masking import factors, measured_factor
-from scripts.theory.small_run import slope
+from scripts.theory.slopes import slope
 from scripts.theory.submodels import Clients, Masks, output_step, train
 
 

@@ -17,9 +17,8 @@ from collections.abc import Sequence
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
-from scripts.theory.small_run import slope
+from scripts.theory.slopes import slope_table
 from scripts.theory.submodel_rates import problem
 
 S = 5
@@ -68,11 +67,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, nargs="+", default=[1000, 4000, 16_000])
     parser.add_argument("--seeds", type=int, default=4)
     arguments = parser.parse_args()
-    table = Table("excess loss", *(f"T = {total}" for total in arguments.steps), "slope", "theorem")
-    for name, values in measure(arguments.steps, arguments.seeds).items():
-        cells = [f"{value:.3e}" for value in values]
-        table.add_row(name, *cells, f"{slope(arguments.steps, values):.2f}", "-1.00 or less")
-    Console(highlight=False, width=120).print(table)
+    found = measure(arguments.steps, arguments.seeds)
+    heads = (f"T = {total}" for total in arguments.steps)
+    rows = ((name, values, "-1.00 or less") for name, values in found.items())
+    Console(highlight=False, width=120).print(slope_table("excess loss", arguments.steps, heads, rows))
 
 
 if __name__ == "__main__":

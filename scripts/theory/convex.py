@@ -47,6 +47,7 @@ from fedmrn_app.methods import build_method
 from fedmrn_app.methods.method import Method, RunOptions
 from fedmrn_app.noise import Noise
 from fedmrn_app.tasks.task import Samples
+from scripts.theory.slopes import slope
 
 CLIENTS, STEPS, BATCH = 10, 5, 32
 L2 = 0.1
@@ -133,10 +134,10 @@ def methods(gradient_size: float) -> dict[str, Callable[[int], Method]]:
     }
 
 
-def slope(rounds: np.ndarray, values: np.ndarray) -> float:
-    """The exponent of a power law fitted to the last tenfold of rounds."""
+def late_slope(rounds: np.ndarray, values: np.ndarray) -> float:
+    """The slope of the last tenfold of rounds."""
     late = rounds >= rounds[-1] / 10
-    return float(np.polyfit(np.log(rounds[late]), np.log(values[late]), 1)[0])
+    return slope(rounds[late].tolist(), values[late].tolist())
 
 
 def main() -> None:
@@ -154,7 +155,7 @@ def main() -> None:
     table = Table("method", "squared distance", "excess loss", "slope of the excess loss")
     for name, curve in curves.items():
         rounds, distances, losses = map(np.array, zip(*curve, strict=True))
-        table.add_row(name, f"{distances[-1]:.3e}", f"{losses[-1]:.3e}", f"{slope(rounds, losses):.2f}")
+        table.add_row(name, f"{distances[-1]:.3e}", f"{losses[-1]:.3e}", f"{late_slope(rounds, losses):.2f}")
     console.print(table)
     with (arguments.out / "convex.csv").open("w", newline="") as file:
         writer = csv.writer(file)
@@ -172,7 +173,7 @@ def draw(curves: dict[str, Curve], path: Path) -> None:
     for axes, column, label in zip(figure.subplots(1, 2), (1, 2), ("squared distance", "excess loss"), strict=True):
         for name, curve in curves.items():
             points = np.array(curve)
-            exponent = slope(points[:, 0], points[:, column])
+            exponent = late_slope(points[:, 0], points[:, column])
             axes.loglog(points[:, 0], points[:, column], label=f"{name}: slope {exponent:.2f}")
         axes.set(xlabel="round", ylabel=label)
         axes.legend(fontsize="small")

@@ -19,12 +19,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from fedmrn_app.methods import build_method
 from fedmrn_app.methods.method import Method, RunOptions
 from fedmrn_app.noise import Noise
-from scripts.theory.small_run import SmallRun, slope
+from scripts.theory.slopes import slope_table
+from scripts.theory.small_run import SmallRun
 
 S = 5
 
@@ -60,10 +60,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    table = Table("mean of |grad F|^2", *(f"T = {total}" for total in arguments.steps), "slope", "expected")
-    for name, values in measure(arguments.steps, arguments.smoothness, arguments.seeds).items():
-        cells = [f"{value:.4e}" for value in values]
-        table.add_row(name, *cells, f"{slope(arguments.steps, values):.2f}", "-0.50 or less")
+    found = measure(arguments.steps, arguments.smoothness, arguments.seeds)
+    heads = (f"T = {total}" for total in arguments.steps)
+    rows = ((name, values, "-0.50 or less") for name, values in found.items())
+    table = slope_table("mean of |grad F|^2", arguments.steps, heads, rows, last="expected", form=".4e")
     Console(highlight=False, width=120).print(table)
 
 

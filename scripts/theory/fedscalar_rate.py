@@ -16,11 +16,10 @@ from collections.abc import Sequence
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from fedmrn_app.methods.fedscalar import Direction, Projection
 from fedmrn_app.seeds import derive_seed
-from scripts.theory.small_run import slope
+from scripts.theory.slopes import slope_table
 from scripts.theory.submodels import Clients
 
 S, STEP = 5, 10.0
@@ -67,10 +66,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, nargs="+", default=[400, 1600, 6400])
     parser.add_argument("--seeds", type=int, default=2)
     arguments = parser.parse_args()
-    table = Table("mean of |grad f|^2", *(f"K = {count}" for count in arguments.rounds), "slope", "expected")
-    for name, values in measure(arguments.rounds, arguments.seeds).items():
-        cells = [f"{value:.3e}" for value in values]
-        table.add_row(name, *cells, f"{slope(arguments.rounds, values):.2f}", "-0.50 or less")
+    found = measure(arguments.rounds, arguments.seeds)
+    heads = (f"K = {count}" for count in arguments.rounds)
+    rows = ((name, values, "-0.50 or less") for name, values in found.items())
+    table = slope_table("mean of |grad f|^2", arguments.rounds, heads, rows, last="expected")
     Console(highlight=False, width=120).print(table)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from scripts.theory.small_run import slope
+from scripts.theory.slopes import slope
 from scripts.theory.submodels import Clients, Masks, Vector, train
 
 K, P, STEP = 5, 0.5, 100.0

@@ -22,7 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from scripts.theory.small_run import slope
+from scripts.theory.slopes import slope_table
 from scripts.theory.submodels import Clients, Masks, Vector, output_step, train
 
 K, P = 5, 0.5
@@ -88,15 +88,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=8)
     arguments = parser.parse_args()
     console, clients = Console(highlight=False, width=120), problem()
-    table = Table("|w - masked optimum|^2", *(f"{r} rounds" for r in arguments.rounds), "slope", "theorem")
-    for name, values in distances(clients, arguments.rounds, arguments.seeds).items():
-        table.add_row(name, *(f"{v:.3e}" for v in values), f"{slope(arguments.rounds, values):.2f}", "-2, but for logs")
-    console.print(table)
+    found = distances(clients, arguments.rounds, arguments.seeds)
+    lengths = (f"{r} rounds" for r in arguments.rounds)
+    rows = ((name, values, "-2, but for logs") for name, values in found.items())
+    console.print(slope_table("|w - masked optimum|^2", arguments.rounds, lengths, rows))
     shares = [0.01, 0.02, 0.05, 0.1]
-    table = Table("excess loss at w*(p)", *(f"1 - p = {s}" for s in shares), "slope", "theorem")
-    values = residuals(clients, shares)
-    table.add_row("random", *(f"{v:.3e}" for v in values), f"{slope(shares, values):.2f}", "at least 1")
-    console.print(table)
+    left_out = (f"1 - p = {s}" for s in shares)
+    residual = ("random", residuals(clients, shares), "at least 1")
+    console.print(slope_table("excess loss at w*(p)", shares, left_out, [residual]))
     table = Table("excess loss after 64 rounds, p = 0.5", "of w", "of w-hat", "at the masked optimum")
     largest = float(np.linalg.eigvalsh(clients.hessian)[-1])
     for masking in ("random", "rolling"):
