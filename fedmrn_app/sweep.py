@@ -13,8 +13,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
+from fedmrn_app.durable import write_durably
 from fedmrn_app.federation.aggregation import cores
-from fedmrn_app.results.durable import write_durably
 from fedmrn_app.results.tables import Outcome
 
 _OUTCOMES = ".outcomes"  # in a sweep's folder

@@ -15,6 +15,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from fedmrn_app.durable import link_as
 from fedmrn_app.federation.download import Version
 from fedmrn_app.federation.residuals import client_folder
 from fedmrn_app.federation.versions import MAX_VERSIONS
@@ -47,13 +48,7 @@ class KeptVersions:
                 self._write_shared(shared, version)
             path = self.path(client)
             path.parent.mkdir(parents=True, exist_ok=True)
-            link = path.with_name(f"{path.name}.{os.getpid()}")
-            link.unlink(missing_ok=True)
-            try:
-                os.link(shared, link)
-            except OSError:  # a file system without links
-                link.write_bytes(shared.read_bytes())
-            link.replace(path)
+            link_as(shared, path, str(os.getpid()))
 
     def path(self, client: int) -> Path:
         """The file of a client."""

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
+from fedmrn_app.durable import write_durably
 from fedmrn_app.errors import RunError
 from fedmrn_app.federation.agreement import GlobalState
 from fedmrn_app.learning.flat import FlatModel, to_tensor
 from fedmrn_app.results.curves import draw_curves
-from fedmrn_app.results.durable import write_durably
 from fedmrn_app.results.rows import Round, columns, from_row, to_row
 from fedmrn_app.results.settings import flat
 from fedmrn_app.results.state import BEFORE, STATE, State, put_back, read_state, write_state

@@ -11,8 +11,8 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 from yaml import YAMLError
 
+from fedmrn_app.durable import write_durably
 from fedmrn_app.errors import RunError
-from fedmrn_app.results.durable import write_durably
 
 _PATHS = (("dataset", "path"), ("task", "path"))  # of the machine that a run was on
 

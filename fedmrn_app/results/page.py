@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmrn_app.results.durable import write_durably
+from fedmrn_app.durable import write_durably
 from fedmrn_app.results.figures import draw
 from fedmrn_app.results.further import Further, further_tables
 from fedmrn_app.results.groups import Group

@@ -16,8 +16,8 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, uint8
 
+from fedmrn_app.durable import keep_before, sync_folder, write_durably
 from fedmrn_app.errors import RunError
-from fedmrn_app.results.durable import keep_before, sync_folder, write_durably
 
 STATE, BEFORE = "model.safetensors", "previous.safetensors"
 

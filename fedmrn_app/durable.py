@@ -24,15 +24,28 @@ def write_durably(path: Path, data: bytes) -> None:
 
 def keep_before(path: Path, before: Path) -> None:
     """Let `before` be what `path` is now, which stays where it is; nothing where there is none."""
-    if not path.exists():
-        return
-    link = before.with_name(f"{before.name}.partial")
+    if path.exists():
+        link_as(path, before, "partial")
+
+
+def link_as(path: Path, place: Path, mark: str) -> None:
+    """Let `place` be what `path` is now, by a link where the file system has them; never half of it.
+
+    Args:
+        path: a file.
+        place: a file, or none yet.
+        mark: ends the name under which it is made, and tells processes apart that do so at the same time.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    link = place.with_name(f"{place.name}.{mark}")
     link.unlink(missing_ok=True)
     try:
         os.link(path, link)
     except OSError:  # a file system without links
         link.write_bytes(path.read_bytes())
-    link.replace(before)
+    link.replace(place)
 
 
 def sync_folder(folder: Path) -> None:
