@@ -21,8 +21,12 @@ class Further:
 
     def markdown(self) -> list[str]:
         """Its lines, the title first."""
-        lines = ["| " + " | ".join(row) + " |" for row in (self.head, ["---"] * len(self.head), *self.rows)]
-        return [f"**{self.title}**", "", *lines]
+        return [f"**{self.title}**", "", *markdown_rows(self.head, self.rows)]
+
+
+def markdown_rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table's lines of Markdown."""
+    return ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
 
 
 def further_tables(groups: Sequence[Group]) -> list[Further]:

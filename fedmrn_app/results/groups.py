@@ -85,11 +85,9 @@ class Group:
     @property
     def published(self) -> float | None:
         """What the paper reports in percent, see `published`; of the test split."""
-        first = self.runs[0].summary
         if self.split != "test":
             return None
-        rounds = int(self.values("rounds").min())
-        return published(first["strategy"], first["dataset"], first["partition"], rounds)
+        return published(self.strategy, self.dataset, self.partition, int(self.values("rounds").min()))
 
     def values(self, key: str) -> Floats:
         """A value of the summary, of each run."""

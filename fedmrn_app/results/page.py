@@ -10,7 +10,7 @@ import numpy as np
 
 from fedmrn_app.durable import write_durably
 from fedmrn_app.results.figures import draw
-from fedmrn_app.results.further import Further, further_tables
+from fedmrn_app.results.further import Further, further_tables, markdown_rows
 from fedmrn_app.results.groups import Group
 
 _CAPTIONS = {
@@ -45,7 +45,7 @@ def write_page(groups: Sequence[Group], folder: Path) -> Path:
         write_durably(folder / f"{name}.svg", drawing.encode())
         write_durably(folder / f"{name}.png", pixels)
         pictures.append((name, drawing))
-    lines = _lines(head, rows)
+    lines = markdown_rows(head, rows)
     further = further_tables(groups)
     shown = [f"![{_CAPTIONS[name]}]({name}.svg)\n\n{_CAPTIONS[name]}" for name, _ in pictures]
     write_durably(
@@ -61,11 +61,7 @@ def write_page(groups: Sequence[Group], folder: Path) -> Path:
 
 def markdown_means(groups: Sequence[Group]) -> list[str]:
     """The page's table but for the seconds, which differ between machines, as lines of Markdown."""
-    return _lines(_head(groups)[:-1], [_cells(group)[:-1] for group in groups])
-
-
-def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
+    return markdown_rows(_head(groups)[:-1], [_cells(group)[:-1] for group in groups])
 
 
 def _head(groups: Sequence[Group]) -> list[str]:
