@@ -13,7 +13,7 @@ from fedmrn_app.exchange import Exchange
 from fedmrn_app.federation.agreement import GlobalState
 from fedmrn_app.federation.buffered import Buffered, Contribution
 from fedmrn_app.federation.report import RoundReport
-from fedmrn_app.messages import content_bytes, order_content, read_lost, read_payload
+from fedmrn_app.messages import content_bytes, order_content, read_lost, read_payload_of
 from fedmrn_app.present import Host, Present
 from fedmrn_app.sent import Timeout, Traffic
 
@@ -129,9 +129,7 @@ class Asynchronous:
             self._exchange.send([self._message(task.client, hosts[task.client], config=True)])
             return
         try:
-            if not reply.has_error() and reply.metadata.src_node_id != task.metadata.dst_node_id:
-                raise PayloadError(f"reply came from node {reply.metadata.src_node_id}, which does not host it")
-            one = self._buffered.add(task.client, task.number, read_payload(reply))
+            one = self._buffered.add(task.client, task.number, read_payload_of(reply, task.metadata))
         except PayloadError as error:
             self._refuse(task.client, str(error))
             return

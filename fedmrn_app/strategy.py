@@ -26,7 +26,7 @@ from fedmrn_app.messages import (
     order_content,
     pack_state,
     read_lost,
-    read_payload,
+    read_payload_of,
     sent_as_is,
     unpack_state,
 )
@@ -246,9 +246,7 @@ class PayloadStrategy(Strategy):
     def _payload(self, sent: Sent, client: int, reply: Message) -> bytes | PayloadError:
         """The payload in a client's reply, or what is wrong with the reply."""
         try:
-            if not reply.has_error() and reply.metadata.src_node_id != sent.messages[client].dst_node_id:
-                raise PayloadError(f"reply came from node {reply.metadata.src_node_id}, which does not host it")
-            data = read_payload(reply)
+            data = read_payload_of(reply, sent.messages[client])
             if self.oversample > 1:  # else all replies have come before one is looked at
                 decode_payload(data, sent.opened.header(client, sent.opened.known(client)))
             return data
