@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from os.path import commonpath
 from pathlib import Path
@@ -41,10 +40,9 @@ def keep_runs(summaries: Sequence[Path], folder: Path) -> list[Path]:
             for group, key in _PATHS:
                 if isinstance(values.get(group), dict) and key in values[group]:
                     values[group][key] = None
-            summary = json.dumps(json.loads((run / "summary.json").read_text()), indent=2) + "\n"
             write_durably(there / "config.yaml", OmegaConf.to_yaml(values).encode())
-            write_durably(there / "rounds.csv", (run / "rounds.csv").read_bytes())
-            write_durably(there / "summary.json", summary.encode())
+            for name in ("rounds.csv", "summary.json"):
+                write_durably(there / name, (run / name).read_bytes())
         except (OSError, ValueError, YAMLError) as error:
             reason = " ".join(str(error).split())
             raise RunError(f"{run}: cannot be read as a run's folder ({type(error).__name__}: {reason})") from error
