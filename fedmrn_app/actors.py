@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from pathlib import Path
+from threading import Condition
+from typing import Any
 
 import ray
 from flwr.server.superlink.fleet.vce.backend import raybackend
-from flwr.simulation.ray_transport.ray_actor import VirtualClientEngineActor
+from flwr.simulation.ray_transport.ray_actor import BasicActorPool, VirtualClientEngineActor
 
 from fedmrn_app.simulation import CLUSTER
 
+SHORT = 0.1  # seconds that a message may take for another one to be sent after it
 RETRIES = 1  # of a message that was lost with a process; a client that ends its process each time fails then
 
 
@@ -26,12 +30,65 @@ class LastingActor(VirtualClientEngineActor):
         """Flower's options concern TensorFlow only."""
 
 
+class QueueingPool(BasicActorPool):
+    """Flower's pool of actors, but an actor that takes little time for a message has the next one there already.
+
+    Where messages take long, one that waits for an actor would keep it from another that is free earlier.
+    """
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        """As Flower's."""
+        super().__init__(*arguments, **more)
+        self._changed = Condition()
+        self._short: dict[str, bool] = {}  # whether the last message of a type took little time
+        self._sent: dict[Any, tuple[str, float]] = {}
+
+    def add_actors_to_pool(self, num_actors: int) -> None:
+        """Add actors, each twice, since each may have two messages."""
+        actors = [self.create_actor_fn() for _ in range(num_actors)]  # type: ignore[no-untyped-call]
+        self.pool += [*actors, *actors]
+        self.num_actors += 2 * num_actors  # as many threads of Flower's submit messages
+
+    def submit(self, actor_fn: Any, job: Any) -> Any:
+        """Give a message to an actor without one; if there is none and messages are short, to one that has one."""
+        kind = job[1].metadata.message_type
+        with self._changed:
+            while (actor := self._choose(queue=self._short.get(kind, False))) is None:
+                self._changed.wait()
+            future = actor_fn(actor, *job)
+            self._future_to_actor[future] = actor
+            self._sent[future] = kind, time.monotonic()
+        return future
+
+    def _choose(self, *, queue: bool) -> VirtualClientEngineActor | None:
+        """An actor, taken from the pool."""
+        for actor in self.pool:
+            if self.pool.count(actor) == 2:
+                self.pool.remove(actor)
+                return actor
+        return self.pool.pop() if queue and self.pool else None
+
+    def add_actor_back_to_pool(self, future: Any) -> None:
+        """Take back the actor of a message that is done."""
+        with self._changed:
+            super().add_actor_back_to_pool(future)
+            kind, sent = self._sent.pop(future)
+            self._short[kind] = time.monotonic() - sent < SHORT
+            self._changed.notify_all()
+
+    def terminate_all_actors(self) -> None:
+        """End each actor once."""
+        self.pool = list(dict.fromkeys(self.pool))
+        super().terminate_all_actors()
+
+
 def keep_actors() -> None:
     """Let the simulation of this process, which has not made its actors yet, make such ones."""
     # where a machine has died, its processes must not answer with errors until there is room for them elsewhere
     retries = -1 if os.environ.get(CLUSTER) else RETRIES
     lasting = ray.remote(max_restarts=-1, max_task_retries=retries)
     setattr(raybackend, "ClientAppActor", lasting(LastingActor))  # noqa: B010 (a name that mypy takes for private)
+    setattr(raybackend, "BasicActorPool", QueueingPool)  # noqa: B010
 
 
 def join_cluster() -> None:

@@ -75,11 +75,12 @@ def test_mask_that_reads_wrongly_leaves_the_others_alone() -> None:
 
 
 def test_threads_are_the_cores_that_memory_allows() -> None:
-    count = partial(thread_count, elements=1 << 40)
+    count = partial(thread_count, elements=1 << 20, replies=1 << 20)
     for name in METHODS:
         codec = make_method(name).codec
         copies = codec.reading_copies
         assert count(codec) == (1 if copies is None else min(cores(), int(MOST_COPIES / copies)))
-    assert thread_count(make_method("fedmrn").codec, 1000) == 1
+    assert thread_count(make_method("fedmrn").codec, 1 << 20, 1) == 1
+    assert thread_count(make_method("fedmrn").codec, 1000, 1 << 20) == 1
     assert count(make_method("fedmrn", masking="dm").codec) == 1
     assert count(make_method("fedmrn", noise=Noise("gaussian")).codec) == 1

@@ -21,18 +21,20 @@ MOST_COPIES = 4.0  # of the model, float32, that all threads together may take t
 _WAITING = 4  # replies a thread reads before they are added
 _PIECE = 1 << 17  # elements of the sum that a thread adds at a time
 _WORTH = 1 << 20  # elements of all replies for which a further thread is worth starting
+_LEAST = 1 << 17  # elements of a reply below which threads would wait for the interpreter more than they do
 
 
-def thread_count(codec: Codec, elements: int) -> int:
+def thread_count(codec: Codec, elements: int, replies: int) -> int:
     """How many threads read replies: one for each core of this process, if there is work and memory for so many.
 
     Args:
         codec: that reads them.
-        elements: of all replies together.
+        elements: of a reply.
+        replies: how many there are.
     """
-    if codec.reading_copies is None:
+    if codec.reading_copies is None or elements < _LEAST:
         return 1
-    return max(1, min(cores(), int(MOST_COPIES / codec.reading_copies), elements // _WORTH))
+    return max(1, min(cores(), int(MOST_COPIES / codec.reading_copies), elements * replies // _WORTH))
 
 
 def cores() -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from fedmrn_app.federation.agreement import Agreement, Order
-from fedmrn_app.federation.download import Version, read_download
+from fedmrn_app.federation.download import Downloads, Version
 from fedmrn_app.federation.upload import Update, header_of, write_upload
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.learning.batches import Batches
@@ -50,6 +50,7 @@ def train_client(
     local: LocalSettings,
     precision: Precision = "float32",
     kept: Kept | None = None,
+    downloads: Downloads | None = None,
 ) -> Reply:
     """Train one client for one round.
 
@@ -62,6 +63,7 @@ def train_client(
         local: how to train.
         precision: arithmetic of the forward pass.
         kept: what `Reply` held the last time; None the first time.
+        downloads: of this process, where it trains several clients.
 
     Raises:
         VersionError: the order needs a version that was not kept.
@@ -72,8 +74,8 @@ def train_client(
     # a narrower model consists of what the client holds
     whole = method.selection.width(order.client, order.server_round) == 1
     held = method.selection.held(agreement.layout, order.client, order.server_round, seed) if whole else None
-    sent = read_download(agreement, order, held, kept.version)
-    known = sent.known.with_scale(order.scale)
+    sent = (downloads or Downloads(agreement)).read(order, held, kept.version)
+    known = sent.known
     model.load(known.vector, sent.dense)
     private_seed = derive_seed(agreement.seed, "method", order.server_round, order.client)
     batches = Batches(
@@ -98,8 +100,9 @@ def train_client(
         order.server_round,
     )
     start = time.perf_counter()
-    with torch.random.fork_rng():  # for layers that draw from the global state, such as dropout
-        if model.device.type == "cpu":
+    on_cpu = model.device.type == "cpu"
+    with torch.random.fork_rng([] if on_cpu else None):  # for layers that draw from the global state, such as dropout
+        if on_cpu:
             torch.default_generator.manual_seed(private_seed)  # as below, without looking for other devices
         else:
             torch.manual_seed(private_seed)

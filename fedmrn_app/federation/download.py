@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,8 @@ from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods.known import Known
 from fedmrn_app.wire.grid import Grid
 from fedmrn_app.wire.grid_code import decode_grid
+
+_MOST_KEPT = 1 << 20  # weights of a model that is kept once it was read: of small ones reading is much of the work
 
 
 class VersionError(PayloadError):
@@ -67,6 +69,33 @@ def read_download(
     base = _base(order, last)
     grid = decode_grid(order.vector.tobytes(), agreement.grid_rule(held).sizes, base)
     return Download(*agreement.read_grid(grid, held), Version(order.server_round, grid))
+
+
+class Downloads:
+    """Reads the orders of one process; a small model that several clients are sent alike is read once."""
+
+    def __init__(self, agreement: Agreement) -> None:
+        self._agreement = agreement
+        self._last: tuple[tuple[object, ...], Download] | None = None
+
+    def read(self, order: Order, held: NDArray[np.bool_] | None, last: Version | None = None) -> Download:
+        """As `read_download`; what is known has the scale that the server set for the round.
+
+        Raises:
+            VersionError: as there.
+            PayloadError: as there, or the scale is out of range.
+        """
+        alike = order.dense is None and order.base == 0 and held is None
+        if not alike or self._agreement.layout.count > _MOST_KEPT:
+            return self._read(order, held, last)
+        key = order.server_round, order.scale, order.vector.dtype.str, order.vector.tobytes()
+        if self._last is None or self._last[0] != key:
+            self._last = key, self._read(order, held, last)
+        return self._last[1]
+
+    def _read(self, order: Order, held: NDArray[np.bool_] | None, last: Version | None) -> Download:
+        download = read_download(self._agreement, order, held, last)
+        return replace(download, known=download.known.with_scale(order.scale))
 
 
 def _base(order: Order, last: Version | None) -> Grid | None:

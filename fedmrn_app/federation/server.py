@@ -215,7 +215,7 @@ def close_round(
     # what the clients count together that hold a weight
     holders = np.zeros_like(state.vector) if server.averages_holders else None
     weights, spent = 0, []
-    threads = threads or thread_count(opened.agreement.method.codec, state.vector.size * len(replies))
+    threads = threads or thread_count(opened.agreement.method.codec, state.vector.size, len(replies))
     replies = {**replies, **_far_outside(opened, replies)}
     with Threads(threads) as pool:
         for clients in pool.batches([client for client in opened.clients if client not in late]):

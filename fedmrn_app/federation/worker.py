@@ -12,6 +12,7 @@ from fedmrn_app.data.validation import load_training
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.agreement import Agreement, Order
 from fedmrn_app.federation.client import Kept, Reply, train_client
+from fedmrn_app.federation.download import Downloads
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.memory import keep_freed_memory
 from fedmrn_app.seeds import derive_seed
@@ -42,6 +43,7 @@ class Worker:
             seed = derive_seed(config.seed, "partition")
             self._parts = load_partitions(self.samples, config.partition, config.clients, seed, self.task.name)
         self._models: dict[float, tuple[FlatModel, Agreement]] = {}
+        self._downloads: dict[float, Downloads] = {}
 
     def sample_count(self, client: int) -> int:
         """How many samples a client has."""
@@ -66,6 +68,8 @@ class Worker:
         if not 0 <= order.client < self.config.clients:
             raise PayloadError(f"client={order.client}: is none of the run's clients, 0 to {self.config.clients - 1}")
         torch.set_num_threads(self.config.client_cpus)
-        model, agreement = self.model(self.method.selection.width(order.client, order.server_round))
-        samples = self.samples_of(order.client)
-        return train_client(agreement, model, self.task, samples, order, self.config.local, self.config.precision, kept)
+        width = self.method.selection.width(order.client, order.server_round)
+        model, agreement = self.model(width)
+        downloads = self._downloads.setdefault(width, Downloads(agreement))
+        samples, local, precision = self.samples_of(order.client), self.config.local, self.config.precision
+        return train_client(agreement, model, self.task, samples, order, local, precision, kept, downloads)

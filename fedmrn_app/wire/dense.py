@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.layout import Float32Array, slices
-from fedmrn_app.wire.entropy import categorical, fall_of, falling, read_words, write_words
+from fedmrn_app.wire.entropy import fall_of, falling_model, read_words, write_words
 from fedmrn_app.wire.values import pack_floats, unpack_floats
 
 DENSE_BITS = (4, 5, 6, 7, 8, 16, 32)
@@ -56,7 +56,7 @@ def pack_dense(values: Float32Array, known: Float32Array, sizes: Sequence[int], 
     coder = constriction.stream.stack.AnsCoder()
     for head, run in zip(heads[::-1], reversed(runs), strict=True):
         if head["fall"]:
-            coder.encode_reverse(run + limit, categorical(falling(limit, int(head["fall"]))))
+            coder.encode_reverse(run + limit, falling_model(limit, int(head["fall"])))
     return heads.tobytes() + write_words(coder)
 
 
@@ -84,7 +84,7 @@ def unpack_dense(data: bytes | memoryview, known: Float32Array, sizes: Sequence[
     for head, size, x in zip(heads, sizes, slices(sizes), strict=True):
         steps = _base(known[x], head["step"])
         if head["fall"] and size:
-            steps += coder.decode(categorical(falling(limit, int(head["fall"]))), size) - limit
+            steps += coder.decode(falling_model(limit, int(head["fall"])), size) - limit
         with np.errstate(over="ignore"):
             values[x] = known[x] if head["step"] == 0 else steps * np.abs(np.float64(head["step"]))
     if not coder.is_empty():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import constriction
@@ -95,6 +96,12 @@ def falling(largest: int, fall: int) -> NDArray[np.float64]:
     for _ in range(largest):
         powers.append(powers[-1] * (max(fall, 1) / 256))
     return np.array(powers[:0:-1] + powers)
+
+
+@lru_cache(maxsize=1024)
+def falling_model(largest: int, fall: int) -> object:
+    """The model of symbols 0..2 * largest whose probabilities are those of `falling`."""
+    return categorical(falling(largest, fall))
 
 
 def fall_of(symbols: NDArray[np.int32]) -> int:

@@ -144,9 +144,9 @@ def stride(count: int, wanted: int) -> int:
     return max(1, count // wanted - 1) | 1
 
 
-def term_count(part: Part, side: Side) -> int:
-    """Number of coefficients of a part."""
-    return 4 + 2 * (side.trending + 2 * (part.first > 0))
+def term_count(part: Part, trending: bool) -> int:
+    """Number of coefficients of a part, the bend among them."""
+    return 4 + 2 * (trending + 2 * (part.first > 0))
 
 
 @dataclass(frozen=True)
@@ -194,21 +194,27 @@ def fit(part: Part, e: Evidence, coded: NDArray[np.uint8], hints: Hints) -> NDAr
         coded: its bits, (runs, width).
         hints: of the earlier parts.
     """
-    at = np.arange(0, coded.size, stride(coded.size, max(_SAMPLE, coded.size // _SHARE)))
-    run, column = np.divmod(at, coded.shape[1])
-    bits, a = coded[run, column].view(np.bool_), e.size[run, column]
-    predictors = [] if e.trend is None else [e.trend[run, column]]
-    if part.first > 0:
-        push = hints.push[run]
-        predictors += [push if e.sign is None else push * e.sign[run, column], hints.density[run]]
+    step = stride(coded.size, max(_SAMPLE, coded.size // _SHARE))
+
+    def some(values: NDArray[T]) -> NDArray[T]:
+        return values.reshape(-1)[::step]
+
+    bits, a = some(coded).view(np.bool_), some(e.size)
     typical = float(a[bits].mean(dtype=np.float64)) if bits.any() else 1.0
     bend = np.float16(min(1 / (3 * typical), 1000) if 0 < typical < _SMALL else 0)
     y = bits.astype(np.float32)
-    a = a * np.float32(1 + bend) / (a * np.float32(bend) + 1)
-    columns = [np.ones_like(y), a, a * a]
-    for q in predictors:
-        columns += [q, q * a]
-    x = np.stack(columns)
+    x = np.empty((term_count(part, e.trend is not None) - 1, y.size), np.float32)
+    x[0] = 1
+    np.divide(a * np.float32(1 + bend), a * np.float32(bend) + 1, out=x[1])
+    np.multiply(x[1], x[1], out=x[2])
+    predictors = [] if e.trend is None else [some(e.trend)]
+    if part.first > 0:
+        run = np.arange(0, coded.size, step) // coded.shape[1]
+        push = hints.push[run]
+        predictors += [push if e.sign is None else push * some(e.sign), hints.density[run]]
+    for number, q in enumerate(predictors):
+        x[3 + 2 * number] = q
+        np.multiply(q, x[1], out=x[4 + 2 * number])
     mean = y.mean()  # the constant is not drawn to zero
     ridge = (1e-6 * y.size + 1e-3) * np.eye(len(x))
     solution = np.linalg.solve((x @ x.T).astype(np.float64) + ridge, (x @ (y - mean)).astype(np.float64))

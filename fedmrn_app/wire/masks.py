@@ -85,7 +85,7 @@ def _decode(body: bytes | memoryview, side: Side) -> tuple[NDArray[np.bool_], by
     """The bits, and the same packed."""
     count = side.layout.count
     parts = list(all_parts(side.layout))
-    terms = [term_count(part, side) for part in parts]
+    terms = [term_count(part, side.trending) for part in parts]
     head = 2 * sum(terms)
     lanes = mask_coder.lanes_of(count)
     stream = head + _CHECK.size + 4 * lanes
