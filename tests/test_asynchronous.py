@@ -189,8 +189,9 @@ def test_what_cannot_work_is_refused(overrides: tuple[str, ...], said: str) -> N
 
 @pytest.mark.flower
 @pytest.mark.slow
-def test_simulated_run(tmp_path: Path) -> None:
-    overrides = ("server=async", "downlink.memory=false", "buffer=4", "rounds=6", "simulation.slow=0.1:8")
+@pytest.mark.parametrize("strategy", [(), ("strategy=eden", "strategy.error_feedback=true")], ids=["fedmrn", "eden"])
+def test_simulated_run(strategy: tuple[str, ...], tmp_path: Path) -> None:
+    overrides = (*strategy, "server=async", "downlink.memory=false", "buffer=4", "rounds=6", "simulation.slow=0.1:8")
     values, config, _ = measure(compose_values((*overrides, "clients_per_round=6", "local.epochs=1")))
     run_simulation(values, config, tmp_path)
     (slow,) = slow_clients(0.1, 8, 10, 0)
@@ -202,9 +203,13 @@ def test_simulated_run(tmp_path: Path) -> None:
     assert [int(row["clients_ok"]) for row in rows] == [4] * 6
     assert float(rows[-1]["loss"]) < 2.3
     assert all(500 < float(row["uplink_bytes"]) < 5000 for row in rows)
+    assert all(0 < float(row["decode_seconds"]) < 10 for row in rows)
     with (tmp_path / "clients.csv").open(newline="") as file:
         used = [row["used"].split() for row in csv.DictReader(file)]
     assert [len(row) for row in used] == [4] * 6
+    residuals = {int(file.name.split("-")[1]) for file in tmp_path.glob("clients/*/*.residual")}
+    assert residuals >= ({int(client.split("-")[0]) for row in used for client in row} if strategy else set())
+    assert bool(residuals) == bool(strategy)
     assert str(slow) not in used[0]
     assert any("-" in client for row in used for client in row)
 

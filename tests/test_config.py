@@ -1,7 +1,7 @@
 """Every configuration there is composes, and what people type arrives as it is."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 import pytest
 
@@ -16,6 +16,7 @@ from fedmrn_app.config.compose import (
 from fedmrn_app.config.sweep import expand_sweep
 from fedmrn_app.config.types import Config
 from fedmrn_app.errors import ConfigError
+from fedmrn_app.methods import find_methods
 
 CHOICES = [(group, path.stem) for group in GROUPS for path in sorted((find_conf() / group).glob("*.yaml"))]
 EXPERIMENTS = [name for group, name in CHOICES if group == "experiment"]
@@ -33,6 +34,12 @@ def test_default_is_fedmrn_on_digits() -> None:
     assert (config.strategy["name"], config.dataset["name"], config.partition.name) == ("fedmrn", "digits", "iid")
     assert (config.clients, config.noise.distribution, config.noise.alpha) == (10, "uniform", 0.01)
     assert config.model["name"] == "digits"
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_strategy_has_every_option_of_its_method(name: str) -> None:
+    options = {field.name for field in fields(find_methods()[name])}
+    assert set(load_config((f"strategy={name}",)).strategy) == {"name"} | options
 
 
 @pytest.mark.parametrize(("group", "name"), CHOICES)

@@ -11,6 +11,7 @@ with the same shares: a sum of changes from several versions could make a varian
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -62,6 +63,7 @@ class Buffered:
         self._opened: dict[int, OpenRound] = {}
         self._samples: dict[int, dict[int, int]] = {}  # of the clients that were asked, by number
         self._drawn = 0  # since the last version
+        self._seconds = 0.0  # spent on the replies in the buffer
 
     def draw(self, clients: np.ndarray, busy: Collection[int], count: int) -> list[int]:
         """Draw clients to be asked, of those that are not busy.
@@ -94,6 +96,7 @@ class Buffered:
         Raises:
             PayloadError: it is not what was asked for, or trained on a version that is no longer kept.
         """
+        start = time.perf_counter()
         opened = self._opened.get(number)
         if opened is None:
             behind = self.version - (number - 1) // WAVES
@@ -103,6 +106,7 @@ class Buffered:
         upload = check_upload(data, self.agreement, header, known, dense)
         norms = {} if self.agreement.max_norm is None else reply_norms(data, self.agreement, header, known, dense)
         self.buffer.append(Contribution(client, number, upload, norms))
+        self._seconds += time.perf_counter() - start
         return self.buffer[-1]
 
     def flush(self) -> tuple[RoundReport, list[Contribution]]:
@@ -113,6 +117,7 @@ class Buffered:
         Raises:
             RunError: the new version is not finite.
         """
+        start = time.perf_counter()
         self.buffer.sort(key=lambda one: (one.number, one.client))
         report = RoundReport(self.version + 1)
         total, dense = np.zeros_like(self.state.vector), np.zeros_like(self.state.dense)
@@ -137,7 +142,8 @@ class Buffered:
             raise RunError(f"version {report.number}: the global model is no longer finite; take a smaller local.lr")
         self.state = GlobalState(vector, dense, steer(self.agreement, self.state.steering, spent))
         self.version += 1
-        self.buffer, self._drawn = [], 0
+        report.decode_seconds = self._seconds + time.perf_counter() - start
+        self.buffer, self._drawn, self._seconds = [], 0, 0.0
         oldest = (self.version - self._max_staleness) * WAVES
         for number in [number for number in self._opened if number <= oldest]:
             del self._opened[number], self._samples[number]
