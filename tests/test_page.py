@@ -79,13 +79,13 @@ def test_page_is_whole_in_itself_and_the_same_each_time(runs: list[Path], tmp_pa
     for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
         text = "".join(ElementTree.fromstring(svg).itertext())
         assert all(group.name in text for group in groups)
-    assert page.count("<svg") == 3
+    assert page.count("<svg") == 4
     ids = re.findall(r' id="([^"]+)"', page)
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'(?:href="|url\()#([^")]+)', page)) <= set(ids)
     outside = re.findall(r'(?:src|href)="(?!#)([^"]+)"', page)
     assert outside == []
-    for name in ("rounds", "traffic", "bits"):
+    for name in ("rounds", "seconds", "traffic", "bits"):
         assert (tmp_path / "page" / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
         assert f"({name}.svg)" in (tmp_path / "page" / "report.md").read_text()
 

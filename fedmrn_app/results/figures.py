@@ -28,9 +28,14 @@ _SETTINGS: dict[Any, Any] = {
 
 
 def draw(groups: Sequence[Group]) -> dict[str, tuple[str, bytes]]:
-    """The figures `rounds`, `traffic` and `bits` by their names, each as SVG and PNG, with a row for each data set."""
+    """The figures by their names, each as SVG and PNG, with a row for each data set."""
     with rc_context(_SETTINGS):
-        figures = {"rounds": _rounds(groups), "traffic": _traffic(groups), "bits": _bits(groups)}
+        figures = {
+            "rounds": _over(groups, lambda group: group.curve("round")[0], "round"),
+            "seconds": _over(groups, lambda group: np.cumsum(group.curve("seconds"), 1).mean(0), "seconds of rounds"),
+            "traffic": _traffic(groups),
+            "bits": _bits(groups),
+        }
         return {name: (_svg(figure), _png(figure)) for name, figure in figures.items()}
 
 
@@ -95,14 +100,16 @@ def _line(axes: Any, group: Group, x: Any, key: str, style: dict[str, Any]) -> N
         axes.fill_between(x, y.min(0), y.max(0), color=style["color"], alpha=0.15, linewidth=0)
 
 
-def _rounds(groups: Sequence[Group]) -> Figure:
+def _over(groups: Sequence[Group], find: Callable[[Group], Any], what: str) -> Figure:
+    """Metric and loss over something that grows from round to round."""
+
     def fill(left: Any, right: Any, row: Sequence[Group]) -> None:
         for group in row:
             style = _style(groups, group)
-            _line(left, group, group.curve("round")[0], group.metric, style)
-            _line(right, group, group.curve("round")[0], "loss", style)
-        left.set(xlabel="round", ylabel=f"{row[0].split} {row[0].metric.replace('_', ' ')}")
-        right.set(xlabel="round", ylabel=f"{row[0].split} loss")
+            for axes, key in ((left, group.metric), (right, "loss")):
+                _line(axes, group, find(group), key, style)
+        left.set(xlabel=what, ylabel=f"{row[0].split} {row[0].metric.replace('_', ' ')}")
+        right.set(xlabel=what, ylabel=f"{row[0].split} loss")
 
     return _panels(groups, fill)
 

@@ -15,6 +15,7 @@ from fedmrn_app.results.groups import Group
 
 _CAPTIONS = {
     "rounds": "Test metric and loss over rounds. Lines are means over seeds, bands go from the lowest to the highest.",
+    "seconds": "Test metric and loss over the seconds that the rounds took, on whatever machine that was.",
     "traffic": "Test metric over what all clients have sent, and over what they have sent and received, in all rounds.",
     "bits": "Final test metric against bits per parameter of a client's round, mean over the rounds.",
 }
