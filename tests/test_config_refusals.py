@@ -118,7 +118,7 @@ REFUSED: list[tuple[Sequence[str], str]] = [
     (["strategy=eden", "strategy.bits=5"], "strategy.bits=5: must be one of 1, 2, 3, 4"),
     (["strategy=eden", "strategy.bits=0"], "strategy.bits=0: must be one of 1, 2, 3, 4"),
     (["strategy=eden", "strategy.bits=1.5"], "strategy.bits=1.5: must be one of 1, 2, 3, 4"),
-    (["strategy=drive", "strategy.bits=2"], "strategy.bits=2: unknown key; strategy has: name, scale"),
+    (["strategy=drive", "strategy.bits=2"], "strategy.bits=2: unknown key; strategy has: error_feedback, name, scale"),
     (["strategy=submodel", "strategy.capacities=0.5"], "strategy.capacities=0.5: must be a list, such as [1, 2]"),
     (["strategy=submodel", "strategy.capacities=[a]"], "strategy.capacities[0]=a: must be a number"),
     (["strategy=submodel", "strategy.capacities=[1,2]"], "strategy.capacities[1]=2.0: must be above 0 and at most 1"),
