@@ -6,14 +6,17 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from types import FrameType
 
 import psutil
 
 _PREFIX = "fedmrn-"  # of private homes
+_LOOK_SECONDS = 1.0
 
 
 @contextmanager
@@ -45,6 +48,22 @@ def cleaned_up(clean: Callable[[], None]) -> Iterator[None]:
 
 def _exit(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
+
+
+def end_with_parent(grace: float = 5.0) -> None:
+    """From now on, end this process so many seconds after its parent, whatever it waits for by then.
+
+    Flower asks a process whose parent has died to end, which one that waits for a dead SuperLink does not do.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK_SECONDS)
+        time.sleep(grace)
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
 
 
 def find_process(variable: str, value: str, command: str) -> psutil.Process | None:

@@ -32,6 +32,7 @@ from fedmrn_app.methods import build_method
 from fedmrn_app.methods.method import RunOptions
 from fedmrn_app.nodes import Nodes
 from fedmrn_app.noise import Noise
+from fedmrn_app.processes import end_with_parent
 from fedmrn_app.results.folder import RunFolder
 from fedmrn_app.results.lock import locked
 from fedmrn_app.results.participants import Participants
@@ -45,6 +46,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the whole training; whatever ends it early is left in the run's folder too."""
+    end_with_parent()
     path = _run_path(str(context.run_config["run-dir"]))
     with locked(path, "run"):
         _run(grid, context, RunFolder(path))
