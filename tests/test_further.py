@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedmrn_app.results.folder import RunFolder
-from fedmrn_app.results.further import further_tables
+from fedmrn_app.results.further import further_tables, until
 from fedmrn_app.results.groups import read_groups
 from fedmrn_app.results.report import main
 from tests.run_folder import VALUES, model, row, state
@@ -42,6 +42,19 @@ def test_losses_against_fedavg_are_summed_over_partitions(runs: list[Path]) -> N
     assert list(losses.rows) == [["eden", "fashion_mnist", "iid, label_shard", "-15.0", "-10.0", "-1.1"]]
     assert gaps.rows[0] == ["fedavg", "fashion_mnist, iid", "+0.1000", "0.1000", "-1.000", "1.000"]
     assert times.rows[0][:7] == ["fedavg", "fashion_mnist, iid", "3.00", "2.000", "0.0200", "2.020", "1.0%"]
+
+
+def test_what_it_took_until_the_metric_was_so_high(runs: list[Path]) -> None:
+    lines = until(read_groups(runs), 0.64)
+    assert lines[0].startswith("| run | data | seeds | rounds | seconds |")
+    cells = {tuple(line.split(" | ")[:2]): line.strip("| ").split(" | ")[2:] for line in lines[2:]}
+    plain, plain_shards, eden, eden_shards = (
+        cells[key] for key in sorted(cells, key=lambda key: ("eden" in key[0], key))
+    )
+    assert plain[:4] == plain_shards[:4] == eden[:4] == ["1", "1", "3.0", "0.0"]
+    assert eden_shards[:4] == ["1 of 2", "2", "6.0", "3.0"]
+    assert float(eden_shards[4]) == pytest.approx(2 * float(eden[4]))
+    assert " | 0 of 1 |  |  |" in until(read_groups(runs[:1]), 0.95)[2]
 
 
 def test_what_is_not_there_makes_no_table(runs: list[Path]) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from fedmrn_app.results.report import find_summaries, read_run
-from scripts.tools.tables import ROOT, filled
+from scripts.tools.tables import ROOT, filled, parse
 
-FILES = [ROOT / "README.md", ROOT / "docs" / "results.md"]
+FILES = [ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "scale.md"]
 RUNS = sorted((ROOT / "results").rglob("summary.json"))
 
 
@@ -42,10 +42,9 @@ def test_kept_runs_agree_with_their_rounds(run: Path) -> None:
 
 def test_every_kept_run_stands_in_a_table() -> None:
     folders = {
-        ROOT / word
+        folder
         for file in FILES
         for words in re.findall(r"<!-- fedmrn-report (.+) -->", file.read_text())
-        for word in words.split()
-        if not word.startswith("-")
+        for folder in parse(words).folders
     }
     assert find_summaries(sorted(folders)) == find_summaries([ROOT / "results"])

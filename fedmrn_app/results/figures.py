@@ -118,8 +118,8 @@ def _traffic(groups: Sequence[Group]) -> Figure:
     def fill(left: Any, right: Any, row: Sequence[Group]) -> None:
         for group in row:
             style = _style(groups, group)
-            _line(left, group, group.traffic(["uplink"]), group.metric, style)
-            _line(right, group, group.traffic(["uplink", "downlink"]), group.metric, style)
+            _line(left, group, group.traffic(["uplink"]).mean(0), group.metric, style)
+            _line(right, group, group.traffic(["uplink", "downlink"]).mean(0), group.metric, style)
         for axes, what in ((left, "uplink"), (right, "uplink and downlink")):
             low, high = axes.dataLim.intervalx
             axes.set_xscale("log")

@@ -52,6 +52,26 @@ def further_tables(groups: Sequence[Group]) -> list[Further]:
     return [table for table in tables if table.rows]
 
 
+def until(groups: Sequence[Group], value: float) -> list[str]:
+    """Lines of a table: what the first round took whose metric is at least `value`, means over the seeds."""
+    head = ("run", "data", "seeds", "rounds", "seconds", "of them after the first round", "MB up", "MB both ways")
+    return markdown_rows(head, [[group.name, group.data, *_until(group, value)] for group in groups])
+
+
+def _until(group: Group, value: float) -> list[str]:
+    reached = group.curve(group.metric) >= value
+    there = np.flatnonzero(reached.any(1))
+    if not len(there):
+        return [f"0 of {len(reached)}", "", "", "", "", ""]
+    first = reached[there].argmax(1)
+    seconds = group.curve("seconds")
+    took = np.cumsum(seconds, 1)[there, first]
+    up, both = (group.traffic(ways)[there, first].mean() for ways in (["uplink"], ["uplink", "downlink"]))
+    seeds = f"{len(there)}" if len(there) == len(reached) else f"{len(there)} of {len(reached)}"
+    rest = (took - seconds[there, 0]).mean()
+    return [seeds, f"{first.mean() + 1:.4g}", f"{took.mean():.1f}", f"{rest:.1f}", f"{up:.3g}", f"{both:.3g}"]
+
+
 def _losses(groups: Sequence[Group]) -> Iterator[list[str]]:
     """Of each method and data set of which there is a FedAvg in the same partition."""
     plain: dict[tuple[str, str], list[Group]] = {}

@@ -99,12 +99,12 @@ class Group:
         return np.stack([run.columns[key][:rounds] for run in self.runs])
 
     def traffic(self, ways: Sequence[str]) -> Floats:
-        """MB of all clients up to and including each round, in these ways, mean of the runs, shape (rounds,)."""
+        """MB of all clients up to and including each round, in these ways, shape (runs, rounds)."""
         total = np.zeros_like(self.curve("round"))
         for way in ways:
             clients = self.curve("clients_ok") + (self.curve("clients_failed") if way == "downlink" else 0)
             total += np.nan_to_num(self.curve(f"{way}_bytes")) * clients
-        megabytes: Floats = np.cumsum(total, 1).mean(0) / 1e6
+        megabytes: Floats = np.cumsum(total, 1) / 1e6
         return megabytes
 
 

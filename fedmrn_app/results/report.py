@@ -1,6 +1,6 @@
 """The `fedmrn-report` command: finished runs as one Markdown table, and as a page with figures.
 
-Usage: fedmrn-report FOLDER [FOLDER ...] [--mean] [--tables] [--page FOLDER] [--keep FOLDER]
+Usage: fedmrn-report FOLDER [FOLDER ...] [--mean | --until VALUE] [--tables] [--page FOLDER] [--keep FOLDER]
 (every summary.json in and below the folders)
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmrn_app.errors import FedMRNError, RunError
-from fedmrn_app.results.further import further_tables
+from fedmrn_app.results.further import further_tables, until
 from fedmrn_app.results.groups import data_of, read_groups
 from fedmrn_app.results.keep import keep_runs
 from fedmrn_app.results.page import markdown_means, write_page
@@ -31,9 +31,11 @@ def main() -> int:
     """Entry point of `fedmrn-report`: exits with 0, or with 2 where a folder holds no run."""
     parser = argparse.ArgumentParser(prog="fedmrn-report", description="Print finished runs as one Markdown table.")
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a run's folder, or one above several")
-    parser.add_argument(
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument(
         "--mean", action="store_true", help="a row for all seeds of a setting, the paper's figure beside it"
     )
+    kind.add_argument("--until", type=float, metavar="VALUE", help="what it took until the metric was so high")
     parser.add_argument("--page", type=Path, metavar="FOLDER", help="write report.html, report.md and figures there")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="copy there what tables and figures are made from")
     parser.add_argument(
@@ -42,8 +44,8 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         summaries = find_summaries(arguments.folders)
-        groups = read_groups(summaries) if arguments.mean or arguments.page or arguments.tables else []
-        lines = markdown_means(groups) if arguments.mean else markdown([read_run(path) for path in summaries])
+        lines = table_of(summaries, mean=arguments.mean, value=arguments.until)
+        groups = read_groups(summaries) if arguments.page or arguments.tables else []
         for table in further_tables(groups) if arguments.tables else []:
             lines += ["", *table.markdown()]
         page = arguments.page and write_page(groups, arguments.page)
@@ -57,6 +59,22 @@ def main() -> int:
     if kept:
         print(f"\n{len(kept)} runs kept in {arguments.keep}")
     return 0
+
+
+def table_of(summaries: Sequence[Path], *, mean: bool = False, value: float | None = None) -> list[str]:
+    """The lines of the command's table: a row for each run, or for all seeds of a setting.
+
+    Args:
+        summaries: of the runs.
+        mean: means, the paper's figure beside them.
+        value: what it took until the metric was so high.
+
+    Raises:
+        RunError: a file is not what a finished run leaves.
+    """
+    if value is not None:
+        return until(read_groups(summaries), value)
+    return markdown_means(read_groups(summaries)) if mean else markdown([read_run(path) for path in summaries])
 
 
 def find_summaries(folders: Sequence[Path]) -> list[Path]:

@@ -1,6 +1,6 @@
 """Write the tables of Markdown files anew from the runs that are kept, each as the line above it says.
 
-    python -m scripts.tools.tables README.md docs/results.md
+    python -m scripts.tools.tables README.md docs/results.md docs/scale.md
 
 A line such as `<!-- fedmrn-report --mean results/digits -->` stands above a table; folders are the repository's.
 """
@@ -13,9 +13,7 @@ import shlex
 from pathlib import Path
 
 from fedmrn_app.errors import RunError
-from fedmrn_app.results.groups import read_groups
-from fedmrn_app.results.page import markdown_means
-from fedmrn_app.results.report import find_summaries, markdown, read_run
+from fedmrn_app.results.report import find_summaries, table_of
 
 ROOT = Path(__file__).resolve().parents[2]
 _TABLE = re.compile(r"<!-- fedmrn-report (?P<words>.+) -->\n\n(?P<rows>(?:\|.*\n)*)")
@@ -40,12 +38,25 @@ def filled(text: str) -> str:
     return _TABLE.sub(lambda found: f"<!-- fedmrn-report {found['words']} -->\n\n{_rows(found['words'])}", text)
 
 
+def parse(words: str) -> argparse.Namespace:
+    """What stands above a table: `folders`, `mean`, `until`.
+
+    Raises:
+        RunError: it is not understood.
+    """
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("folders", nargs="+", type=ROOT.joinpath)
+    parser.add_argument("--mean", action="store_true")
+    parser.add_argument("--until", type=float)
+    try:
+        return parser.parse_args(shlex.split(words))
+    except (argparse.ArgumentError, SystemExit):
+        raise RunError(f"{words}: only --mean and --until VALUE are known here") from None
+
+
 def _rows(words: str) -> str:
-    options = [word for word in shlex.split(words) if word.startswith("-")]
-    if unknown := set(options) - {"--mean"}:
-        raise RunError(f"{' '.join(sorted(unknown))}: only --mean is known here")
-    summaries = find_summaries([ROOT / word for word in shlex.split(words) if word not in options])
-    lines = markdown_means(read_groups(summaries)) if options else markdown([read_run(path) for path in summaries])
+    said = parse(words)
+    lines = table_of(find_summaries(said.folders), mean=said.mean, value=said.until)
     return "".join(f"{line}\n" for line in lines)
 
 
