@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import numba
 import numpy as np
 from torch import Tensor
 
+from fedmrn_app.kernels.compiled import compile_loop
 from fedmrn_app.kernels.masking import MaskedStep, MaskKind, Vectors
 from fedmrn_app.kernels.team import LOOP, on_team
 from fedmrn_app.kernels.thresholds import uniform
@@ -30,8 +30,6 @@ def _compile_loop(kind: MaskKind) -> Callable[..., None]:
     signed, deterministic = kind.signed, kind.deterministic
     f32, half = np.float32, np.float32(0.5)
 
-    # fastmath would let the compiler fuse and reorder; without it the results are those of the plain operations
-    @numba.njit([LOOP], nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
     def loop(u: Any, n: Any, w: Any, out: Any, grad: Any, settings: Any, start: Any, high: Any) -> None:
         lr, progress = settings[0], settings[1]
         for i in range(u.size):
@@ -56,5 +54,4 @@ def _compile_loop(kind: MaskKind) -> Callable[..., None]:
             masked = ni if v < p * progress else dropped
             out[i] = w[i] + (masked if v < progress else clipped)
 
-    compiled: Callable[..., None] = loop
-    return compiled
+    return compile_loop(LOOP, loop)
