@@ -66,9 +66,19 @@ def test_less_alpha_is_more_uneven() -> None:
     assert 0.1 < largest_share(1000) < 0.2 < largest_share(1) < largest_share(0.1)
 
 
-def test_few_clients_with_label_shards_use_every_row() -> None:
-    parts = partition_rows(SAMPLES, PartitionConfig("label_shard", labels_per_client=3), 8, seed=0)
-    assert sum(map(len, parts)) == len(LABELS)
+@pytest.mark.parametrize(("clients", "labels"), [(8, 3), (9, 2), (4, 3), (5, 2), (1, 10), (3, 9)])
+def test_fewer_clients_than_labels_share_out_every_row(clients: int, labels: int) -> None:
+    parts = partition_rows(SAMPLES, PartitionConfig("label_shard", labels_per_client=labels), clients, seed=0)
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(LABELS)))
+    assert [len(np.unique(LABELS[rows])) for rows in parts] == [labels] * clients
+    for label in range(10):
+        shares = [count for rows in parts if (count := np.count_nonzero(LABELS[rows] == label))]
+        assert max(shares) - min(shares) <= 1
+
+
+def test_labels_that_clients_cannot_cover_are_refused() -> None:
+    with pytest.raises(DataError, match=r"partition.labels_per_client=2: 4 clients have fewer than the 10 labels"):
+        partition_rows(SAMPLES, PartitionConfig("label_shard", labels_per_client=2), 4, seed=0)
 
 
 @pytest.mark.parametrize("clients", [1, 3, 5])

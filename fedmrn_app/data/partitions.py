@@ -21,6 +21,7 @@ from fedmrn_app.typed import Count, Range
 
 Scheme = Literal["iid", "dirichlet", "label_shard", "natural"]
 
+_VERSION = 2  # of how rows are shared out: stored partitions of another one are not used
 MIN_SAMPLES = 10  # of a Dirichlet client
 
 
@@ -107,7 +108,7 @@ def load_partitions(samples: Samples, config: PartitionConfig, clients: int, see
         parts = partition_rows(samples, config, clients, seed)
         return {"rows": np.concatenate(parts), "ends": np.cumsum([len(part) for part in parts])}
 
-    stored = cached_arrays(f"{name}-partition", (config, clients, seed, len(samples), digest), make, None)
+    stored = cached_arrays(f"{name}-partition", (_VERSION, config, clients, seed, len(samples), digest), make, None)
     return StoredPartition(stored["rows"], stored["ends"])
 
 
@@ -154,6 +155,8 @@ def partition_rows(samples: Samples, config: PartitionConfig, clients: int, seed
     rows = np.random.default_rng(seed).permutation(len(samples))
     unlabelled = config.name == "iid" and samples.labels is None
     labels = np.zeros(len(samples), np.int64) if unlabelled else _labels(samples, config)
+    if config.name == "label_shard" and clients < len(np.unique(labels)):
+        return _label_windows(rows, labels[rows], clients, int(config.labels_per_client or 0))
     parts = _by_flwr_datasets(rows, labels, config, clients, seed % (1 << 32))
     used = np.sort(np.concatenate(parts))
     if len(used) != len(rows) or (used != np.arange(len(rows))).any():
@@ -178,10 +181,30 @@ def _natural(samples: Samples, config: PartitionConfig, clients: int, seed: int)
     return [order[starts[group] : starts[group + 1]] for group in chosen]
 
 
+def _label_windows(rows: Rows, labels: Rows, clients: int, wanted: int) -> list[Rows]:
+    """So many labels for each client, evenly spread, and a label's rows in equal parts for those that have it.
+
+    For fewer clients than labels, where flwr-datasets, whose clients begin one label apart, leaves labels to nobody.
+    """
+    present = np.unique(labels)
+    if clients * wanted < len(present):
+        raise DataError(
+            f"partition.labels_per_client={wanted}: {clients} clients have fewer than the {len(present)} labels there "
+            "are; take more labels or more clients"
+        )
+    parts: list[list[Rows]] = [[] for _ in range(clients)]
+    first = np.arange(clients) * len(present) // clients
+    for place, label in enumerate(present):
+        holders = np.flatnonzero((place - first) % len(present) < wanted)
+        for client, part in zip(holders, np.array_split(rows[labels == label], len(holders)), strict=True):
+            parts[client].append(part)
+    return [np.sort(np.concatenate(part)) for part in parts]
+
+
 def _by_flwr_datasets(rows: Rows, labels: Rows, config: PartitionConfig, clients: int, seed: int) -> list[Rows]:
     from datasets import Dataset
 
-    partitioner = _partitioner(config, clients, len(np.unique(labels)), seed)
+    partitioner = _partitioner(config, clients, seed)
     partitioner.dataset = Dataset.from_dict({"row": rows, "label": labels[rows]})
     try:
         with warnings.catch_warnings():
@@ -191,7 +214,7 @@ def _by_flwr_datasets(rows: Rows, labels: Rows, config: PartitionConfig, clients
         raise DataError(f"partition={config.name}: {str(error).splitlines()[0]}") from error
 
 
-def _partitioner(config: PartitionConfig, clients: int, classes: int, seed: int) -> Any:
+def _partitioner(config: PartitionConfig, clients: int, seed: int) -> Any:
     from flwr_datasets.partitioner import DirichletPartitioner, IidPartitioner, PathologicalPartitioner
 
     if config.name == "iid":
@@ -209,7 +232,6 @@ def _partitioner(config: PartitionConfig, clients: int, classes: int, seed: int)
         clients,
         "label",
         num_classes_per_partition=int(config.labels_per_client or 0),
-        # the first label of each client in turn, so that with enough clients no label goes unused
-        class_assignment_mode="first-deterministic" if clients >= classes else "deterministic",
+        class_assignment_mode="first-deterministic",  # of each client in turn, so that no label goes unused
         seed=seed,
     )
