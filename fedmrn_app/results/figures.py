@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from fedmrn_app.results.groups import Group
 
@@ -110,6 +110,9 @@ def _over(groups: Sequence[Group], find: Callable[[Group], Any], what: str) -> F
                 _line(axes, group, find(group), key, style)
         left.set(xlabel=what, ylabel=f"{row[0].split} {row[0].metric.replace('_', ' ')}")
         right.set(xlabel=what, ylabel=f"{row[0].split} loss")
+        if what == "round":
+            for axes in (left, right):
+                axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
     return _panels(groups, fill)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -20,15 +21,16 @@ _CAPTIONS = {
     "bits": "Final test metric against bits per parameter of a client's round, mean over the rounds.",
 }
 _STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 1080px; margin: 2em auto; padding: 0 1em; color: #111; }
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 1240px; margin: 2em auto; padding: 0 1em; color: #111; }
 h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; }
 div.table { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 13px; }
 th, td { padding: .3em .6em; border-bottom: 1px solid #ccc; text-align: right; white-space: nowrap; }
-th { border-bottom: 2px solid #111; vertical-align: bottom; }
+th { border-bottom: 2px solid #111; vertical-align: bottom; white-space: normal; }
 th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
-td:first-child { white-space: normal; min-width: 12em; }
-figure { margin: 1em 0 2em; } figure svg { max-width: 100%; height: auto; } figcaption { font-size: 13px; color: #444; }
+td:first-child { white-space: normal; min-width: 18em; }
+figure { margin: 1em 0 2em; } figure svg { width: 100%; max-width: 1040px; height: auto; }
+figcaption { font-size: 13px; color: #444; }
 @media print { body { margin: 0; max-width: none; } figure, table { break-inside: avoid; } }
 """
 _NOTE = (
@@ -119,6 +121,9 @@ def _page(
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table without the columns in which nothing stands."""
+    filled = [any(row[place] for row in rows) for place in range(len(head))]
+    head, *rows = (list(compress(row, filled)) for row in (head, *rows))
     body = "".join(
         "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) + "</tr>\n"
         for tag, row in [("th", head), *(("td", row) for row in rows)]
