@@ -19,6 +19,7 @@ from flwr.simulation.ray_transport.ray_actor import BasicActorPool, VirtualClien
 
 from fedmrn_app.simulation import CLUSTER
 
+_ROOM = 2  # messages that an actor may have
 SHORT = 0.1  # seconds that a message may take for another one to be sent after it
 RETRIES = 1  # of a message that was lost with a process; a client that ends its process each time fails then
 
@@ -34,20 +35,24 @@ class QueueingPool(BasicActorPool):
     """Flower's pool of actors, but an actor that takes little time for a message has the next one there already.
 
     Where messages take long, one that waits for an actor would keep it from another that is free earlier.
+
+    Attributes:
+        free: how many messages more each actor may have.
     """
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         """As Flower's."""
         super().__init__(*arguments, **more)
+        self.free: dict[VirtualClientEngineActor, int] = {}
         self._changed = Condition()
         self._short: dict[str, bool] = {}  # whether the last message of a type took little time
         self._sent: dict[Any, tuple[str, float]] = {}
 
     def add_actors_to_pool(self, num_actors: int) -> None:
-        """Add actors, each twice, since each may have two messages."""
-        actors = [self.create_actor_fn() for _ in range(num_actors)]  # type: ignore[no-untyped-call]
-        self.pool += [*actors, *actors]
-        self.num_actors += 2 * num_actors  # as many threads of Flower's submit messages
+        """Add actors, with room for two messages each."""
+        for _ in range(num_actors):
+            self.free[self.create_actor_fn()] = _ROOM  # type: ignore[no-untyped-call]
+        self.num_actors += _ROOM * num_actors  # as many threads of Flower's submit messages
 
     def submit(self, actor_fn: Any, job: Any) -> Any:
         """Give a message to an actor without one; if there is none and messages are short, to one that has one."""
@@ -55,30 +60,31 @@ class QueueingPool(BasicActorPool):
         with self._changed:
             while (actor := self._choose(queue=self._short.get(kind, False))) is None:
                 self._changed.wait()
+            self.free[actor] -= 1
             future = actor_fn(actor, *job)
             self._future_to_actor[future] = actor
             self._sent[future] = kind, time.monotonic()
         return future
 
     def _choose(self, *, queue: bool) -> VirtualClientEngineActor | None:
-        """An actor, taken from the pool."""
-        for actor in self.pool:
-            if self.pool.count(actor) == 2:
-                self.pool.remove(actor)
-                return actor
-        return self.pool.pop() if queue and self.pool else None
+        actor = max(self.free, key=self.free.__getitem__)
+        return actor if self.free[actor] == _ROOM or (queue and self.free[actor]) else None
 
     def add_actor_back_to_pool(self, future: Any) -> None:
         """Take back the actor of a message that is done."""
         with self._changed:
-            super().add_actor_back_to_pool(future)
+            self.free[self._future_to_actor.pop(future)] += 1
             kind, sent = self._sent.pop(future)
             self._short[kind] = time.monotonic() - sent < SHORT
             self._changed.notify_all()
 
+    def is_actor_available(self) -> bool:
+        """Whether a message can be given to an actor now."""
+        return any(self.free.values())
+
     def terminate_all_actors(self) -> None:
-        """End each actor once."""
-        self.pool = list(dict.fromkeys(self.pool))
+        """End all actors."""
+        self.pool = list(self.free)
         super().terminate_all_actors()
 
 

@@ -46,7 +46,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[QueueingPool]:
 
 def test_short_messages_queue_and_long_ones_do_not(pool: QueueingPool) -> None:
     assert pool.num_actors == 4
-    assert len(set(pool.pool)) == 2
+    assert set(pool.free.values()) == {2}
     most = 0
 
     def ask(seconds: float, kind: str) -> tuple[int, float, float]:
@@ -54,7 +54,7 @@ def test_short_messages_queue_and_long_ones_do_not(pool: QueueingPool) -> None:
         message = SimpleNamespace(metadata=SimpleNamespace(message_type=kind))
         app = Sleeper(seconds)
         future = pool.submit(lambda actor, *job: actor.run.remote(*job), (lambda: app, message, "0", CONTEXT))
-        most = max(most, 4 - len(pool.pool))
+        most = max(most, 4 - sum(pool.free.values()))
         reply: object = pool.fetch_result_and_return_actor_to_pool(future)[0]
         return cast(tuple[int, float, float], reply)
 
@@ -65,7 +65,7 @@ def test_short_messages_queue_and_long_ones_do_not(pool: QueueingPool) -> None:
             replies = list(threads.map(lambda _: ask(seconds, kind), range(16)))  # noqa: B023
             assert most == expected
             assert len({process for process, _, _ in replies}) == 2
-            assert len(pool.pool) == 4
+            assert set(pool.free.values()) == {2}
     # one after the other in each process
     for process in {reply[0] for reply in replies}:
         times = sorted(reply[1:] for reply in replies if reply[0] == process)
