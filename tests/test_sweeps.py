@@ -14,7 +14,7 @@ from fedmrn_app.launch import _tell
 from fedmrn_app.sweep import forget_outcomes, read_best, read_outcomes
 from tests.reference import reference_run
 
-SMALL = ("rounds=2", "clients=3", "clients_per_round=3", "local.epochs=1")
+SMALL = ("rounds=2", "clients=4", "clients_per_round=4", "local.epochs=1")
 SUMMARY = {
     "metric": "accuracy", "final_accuracy": 0.5, "best_accuracy": 0.6, "uplink_bits_per_parameter": 1.0,
     "downlink_bits_per_parameter": 2.0, "clients_failed": 0, "compress_seconds_per_client_round": 0.1,
@@ -65,7 +65,7 @@ def test_seeds_are_checked_without_checking_every_run(tmp_path: Path) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("hydra_plugins") is None, reason="hydra-joblib-launcher is not installed")
 def test_two_runs_at_once_beside_two_that_fail(tmp_path: Path) -> None:
     command = [
-        *(sys.executable, "-m", "fedmrn_app.launch", "--multirun", *SMALL, "partition=label_shard,iid", "seed=0,1"),
+        *(sys.executable, "-m", "fedmrn_app.launch", "--multirun", *SMALL, "partition=natural,iid", "seed=0,1"),
         *("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=sweep", "log=tensorboard"),
     ]
     sweep = tmp_path / "sweep"
@@ -73,7 +73,7 @@ def test_two_runs_at_once_beside_two_that_fail(tmp_path: Path) -> None:
     assert first.returncode == 1, first.stderr
     assert "Traceback" not in first.stderr
     assert "run 0 failed" in first.stderr
-    assert "partition.labels_per_client=3: 3 clients have fewer than the 10 labels" in first.stderr
+    assert "partition=natural: these data are not of different origins" in first.stderr
     assert "2 of 4 runs failed" in first.stderr
     for number, seed in ((2, 0), (3, 1)):
         summary = json.loads((sweep / str(number) / "summary.json").read_text())
