@@ -233,3 +233,8 @@ def test_a_relay_counts_each_part_of_what_passes() -> None:
         assert counts.parts["down", "/a", "body"] == 5
         assert sum(counts.parts.values()) == len(request) + len(answer)
         relay.stop()
+
+
+def test_command_starts_without_pytorch() -> None:
+    code = "import sys, fedmrn_app.deploy.command; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -19,23 +19,12 @@ import traceback
 from importlib.metadata import entry_points
 from pathlib import Path
 
-import numpy as np
-import torch
-
-from fedmrn_app.kernels.masked_step import masked_step
-from fedmrn_app.kernels.masking import MaskKind, Vectors
-from fedmrn_app.layout import Layout
 from fedmrn_app.local_run import command
-from fedmrn_app.methods import build_method, find_methods
-from fedmrn_app.methods.known import Known
-from fedmrn_app.methods.method import RunOptions
-from fedmrn_app.noise import Noise
 
 CLIENT_APP = "flwr-clientapp"
 SOCKET = "warm.sock"
 _POLL_SECONDS = 1.0
 _LONGEST = 1 << 16  # bytes of a request
-_FEW = 64
 
 # started for each message, so it imports nothing but what is built in
 _FORWARDER = """\
@@ -71,7 +60,7 @@ def serve(folder: Path) -> None:
     """Import, then fork for each request until the parent is gone."""
     parent = os.getppid()
     run = next(iter(entry_points(group="console_scripts", name=CLIENT_APP))).load()
-    prepare()
+    importlib.import_module("fedmrn_app.deploy.prepared").prepare()  # here alone: `fedmrn-deploy` needs no PyTorch
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder / SOCKET))
@@ -91,18 +80,6 @@ def serve(folder: Path) -> None:
                 for file in files:
                     os.close(file)
                 link.sendall(b"+" if words is not None else b"-")
-
-
-def prepare() -> None:
-    """Import what clients need, and compile what FedMRN and FedMRNS do, on vectors too short to start threads."""
-    for module in ("fedmrn_app.client_app", "sklearn.datasets", "fedmrn_app.learning.models.resnet"):
-        importlib.import_module(module)
-    find_methods()
-    layout, zeros = Layout(((_FEW,),)), np.zeros(_FEW, np.float32)
-    for name, signed in (("fedmrn", False), ("fedmrns", True)):
-        vectors = Vectors(*(torch.zeros(_FEW) for _ in range(4)))
-        masked_step(MaskKind(signed), vectors)(0, torch.zeros(_FEW), 0.1, 0.5, 1)
-        build_method(name, {}, RunOptions(Noise())).encode(zeros, None, Known(layout, zeros, zeros), 1, 1)
 
 
 def _receive(link: socket.socket) -> tuple[list[str] | None, list[int]]:

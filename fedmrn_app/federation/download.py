@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,10 @@ class Version:
 
 @dataclass(frozen=True)
 class Download:
-    """A checked order: what both sides know, the dense part, float32 (m,), and the version where it is on a grid."""
+    """A checked order: what both sides know, the dense part, float32 (m,), and the version where it is on a grid.
+
+    What is known has the scale of the noise that the server set for the round.
+    """
 
     known: Known
     dense: Float32Array
@@ -51,7 +54,7 @@ def read_download(
 
     Raises:
         VersionError: it is coded from another version than `last`.
-        PayloadError: it is malformed, or not finite.
+        PayloadError: it is malformed, or not finite, or its noise scale is out of range.
     """
     if agreement.method.packing != "grid":
         known, dense = agreement.unpack(order.vector, held), order.dense
@@ -61,14 +64,15 @@ def read_download(
             raise PayloadError(f"dense part came as {came}, expected float32 ({count},)")
         if not np.isfinite(dense).all():
             raise PayloadError("dense part holds values that are not finite")
-        return Download(known, dense)
+        return Download(known.with_scale(order.scale), dense)
     if order.vector.dtype != np.uint8 or order.dense is not None:
         raise PayloadError(
             f"global model came as {order.vector.dtype} {order.vector.shape}, expected the bytes of a grid"
         )
     base = _base(order, last)
     grid = decode_grid(order.vector.tobytes(), agreement.grid_rule(held).sizes, base)
-    return Download(*agreement.read_grid(grid, held), Version(order.server_round, grid))
+    known, dense = agreement.read_grid(grid, held)
+    return Download(known.with_scale(order.scale), dense, Version(order.server_round, grid))
 
 
 class Downloads:
@@ -79,23 +83,14 @@ class Downloads:
         self._last: tuple[tuple[object, ...], Download] | None = None
 
     def read(self, order: Order, held: NDArray[np.bool_] | None, last: Version | None = None) -> Download:
-        """As `read_download`; what is known has the scale that the server set for the round.
-
-        Raises:
-            VersionError: as there.
-            PayloadError: as there, or the scale is out of range.
-        """
+        """As `read_download`, with the same errors."""
         alike = order.dense is None and order.base == 0 and held is None
         if not alike or self._agreement.layout.count > _MOST_KEPT:
-            return self._read(order, held, last)
+            return read_download(self._agreement, order, held, last)
         key = order.server_round, order.scale, order.vector.dtype.str, order.vector.tobytes()
         if self._last is None or self._last[0] != key:
-            self._last = key, self._read(order, held, last)
+            self._last = key, read_download(self._agreement, order, held, last)
         return self._last[1]
-
-    def _read(self, order: Order, held: NDArray[np.bool_] | None, last: Version | None) -> Download:
-        download = read_download(self._agreement, order, held, last)
-        return replace(download, known=download.known.with_scale(order.scale))
 
 
 def _base(order: Order, last: Version | None) -> Grid | None:
