@@ -10,6 +10,7 @@ from fedmrn_app.federation.agreement import GlobalState
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.models.build import build_model
 from fedmrn_app.learning.models.cnn import digits
+from fedmrn_app.results.folder import RunFolder
 from fedmrn_app.results.rows import Round
 from fedmrn_app.tasks.classification import Classification
 
@@ -56,3 +57,14 @@ def state(seed: int = 0) -> GlobalState:
 def rows_on_disk(folder: Path) -> list[dict[str, str]]:
     with (folder / "rounds.csv").open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def make_run(path: Path, strategy: str, seed: int, accuracies: tuple[float, ...], **settings: Any) -> Path:
+    """A finished run's summary.json."""
+    values = {**VALUES, "rounds": len(accuracies), "seed": seed, "strategy": {"name": strategy, **settings}}
+    folder = RunFolder(path)
+    folder.start(values, model(), state(), resume=False)
+    for number, accuracy in enumerate(accuracies, 1):
+        folder.add_round(row(number, accuracy), model(), state())
+    folder.finish(folder.summarise({"strategy": strategy, "dataset": "shakespeare", "partition": "natural"}))
+    return path / "summary.json"

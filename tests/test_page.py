@@ -2,29 +2,16 @@
 
 import re
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from fedmrn_app.errors import RunError
-from fedmrn_app.results.folder import RunFolder
 from fedmrn_app.results.groups import read_groups
 from fedmrn_app.results.keep import keep_runs
 from fedmrn_app.results.page import markdown_means, write_page
 from fedmrn_app.results.published import published
-from tests.run_folder import VALUES, model, row, state
-
-
-def make_run(path: Path, strategy: str, seed: int, accuracies: tuple[float, ...], **settings: Any) -> Path:
-    """A finished run's summary.json."""
-    values = {**VALUES, "rounds": len(accuracies), "seed": seed, "strategy": {"name": strategy, **settings}}
-    folder = RunFolder(path)
-    folder.start(values, model(), state(), resume=False)
-    for number, accuracy in enumerate(accuracies, 1):
-        folder.add_round(row(number, accuracy), model(), state())
-    folder.finish(folder.summarise({"strategy": strategy, "dataset": "shakespeare", "partition": "natural"}))
-    return path / "summary.json"
+from tests.run_folder import make_run
 
 
 @pytest.fixture

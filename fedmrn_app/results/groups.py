@@ -87,7 +87,12 @@ class Group:
         """What the paper reports in percent, see `published`; of the test split."""
         if self.split != "test":
             return None
-        return published(self.strategy, self.dataset, self.partition, int(self.values("rounds").min()))
+        return published(self.strategy, self.dataset, self.partition, self.rounds)
+
+    @property
+    def rounds(self) -> int:
+        """Of the run that has the fewest."""
+        return int(self.values("rounds").min())
 
     def values(self, key: str) -> Floats:
         """A value of the summary, of each run."""
@@ -97,6 +102,22 @@ class Group:
         """A column of the rounds that all runs have, shape (runs, rounds)."""
         rounds = min(len(run.columns["round"]) for run in self.runs)
         return np.stack([run.columns[key][:rounds] for run in self.runs])
+
+    def late(self, last: int) -> Floats:
+        """The headline metric of each run, mean over its last rounds.
+
+        Raises:
+            RunError: a run has fewer rounds.
+        """
+        for run in self.runs:
+            if len(run.columns["round"]) < last:
+                raise RunError(f"--last {last}: {run.folder} has {len(run.columns['round'])} rounds")
+        return np.array([run.columns[self.metric][-last:].mean() for run in self.runs])
+
+    def name_without(self, key: str) -> str:
+        """The name, but for one setting in it."""
+        value = self.runs[0].settings.get(key)
+        return self.name.replace(f" {key}={short(value)}", "", 1)
 
     def traffic(self, ways: Sequence[str]) -> Floats:
         """MB of all clients up to and including each round, in these ways, shape (runs, rounds)."""
@@ -123,10 +144,25 @@ def read_groups(summaries: Sequence[Path]) -> list[Group]:
     runs = [_read(path) for path in summaries]
     alike: dict[str, list[Run]] = {}
     for run in runs:
-        told = {key: value for key, value in run.settings.items() if key == "strategy.name" or not _untold(key)}
-        alike.setdefault(json.dumps(told, sort_keys=True, default=str), []).append(run)
+        alike.setdefault(json.dumps(settings_of(run), sort_keys=True, default=str), []).append(run)
     groups = [sorted(found, key=lambda run: int(run.settings.get("seed", 0))) for found in alike.values()]
     return [Group(name, found) for name, found in zip(_names(groups), groups, strict=True)]
+
+
+def settings_of(run: Run) -> dict[str, Any]:
+    """The settings that change what is computed, but for the seed, by dotted keys."""
+    return {key: value for key, value in run.settings.items() if key == "strategy.name" or not _untold(key)}
+
+
+def percent(values: Floats) -> str:
+    """The mean over runs in percent, and the standard deviation of several."""
+    spread = f" ± {100 * values.std(ddof=1):.2f}" if len(values) > 1 else ""
+    return f"{100 * values.mean():.2f}{spread}"
+
+
+def short(value: Any) -> str:
+    """A setting's value as one types it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"
 
 
 def _names(groups: Sequence[Sequence[Run]]) -> Iterator[str]:
@@ -144,16 +180,12 @@ def _names(groups: Sequence[Sequence[Run]]) -> Iterator[str]:
             for key in first.settings
             if not _untold(key) and any(rival.settings.get(key) != first.settings[key] for rival in rivals)
         ]
-        words = [f"{key}={_short(first.settings[key])}" for key in differing[:_LONGEST]]
+        words = [f"{key}={short(first.settings[key])}" for key in differing[:_LONGEST]]
         yield " ".join([str(first.summary["strategy"]), *words, *(["..."] if len(differing) > _LONGEST else [])])
 
 
 def _untold(key: str) -> bool:
     return key in _UNTOLD or key.startswith("log.")
-
-
-def _short(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"
 
 
 def _read(path: Path) -> Run:

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from itertools import compress
 from pathlib import Path
 
-import numpy as np
-
 from fedmrn_app.durable import write_durably
 from fedmrn_app.results.figures import draw
 from fedmrn_app.results.further import Further, further_tables, markdown_rows
-from fedmrn_app.results.groups import Group
+from fedmrn_app.results.groups import Group, percent
 
 _CAPTIONS = {
     "rounds": "Test metric and loss over rounds. Lines are means over seeds, bands go from the lowest to the highest.",
@@ -62,41 +60,45 @@ def write_page(groups: Sequence[Group], folder: Path) -> Path:
     return page
 
 
-def markdown_means(groups: Sequence[Group]) -> list[str]:
-    """The page's table but for the seconds, which differ between machines, as lines of Markdown."""
-    return markdown_rows(_head(groups)[:-1], [_cells(group)[:-1] for group in groups])
+def markdown_means(groups: Sequence[Group], last: int = 1) -> list[str]:
+    """The page's table but for the seconds, which differ between machines, as lines of Markdown.
+
+    Args:
+        groups: a row each.
+        last: rounds over which the final metric is a mean.
+
+    Raises:
+        RunError: a run has fewer rounds.
+    """
+    return markdown_rows(_head(groups, last)[:-1], [_cells(group, last)[:-1] for group in groups])
 
 
-def _head(groups: Sequence[Group]) -> list[str]:
+def _head(groups: Sequence[Group], last: int = 1) -> list[str]:
     metrics = {group.metric.replace("_", " ") for group in groups}
     name = metrics.pop() if len(metrics) == 1 else "metric"
+    final = f"final {name}, %" if last == 1 else f"{name} of the last {last} rounds, %"
     return [
-        "run", "data", "seeds", "rounds", f"final {name}, %", f"best {name}, %", "paper, %", "difference",
+        "run", "data", "seeds", "rounds", final, f"best {name}, %", "paper, %", "difference",
         "bits per parameter, up", "down", "both", "in the last round, up", "down", "seconds per round",
     ]  # fmt: skip
 
 
-def _cells(group: Group) -> list[str]:
+def _cells(group: Group, last: int = 1) -> list[str]:
     best, paper = group.values(f"best_{group.metric}"), group.published
     bits = [group.values(f"{way}_bits_per_parameter") for way in ("uplink", "downlink", "total")]
-    last = [group.curve(f"{way}_bits_per_parameter")[:, -1] for way in ("uplink", "downlink")]
+    ends = [group.curve(f"{way}_bits_per_parameter")[:, -1] for way in ("uplink", "downlink")]
     return [
         group.name,
         group.data,
         str(len(group.runs)),
-        str(int(group.values("rounds").min())),
-        _percent(group.values(f"final_{group.metric}")),
-        _percent(best),
+        str(group.rounds),
+        percent(group.late(last)),
+        percent(best),
         "" if paper is None else f"{paper:.1f}",
         "" if paper is None else f"{100 * best.mean() - paper:+.1f}",
-        *(f"{value.mean():.3f}" for value in (*bits, *last)),
+        *(f"{value.mean():.3f}" for value in (*bits, *ends)),
         f"{group.curve('seconds').mean():.1f}",
     ]
-
-
-def _percent(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> str:
-    spread = f" ± {100 * values.std(ddof=1):.2f}" if len(values) > 1 else ""
-    return f"{100 * values.mean():.2f}{spread}"
 
 
 def _page(

@@ -1,7 +1,7 @@
 """The `fedmrn-report` command: finished runs as one Markdown table, and as a page with figures.
 
-Usage: fedmrn-report FOLDER [FOLDER ...] [--mean | --until VALUE] [--tables] [--page FOLDER] [--keep FOLDER]
-(every summary.json in and below the folders)
+Usage: fedmrn-report FOLDER [FOLDER ...] [--mean | --until VALUE | --choose KEY] [--last ROUNDS] [--tables]
+[--page FOLDER] [--keep FOLDER] (every summary.json in and below the folders)
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmrn_app.errors import FedMRNError, RunError
+from fedmrn_app.results.choose import choose
 from fedmrn_app.results.further import further_tables, until
 from fedmrn_app.results.groups import data_of, read_groups
 from fedmrn_app.results.keep import keep_runs
@@ -31,20 +32,18 @@ def main() -> int:
     """Entry point of `fedmrn-report`: exits with 0, or with 2 where a folder holds no run."""
     parser = argparse.ArgumentParser(prog="fedmrn-report", description="Print finished runs as one Markdown table.")
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a run's folder, or one above several")
-    kind = parser.add_mutually_exclusive_group()
-    kind.add_argument(
-        "--mean", action="store_true", help="a row for all seeds of a setting, the paper's figure beside it"
-    )
-    kind.add_argument("--until", type=float, metavar="VALUE", help="what it took until the metric was so high")
+    add_kinds(parser)
     parser.add_argument("--page", type=Path, metavar="FOLDER", help="write report.html, report.md and figures there")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="copy there what tables and figures are made from")
     parser.add_argument(
         "--tables", action="store_true", help="print losses against FedAvg, gaps between splits, and times too"
     )
     arguments = parser.parse_args()
+    if arguments.last > 1 and not (arguments.mean or arguments.choose):
+        parser.error(f"--last {arguments.last}: goes with --mean or --choose")
     try:
         summaries = find_summaries(arguments.folders)
-        lines = table_of(summaries, mean=arguments.mean, value=arguments.until)
+        lines = table_of(summaries, arguments)
         groups = read_groups(summaries) if arguments.page or arguments.tables else []
         for table in further_tables(groups) if arguments.tables else []:
             lines += ["", *table.markdown()]
@@ -61,20 +60,42 @@ def main() -> int:
     return 0
 
 
-def table_of(summaries: Sequence[Path], *, mean: bool = False, value: float | None = None) -> list[str]:
-    """The lines of the command's table: a row for each run, or for all seeds of a setting.
+def add_kinds(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which table is printed, see `table_of`."""
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument(
+        "--mean", action="store_true", help="a row for all seeds of a setting, the paper's figure beside it"
+    )
+    kind.add_argument("--until", type=float, metavar="VALUE", help="what it took until the metric was so high")
+    kind.add_argument("--choose", metavar="KEY", help="a column for each value of a setting, the best one marked")
+    parser.add_argument(
+        "--last",
+        type=_rounds,
+        default=1,
+        metavar="ROUNDS",
+        help="the metric is the mean over so many rounds at the end",
+    )
 
-    Args:
-        summaries: of the runs.
-        mean: means, the paper's figure beside them.
-        value: what it took until the metric was so high.
+
+def table_of(summaries: Sequence[Path], kind: argparse.Namespace) -> list[str]:
+    """The lines of the command's table: a row for each run, or what the options of `add_kinds` ask for.
 
     Raises:
-        RunError: a file is not what a finished run leaves.
+        RunError: a file is not what a finished run leaves, or the runs have not what is asked for.
     """
-    if value is not None:
-        return until(read_groups(summaries), value)
-    return markdown_means(read_groups(summaries)) if mean else markdown([read_run(path) for path in summaries])
+    if kind.until is not None:
+        return until(read_groups(summaries), kind.until)
+    if kind.choose is not None:
+        return choose(read_groups(summaries), kind.choose, kind.last)
+    if kind.mean:
+        return markdown_means(read_groups(summaries), kind.last)
+    return markdown([read_run(path) for path in summaries])
+
+
+def _rounds(said: str) -> int:
+    if (count := int(said)) < 1:
+        raise argparse.ArgumentTypeError(f"{said}: must be at least 1")
+    return count
 
 
 def find_summaries(folders: Sequence[Path]) -> list[Path]:

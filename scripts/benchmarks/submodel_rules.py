@@ -1,6 +1,7 @@
 """Which part of a model clients should hold: test accuracy of each rule on the digits, in one table.
 
-Usage: python -m scripts.benchmarks.submodel_rules [--rounds 12] [--seeds 0 1 2] [OVERRIDE ...]
+Usage: python -m scripts.benchmarks.submodel_rules [--rounds 12] [--seeds 0 1 2] [--rules RULE ...] [-- OVERRIDE ...]
+A line per cell of the table is printed as it is found.
 
 Sub-models of channels of the digits' CNN with static batch norm, ten clients that all take part, one local epoch per
 round. The rules are the three kinds of rolling windows, random channels that are the same for layers of one width or
@@ -60,16 +61,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Accuracy of sub-models by the rule that chooses them.")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES), metavar="RULE")
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     console = Console(highlight=False, width=120)
     columns = [(capacity, aggregate) for capacity in CAPACITIES for aggregate in AGGREGATES]
     table = Table("rule", *(f"{capacity}, {aggregate}" for capacity, aggregate in columns), "held, five", "held, 1/4")
-    for name, rule in track(RULES.items(), console=console, transient=True):
+    for name in track(arguments.rules, console=console, transient=True):
         cells, held = [], {}
         for capacity, aggregate in columns:
-            options = (f"rounds={arguments.rounds}", f"strategy.capacities={CAPACITIES[capacity]}", *rule)
+            options = (f"rounds={arguments.rounds}", f"strategy.capacities={CAPACITIES[capacity]}", *RULES[name])
             runs = [
                 accuracy_and_held((*options, f"strategy.aggregate={aggregate}", f"seed={s}", *arguments.overrides))
                 for s in arguments.seeds
@@ -77,6 +79,7 @@ def main() -> None:
             accuracies = np.array([accuracy for accuracy, _ in runs])
             cells.append(f"{accuracies.mean():.3f} ± {accuracies.std(ddof=len(runs) > 1):.3f}")
             held[capacity] = f"{runs[0][1]:.3f}"
+            console.print(f"{name}, {capacity}, {aggregate}: {cells[-1]}, held {held[capacity]}")
         table.add_row(name, *cells, *held.values())
     console.print(table)
 

@@ -13,7 +13,7 @@ import shlex
 from pathlib import Path
 
 from fedmrn_app.errors import RunError
-from fedmrn_app.results.report import find_summaries, table_of
+from fedmrn_app.results.report import add_kinds, find_summaries, table_of
 
 ROOT = Path(__file__).resolve().parents[2]
 _TABLE = re.compile(r"<!-- fedmrn-report (?P<words>.+) -->\n\n(?P<rows>(?:\|.*\n)*)")
@@ -39,24 +39,23 @@ def filled(text: str) -> str:
 
 
 def parse(words: str) -> argparse.Namespace:
-    """What stands above a table: `folders`, `mean`, `until`.
+    """What stands above a table: `folders`, and the report's options that say which table.
 
     Raises:
         RunError: it is not understood.
     """
     parser = argparse.ArgumentParser(exit_on_error=False)
     parser.add_argument("folders", nargs="+", type=ROOT.joinpath)
-    parser.add_argument("--mean", action="store_true")
-    parser.add_argument("--until", type=float)
+    add_kinds(parser)
     try:
         return parser.parse_args(shlex.split(words))
     except (argparse.ArgumentError, SystemExit):
-        raise RunError(f"{words}: only --mean and --until VALUE are known here") from None
+        raise RunError(f"{words}: is not what `fedmrn-report` is told to print a table") from None
 
 
 def _rows(words: str) -> str:
     said = parse(words)
-    lines = table_of(find_summaries(said.folders), mean=said.mean, value=said.until)
+    lines = table_of(find_summaries(said.folders), said)
     return "".join(f"{line}\n" for line in lines)
 
 
