@@ -9,6 +9,7 @@ What other code may rely on:
   `client.train_client`, `loop.run_rounds`.
 - `fedmrn_app.config`: `compose.compose_values`, `build.measure`, `build.read_config`.
 - `fedmrn_app.noise` and `fedmrn_app.seeds`: `generate_noise`, `derive_seed`.
+- `fedmrn_app.results.trained`: `load_trained`, the model that a run has left.
 - `fedmrn_app.errors`: what these raise.
 
 Everything else may change without a word.

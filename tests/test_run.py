@@ -16,6 +16,9 @@ import pytest
 from fedmrn_app.config.build import measure
 from fedmrn_app.config.compose import compose_values
 from fedmrn_app.errors import RunError
+from fedmrn_app.learning.evaluate import evaluate
+from fedmrn_app.learning.flat import FlatModel
+from fedmrn_app.results.trained import load_trained
 from fedmrn_app.simulation import run_simulation
 from tests.reference import reference_downlink, reference_run
 
@@ -101,6 +104,9 @@ def test_command_is_deterministic_and_equals_a_plain_loop(tmp_path: Path) -> Non
     assert one["clients_failed"] == 0
     assert one["weights_sha256"] == reference_run(SMALL)
     assert flower_processes() == []
+    trained = load_trained(tmp_path / "one")
+    reached = evaluate(FlatModel(trained.model), trained.task, trained.task.load("test"))
+    assert (trained.round, reached.headline, reached.loss) == (2, one["final_accuracy"], one["final_loss"])
 
     sweep = start("--multirun", *SMALL, "seed=0,1", "hydra.sweep.dir=sweep", cwd=tmp_path)
     output, errors = sweep.communicate(timeout=300)

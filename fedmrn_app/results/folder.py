@@ -73,7 +73,10 @@ def resumable(path: Path, values: Mapping[str, Any], defaults: Defaults) -> tupl
     """
     if not holds_run(path):
         raise RunError(f"resume=true: {path} holds no run; name its folder with hydra.run.dir=FOLDER")
-    stored, lines = read_state(path)
+    try:
+        stored, lines = read_state(path)
+    except RunError as error:
+        raise RunError(f"resume=true: {error}; or start anew in another folder, hydra.run.dir=FOLDER") from None
     for key, before, now in changes(stored.facts["config"], values, defaults):
         raise RunError(f"resume=true: {key} was {before} and is now {now}; say {key}={before}")
     if stored.round > values["rounds"]:

@@ -64,17 +64,15 @@ def read_state(folder: Path) -> tuple[State, list[str]]:
         if not path.exists() and name == BEFORE:
             continue
         if path.is_dir():
-            raise RunError(f"resume=true: {path}: is a folder; take it away")
+            raise RunError(f"{path}: is a folder; take it away")
         try:
             found.append(_read(path))
         except ValueError as error:
             wrong.append(f"{path}: {error}")
     if not found:
-        raise RunError(f"resume=true: {'; '.join(wrong)}; start anew in another folder, hydra.run.dir=FOLDER")
+        raise RunError("; ".join(wrong))
     if len({state.facts["name"] for state in found}) > 1:
-        raise RunError(
-            f"resume=true: {folder / STATE} is of another run than {folder / BEFORE}; take away the one that is foreign"
-        )
+        raise RunError(f"{folder / STATE} is of another run than {folder / BEFORE}; take away the one that is foreign")
     state = max(found, key=lambda state: state.round)
     return state, [f"{line}; going on from round {state.round}, which {state.file} holds" for line in wrong]
 
