@@ -1,15 +1,21 @@
 """The output step of sub-models against the formula of Algorithms 1 and 2, worked out by hand."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
 from fedmrn_app.config.compose import load_config
+from fedmrn_app.errors import RunError
 from fedmrn_app.federation.worker import Worker
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods.parts import PartOfModel
+from fedmrn_app.results.folder import RunFolder, resumable
 from tests.helpers import final_state
+from tests.run_folder import VALUES, model, row, state
 
 LR = 0.2
 BASE = ("clients=3", "clients_per_round=3", "local.epochs=1", "local.batch_size=50", "model=mlp", "model.hidden=[20]",
@@ -63,3 +69,17 @@ def test_the_rounds_before_are_as_without_it() -> None:
     longer = final_state((*BASE, "rounds=3", "strategy.output_lr=1e-30"))[0]
     np.testing.assert_array_equal(longer, two)
     assert not np.array_equal(three, two)
+
+
+def test_a_run_that_has_had_it_has_no_more_rounds(tmp_path: Path) -> None:
+    def values(rounds: int) -> dict[str, Any]:
+        return {**VALUES, "rounds": rounds, "strategy": {"name": "submodel", "output_lr": LR}}
+
+    folder = RunFolder(tmp_path)
+    folder.start(values(2), model(), state(), resume=False)
+    folder.add_round(row(1, 0.5), model(), state())
+    assert resumable(tmp_path, values(4), dict)[0].round == 1  # interrupted before it: the last round is another one
+    folder.add_round(row(2, 0.5), model(), state())
+    assert resumable(tmp_path, values(2), dict)[0].round == 2
+    with pytest.raises(RunError, match=r"rounds=4: round 2 of .* was the output step, after which there is no other"):
+        resumable(tmp_path, values(4), dict)

@@ -81,6 +81,12 @@ def resumable(path: Path, values: Mapping[str, Any], defaults: Defaults) -> tupl
         raise RunError(f"resume=true: {key} was {before} and is now {now}; say {key}={before}")
     if stored.round > values["rounds"]:
         raise RunError(f"rounds={values['rounds']}: {path} has {stored.round} already; ask for as many")
+    output = values.get("strategy", {}).get("output_lr")
+    if output is not None and stored.round == stored.facts["config"]["rounds"] < values["rounds"]:
+        raise RunError(
+            f"rounds={values['rounds']}: round {stored.round} of {path} was the output step, after which there is no "
+            "other (strategy.output_lr); start anew in another folder, hydra.run.dir=FOLDER"
+        )
     return stored, lines
 
 
