@@ -1,7 +1,7 @@
 """The `fedmrn-report` command: finished runs as one Markdown table, and as a page with figures.
 
-Usage: fedmrn-report FOLDER [FOLDER ...] [--mean | --until VALUE | --choose KEY] [--last ROUNDS] [--tables]
-[--page FOLDER] [--keep FOLDER] (every summary.json in and below the folders)
+Usage: fedmrn-report FOLDER [FOLDER ...] [--mean | --until VALUE | --choose KEY | --test] [--last ROUNDS]
+[--tables] [--page FOLDER] [--keep FOLDER] (every summary.json in and below the folders)
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ def add_kinds(parser: argparse.ArgumentParser) -> None:
     )
     kind.add_argument("--until", type=float, metavar="VALUE", help="what it took until the metric was so high")
     kind.add_argument("--choose", metavar="KEY", help="a column for each value of a setting, the best one marked")
+    kind.add_argument("--test", action="store_true", help="what the runs' models reach on the test split")
     parser.add_argument(
         "--last",
         type=_rounds,
@@ -87,6 +88,10 @@ def table_of(summaries: Sequence[Path], kind: argparse.Namespace) -> list[str]:
         return until(read_groups(summaries), kind.until)
     if kind.choose is not None:
         return choose(read_groups(summaries), kind.choose, kind.last)
+    if kind.test:
+        from fedmrn_app.results.tested import tested  # PyTorch, which the other tables do without
+
+        return tested(read_groups(summaries))
     if kind.mean:
         return markdown_means(read_groups(summaries), kind.last)
     return markdown([read_run(path) for path in summaries])
