@@ -46,7 +46,7 @@ def write_page(groups: Sequence[Group], folder: Path) -> Path:
         write_durably(folder / f"{name}.svg", drawing.encode())
         write_durably(folder / f"{name}.png", pixels)
         pictures.append((name, drawing))
-    lines = markdown_rows(head, rows)
+    lines = markdown_rows(*_filled(head, rows))
     further = further_tables(groups)
     shown = [f"![{_CAPTIONS[name]}]({name}.svg)\n\n{_CAPTIONS[name]}" for name, _ in pictures]
     write_durably(
@@ -70,7 +70,7 @@ def markdown_means(groups: Sequence[Group], last: int = 1) -> list[str]:
     Raises:
         RunError: a run has fewer rounds.
     """
-    return markdown_rows(_head(groups, last)[:-1], [_cells(group, last)[:-1] for group in groups])
+    return markdown_rows(*_filled(_head(groups, last)[:-1], [_cells(group, last)[:-1] for group in groups]))
 
 
 def _head(groups: Sequence[Group], last: int = 1) -> list[str]:
@@ -123,14 +123,18 @@ def _page(
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table without the columns in which nothing stands."""
-    filled = [any(row[place] for row in rows) for place in range(len(head))]
-    head, *rows = (list(compress(row, filled)) for row in (head, *rows))
+    head, rows = _filled(head, rows)
     body = "".join(
         "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) + "</tr>\n"
         for tag, row in [("th", head), *(("td", row) for row in rows)]
     )
     return f'<div class="table"><table>\n{body}</table></div>\n'
+
+
+def _filled(head: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    """A table's head and rows without the columns in which nothing stands."""
+    filled = [any(row[place] for row in rows) for place in range(len(head))]
+    return list(compress(head, filled)), [list(compress(row, filled)) for row in rows]
 
 
 def _inline(name: str, picture: str) -> str:
