@@ -35,6 +35,7 @@ from fedmrn_app.noise import Noise
 from fedmrn_app.processes import end_with_parent
 from fedmrn_app.results.folder import RunFolder
 from fedmrn_app.results.lock import locked
+from fedmrn_app.results.made_with import made_with
 from fedmrn_app.results.participants import Participants
 from fedmrn_app.results.progress import Progress, Splits
 from fedmrn_app.wire.body import Body
@@ -135,6 +136,7 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
             "parameters": model.parameter_count,
             **fedavg_bytes(model),
             **privacy_facts(config, privacy, agreement),
+            "made_with": made_with(),
             "weights_sha256": state_sha256(*model.state()),
         }
     )

@@ -1,5 +1,6 @@
 """The report's page: what stands in its table, and that it needs no other file."""
 
+import json
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -102,3 +103,15 @@ def test_run_without_its_configuration_is_refused(runs: list[Path]) -> None:
     with pytest.raises(RunError, match="cannot be read as a run's folder") as refused:
         read_groups(runs)
     assert "\n" not in str(refused.value)
+
+
+def test_page_says_what_the_runs_were_made_with(runs: list[Path], tmp_path: Path) -> None:
+    assert "Made with" not in write_page(read_groups(runs), tmp_path / "page").read_text()  # runs of older versions
+    for run, commit in zip(runs, ("abc", "abc", None, "abc-dirty"), strict=True):
+        made = {"fedmrn": "1.2", "commit": commit, "torch": "3.4", "cores": 2, "processor": "a CPU", "gpus": ["a GPU"]}
+        run.write_text(json.dumps({**json.loads(run.read_text()), "made_with": made}))
+    page = write_page(read_groups(runs), tmp_path / "page").read_text()
+    said = [f"Made with fedmrn 1.2{commit}, PyTorch 3.4, 2 cores of a CPU, a GPU." for commit in (" (abc)", "")]
+    assert all(page.count(line) == 1 for line in said)
+    assert page.count("Made with") == 3
+    assert "1.2 (abc-dirty), PyTorch" in (tmp_path / "page" / "report.md").read_text()

@@ -18,6 +18,7 @@ from fedmrn_app.config.compose import compose_values
 from fedmrn_app.errors import RunError
 from fedmrn_app.learning.evaluate import evaluate
 from fedmrn_app.learning.flat import FlatModel
+from fedmrn_app.results.made_with import made_with
 from fedmrn_app.results.trained import load_trained
 from fedmrn_app.simulation import run_simulation
 from tests.reference import reference_downlink, reference_run
@@ -102,6 +103,7 @@ def test_command_is_deterministic_and_equals_a_plain_loop(tmp_path: Path) -> Non
     assert "FedAvg would send" in output
     one = summary(tmp_path / "one")
     assert one["clients_failed"] == 0
+    assert one["made_with"] == made_with()
     assert one["weights_sha256"] == reference_run(SMALL)
     assert flower_processes() == []
     trained = load_trained(tmp_path / "one")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import compress
 from pathlib import Path
+from typing import Any
 
 from fedmrn_app.durable import write_durably
 from fedmrn_app.results.figures import draw
@@ -48,15 +49,14 @@ def write_page(groups: Sequence[Group], folder: Path) -> Path:
         pictures.append((name, drawing))
     lines = markdown_rows(*_filled(head, rows))
     further = further_tables(groups)
+    note = " ".join([_NOTE, *(f"Made with {made}." for made in _made(groups))])
     shown = [f"![{_CAPTIONS[name]}]({name}.svg)\n\n{_CAPTIONS[name]}" for name, _ in pictures]
     write_durably(
         folder / "report.md",
-        "\n\n".join(
-            ["\n".join(lines), _NOTE, *shown, *("\n".join(table.markdown()) for table in further), ""]
-        ).encode(),
+        "\n\n".join(["\n".join(lines), note, *shown, *("\n".join(table.markdown()) for table in further), ""]).encode(),
     )
     page = folder / "report.html"
-    write_durably(page, _page(groups, head, rows, pictures, further).encode())
+    write_durably(page, _page(groups, head, rows, note, pictures, further).encode())
     return page
 
 
@@ -101,10 +101,24 @@ def _cells(group: Group, last: int = 1) -> list[str]:
     ]
 
 
+def _made(groups: Sequence[Group]) -> list[str]:
+    """What the runs were made with, each once; those of older versions do not say it."""
+    said = [run.summary["made_with"] for group in groups for run in group.runs if "made_with" in run.summary]
+    return list(dict.fromkeys(map(_in_words, said)))
+
+
+def _in_words(made: Mapping[str, Any]) -> str:
+    commit = f" ({made['commit']})" if made["commit"] else ""
+    gpus = "".join(f", {gpu}" for gpu in made["gpus"])
+    count = "1 core" if made["cores"] == 1 else f"{made['cores']} cores"
+    return f"fedmrn {made['fedmrn']}{commit}, PyTorch {made['torch']}, {count} of {made['processor']}{gpus}"
+
+
 def _page(
     groups: Sequence[Group],
     head: Sequence[str],
     rows: Sequence[Sequence[str]],
+    note: str,
     pictures: Sequence[tuple[str, str]],
     further: Sequence[Further],
 ) -> str:
@@ -118,7 +132,7 @@ def _page(
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
         f"<title>fedmrn: {runs} runs</title><style>{_STYLE}</style></head><body>\n"
-        f"<h1>{runs} runs</h1>\n{_table(head, rows)}<p>{html.escape(_NOTE)}</p>\n{figures}{more}</body></html>\n"
+        f"<h1>{runs} runs</h1>\n{_table(head, rows)}<p>{html.escape(note)}</p>\n{figures}{more}</body></html>\n"
     )
 
 
