@@ -14,10 +14,10 @@ from fedmrn_app.results.further import Further, further_tables, markdown_rows
 from fedmrn_app.results.groups import Group, percent
 
 _CAPTIONS = {
-    "rounds": "Test metric and loss over rounds. Lines are means over seeds, bands go from the lowest to the highest.",
-    "seconds": "Test metric and loss over the seconds that the rounds took, on whatever machine that was.",
-    "traffic": "Test metric over what all clients have sent, and over what they have sent and received, in all rounds.",
-    "bits": "Final test metric against bits per parameter of a client's round, mean over the rounds.",
+    "rounds": "Metric and loss over rounds. Lines are means over seeds, bands go from the lowest to the highest.",
+    "seconds": "Metric and loss over the seconds that the rounds took, on whatever machine that was.",
+    "traffic": "Metric over what all clients have sent, and over what they have sent and received, in all rounds.",
+    "bits": "Final metric against bits per parameter of a client's round, mean over the rounds.",
 }
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 1240px; margin: 2em auto; padding: 0 1em; color: #111; }
