@@ -39,14 +39,19 @@ def _cells(row: dict[str, Group], values: Sequence[str], key: str, last: int) ->
     best = max((value for value in values if value in row), key=lambda value: row[value].late(last).mean())
     cells = {value: percent(group.late(last)) for value, group in row.items()}
     cells[best] = f"**{cells[best]}**"
-    counts = [sorted({len(group.runs) for group in row.values()}), sorted({group.rounds for group in row.values()})]
     return [
         first.name_without(key),
         first.data,
-        *("-".join(map(str, {count[0]: 0, count[-1]: 0})) for count in counts),
+        _span([len(group.runs) for group in row.values()]),
+        _span([group.rounds for group in row.values()]),
         *(cells.get(value, "") for value in values),
         best,
     ]
+
+
+def _span(counts: Sequence[int]) -> str:
+    least, most = min(counts), max(counts)
+    return str(least) if least == most else f"{least}-{most}"
 
 
 def _order(value: str) -> tuple[bool, Any]:

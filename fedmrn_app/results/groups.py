@@ -154,6 +154,12 @@ def settings_of(run: Run) -> dict[str, Any]:
     return {key: value for key, value in run.settings.items() if key == "strategy.name" or not _untold(key)}
 
 
+def metric_of(groups: Sequence[Group]) -> str:
+    """The headline metric in words, or `metric` where the groups have different ones."""
+    names = {group.metric.replace("_", " ") for group in groups}
+    return names.pop() if len(names) == 1 else "metric"
+
+
 def percent(values: Floats) -> str:
     """The mean over runs in percent, and the standard deviation of several."""
     spread = f" ± {100 * values.std(ddof=1):.2f}" if len(values) > 1 else ""

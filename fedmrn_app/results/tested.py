@@ -10,7 +10,7 @@ from fedmrn_app.data.validation import load_training
 from fedmrn_app.learning.evaluate import Evaluation, evaluate, measured_norms
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.results.further import markdown_rows
-from fedmrn_app.results.groups import Group, Run, percent
+from fedmrn_app.results.groups import Group, Run, metric_of, percent
 from fedmrn_app.results.trained import load_trained
 
 
@@ -22,8 +22,7 @@ def tested(groups: Sequence[Group]) -> list[str]:
         ConfigError: see `load_trained`.
         DataError: a run's data are not where they were.
     """
-    names = {group.metric.replace("_", " ") for group in groups}
-    name = names.pop() if len(names) == 1 else "metric"
+    name = metric_of(groups)
     head = ["run", "data", "seeds", "rounds", f"final {name}, %", f"test {name}, %", "test loss"]
     return markdown_rows(head, [_cells(group) for group in groups])
 
