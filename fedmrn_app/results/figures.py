@@ -27,14 +27,20 @@ _SETTINGS: dict[Any, Any] = {
 }
 
 
-def draw(groups: Sequence[Group]) -> dict[str, tuple[str, bytes]]:
-    """The figures by their names, each as SVG and PNG, with a row for each data set."""
+def draw(groups: Sequence[Group], last: int = 1) -> dict[str, tuple[str, bytes]]:
+    """The figures by their names, each as SVG and PNG, with a row for each data set.
+
+    Args:
+        groups: a line each.
+        last: rounds up to each one over which metric and loss are means.
+    """
     with rc_context(_SETTINGS):
+        seconds = "seconds of rounds"
         figures = {
-            "rounds": _over(groups, lambda group: group.curve("round")[0], "round"),
-            "seconds": _over(groups, lambda group: np.cumsum(group.curve("seconds"), 1).mean(0), "seconds of rounds"),
-            "traffic": _traffic(groups),
-            "bits": _bits(groups),
+            "rounds": _over(groups, lambda group: group.curve("round")[0], "round", last),
+            "seconds": _over(groups, lambda group: np.cumsum(group.curve("seconds"), 1).mean(0), seconds, last),
+            "traffic": _traffic(groups, last),
+            "bits": _bits(groups, last),
         }
         return {name: (_svg(figure), _png(figure)) for name, figure in figures.items()}
 
@@ -91,25 +97,25 @@ def _style(groups: Sequence[Group], group: Group) -> dict[str, Any]:
     return {"color": _COLOURS[place % len(_COLOURS)], "linestyle": line, "marker": marks[place]}
 
 
-def _line(axes: Any, group: Group, x: Any, key: str, style: dict[str, Any]) -> None:
+def _line(axes: Any, group: Group, x: Any, key: str, last: int, style: dict[str, Any]) -> None:
     """The mean over the seeds, and a band from the lowest to the highest."""
-    y = group.curve(key)
+    y = group.trailing(key, last)
     every = max(1, len(x) // 8)
     axes.plot(x, y.mean(0), label=group.name, linewidth=1.3, markersize=4, markevery=every, **style)
     if len(y) > 1:
         axes.fill_between(x, y.min(0), y.max(0), color=style["color"], alpha=0.15, linewidth=0)
 
 
-def _over(groups: Sequence[Group], find: Callable[[Group], Any], what: str) -> Figure:
+def _over(groups: Sequence[Group], find: Callable[[Group], Any], what: str, last: int) -> Figure:
     """Metric and loss over something that grows from round to round."""
 
     def fill(left: Any, right: Any, row: Sequence[Group]) -> None:
         for group in row:
             style = _style(groups, group)
             for axes, key in ((left, group.metric), (right, "loss")):
-                _line(axes, group, find(group), key, style)
-        left.set(xlabel=what, ylabel=f"{row[0].split} {row[0].metric.replace('_', ' ')}")
-        right.set(xlabel=what, ylabel=f"{row[0].split} loss")
+                _line(axes, group, find(group), key, last, style)
+        left.set(xlabel=what, ylabel=_metric(row[0], last))
+        right.set(xlabel=what, ylabel=_evaluated(row[0], "loss", last))
         if what == "round":
             for axes in (left, right):
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -117,22 +123,22 @@ def _over(groups: Sequence[Group], find: Callable[[Group], Any], what: str) -> F
     return _panels(groups, fill)
 
 
-def _traffic(groups: Sequence[Group]) -> Figure:
+def _traffic(groups: Sequence[Group], last: int) -> Figure:
     def fill(left: Any, right: Any, row: Sequence[Group]) -> None:
         for group in row:
             style = _style(groups, group)
-            _line(left, group, group.traffic(["uplink"]).mean(0), group.metric, style)
-            _line(right, group, group.traffic(["uplink", "downlink"]).mean(0), group.metric, style)
+            _line(left, group, group.traffic(["uplink"]).mean(0), group.metric, last, style)
+            _line(right, group, group.traffic(["uplink", "downlink"]).mean(0), group.metric, last, style)
         for axes, what in ((left, "uplink"), (right, "uplink and downlink")):
             low, high = axes.dataLim.intervalx
             axes.set_xscale("log")
             _plain_log(axes, low, high)
-            axes.set(xlabel=f"{what} of all clients, MB", ylabel=f"{row[0].split} {row[0].metric.replace('_', ' ')}")
+            axes.set(xlabel=f"{what} of all clients, MB", ylabel=_metric(row[0], last))
 
     return _panels(groups, fill)
 
 
-def _bits(groups: Sequence[Group]) -> Figure:
+def _bits(groups: Sequence[Group], last: int) -> Figure:
     def fill(left: Any, right: Any, row: Sequence[Group]) -> None:
         for axes, key, what in (
             (left, "uplink_bits_per_parameter", "uplink"),
@@ -140,15 +146,25 @@ def _bits(groups: Sequence[Group]) -> Figure:
         ):
             bits = [group.values(key).mean() for group in row]
             for group, x in zip(row, bits, strict=True):
-                y = group.values(f"final_{group.metric}")
+                y = group.late(last)
                 spread = [[y.mean() - y.min()], [y.max() - y.mean()]]
                 style = {**_style(groups, group), "linestyle": "none"}
                 axes.errorbar(x, y.mean(), yerr=spread if len(y) > 1 else None, label=group.name, capsize=2, **style)
             axes.set_xscale("log")
             _plain_log(axes, min(bits), max(bits))
-            axes.set(xlabel=f"{what}, bits per parameter", ylabel=f"final {row[0].metric.replace('_', ' ')}")
+            metric = row[0].metric.replace("_", " ")
+            final = f"final {metric}" if last == 1 else f"{metric} of the last {last} rounds"
+            axes.set(xlabel=f"{what}, bits per parameter", ylabel=final)
 
     return _panels(groups, fill)
+
+
+def _metric(group: Group, last: int) -> str:
+    return _evaluated(group, group.metric.replace("_", " "), last)
+
+
+def _evaluated(group: Group, what: str, last: int) -> str:
+    return f"{group.split} {what}" + ("" if last == 1 else f", mean of {last} rounds")
 
 
 def _plain_log(axes: Any, low: float, high: float) -> None:

@@ -103,6 +103,11 @@ class Group:
         rounds = min(len(run.columns["round"]) for run in self.runs)
         return np.stack([run.columns[key][:rounds] for run in self.runs])
 
+    def trailing(self, key: str, last: int) -> Floats:
+        """A column's mean over each round and up to `last - 1` before it, shape (runs, rounds)."""
+        values = self.curve(key)
+        return np.stack([values[:, max(0, end - last) : end].mean(1) for end in range(1, values.shape[1] + 1)], 1)
+
     def late(self, last: int) -> Floats:
         """The headline metric of each run, mean over its last rounds.
 

@@ -38,12 +38,21 @@ _NOTE = (
 )
 
 
-def write_page(groups: Sequence[Group], folder: Path) -> Path:
-    """Write `report.html`, `report.md` and the figures into a folder, which is made; return the page's path."""
+def write_page(groups: Sequence[Group], folder: Path, last: int = 1) -> Path:
+    """Write `report.html`, `report.md` and the figures into a folder, which is made; return the page's path.
+
+    Args:
+        groups: a row and a line each.
+        folder: where to.
+        last: rounds up to each one, or the last one, over which metrics and losses are means.
+
+    Raises:
+        RunError: a run has fewer rounds.
+    """
+    head, rows = _head(groups, last), [_cells(group, last) for group in groups]
     folder.mkdir(parents=True, exist_ok=True)
-    head, rows = _head(groups), [_cells(group) for group in groups]
     pictures = []
-    for name, (drawing, pixels) in draw(groups).items():
+    for name, (drawing, pixels) in draw(groups, last).items():
         write_durably(folder / f"{name}.svg", drawing.encode())
         write_durably(folder / f"{name}.png", pixels)
         pictures.append((name, drawing))

@@ -1,7 +1,7 @@
 """The `fedmrn-report` command: finished runs as one Markdown table, and as a page with figures.
 
-Usage: fedmrn-report FOLDER [FOLDER ...] [--mean | --until VALUE | --choose KEY | --test] [--last ROUNDS]
-[--tables] [--page FOLDER] [--keep FOLDER] (every summary.json in and below the folders)
+Usage: fedmrn-report FOLDER [FOLDER ...] [--mean | --until VALUE | --within MB,... | --choose KEY | --test]
+[--last ROUNDS] [--tables] [--page FOLDER] [--keep FOLDER] (every summary.json in and below the folders)
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from fedmrn_app.results.further import further_tables, until
 from fedmrn_app.results.groups import data_of, read_groups
 from fedmrn_app.results.keep import keep_runs
 from fedmrn_app.results.page import markdown_means, write_page
+from fedmrn_app.results.within import within
 
 _LAST = "bits_per_parameter_in_the_last_round"  # up and down
 _NEEDED = (
@@ -39,15 +41,15 @@ def main() -> int:
         "--tables", action="store_true", help="print losses against FedAvg, gaps between splits, and times too"
     )
     arguments = parser.parse_args()
-    if arguments.last > 1 and not (arguments.mean or arguments.choose):
-        parser.error(f"--last {arguments.last}: goes with --mean or --choose")
+    if arguments.last > 1 and not (arguments.mean or arguments.within or arguments.choose or arguments.page):
+        parser.error(f"--last {arguments.last}: goes with --mean, --within, --choose or --page")
     try:
         summaries = find_summaries(arguments.folders)
         lines = table_of(summaries, arguments)
         groups = read_groups(summaries) if arguments.page or arguments.tables else []
         for table in further_tables(groups) if arguments.tables else []:
             lines += ["", *table.markdown()]
-        page = arguments.page and write_page(groups, arguments.page)
+        page = arguments.page and write_page(groups, arguments.page, arguments.last)
         kept = arguments.keep and keep_runs(summaries, arguments.keep)
     except FedMRNError as error:
         print(f"fedmrn-report: {error}", file=sys.stderr)
@@ -67,6 +69,9 @@ def add_kinds(parser: argparse.ArgumentParser) -> None:
         "--mean", action="store_true", help="a row for all seeds of a setting, the paper's figure beside it"
     )
     kind.add_argument("--until", type=float, metavar="VALUE", help="what it took until the metric was so high")
+    kind.add_argument(
+        "--within", type=_amounts, metavar="MB,...", help="the metric after so many megabytes of all clients"
+    )
     kind.add_argument("--choose", metavar="KEY", help="a column for each value of a setting, the best one marked")
     kind.add_argument("--test", action="store_true", help="what the runs' models reach on the test split")
     parser.add_argument(
@@ -74,7 +79,7 @@ def add_kinds(parser: argparse.ArgumentParser) -> None:
         type=_rounds,
         default=1,
         metavar="ROUNDS",
-        help="the metric is the mean over so many rounds at the end",
+        help="the metric is the mean over so many rounds, at the end or up to each",
     )
 
 
@@ -86,6 +91,8 @@ def table_of(summaries: Sequence[Path], kind: argparse.Namespace) -> list[str]:
     """
     if kind.until is not None:
         return until(read_groups(summaries), kind.until)
+    if kind.within is not None:
+        return within(read_groups(summaries), kind.within, kind.last)
     if kind.choose is not None:
         return choose(read_groups(summaries), kind.choose, kind.last)
     if kind.test:
@@ -101,6 +108,16 @@ def _rounds(said: str) -> int:
     if (count := int(said)) < 1:
         raise argparse.ArgumentTypeError(f"{said}: must be at least 1")
     return count
+
+
+def _amounts(said: str) -> list[float]:
+    try:
+        amounts = [float(amount) for amount in said.split(",")]
+    except ValueError:
+        amounts = []
+    if not amounts or not all(0 < amount < math.inf for amount in amounts):
+        raise argparse.ArgumentTypeError(f"{said}: must be megabytes, such as 3,10,30")
+    return amounts
 
 
 def find_summaries(folders: Sequence[Path]) -> list[Path]:
