@@ -78,6 +78,14 @@ def test_page_is_whole_in_itself_and_the_same_each_time(runs: list[Path], tmp_pa
         assert f"({name}.svg)" in (tmp_path / "page" / "report.md").read_text()
 
 
+@pytest.mark.parametrize(("rounds", "shown"), [(49, True), (50, False)])
+def test_long_runs_are_drawn_without_their_first_tenth(tmp_path: Path, rounds: int, shown: bool) -> None:
+    run = make_run(tmp_path / "a", "eden", 0, (0.0,) * 5 + (0.8, 0.9) * 22 + (0.85,) * (rounds - 49))
+    write_page(read_groups([run]), tmp_path / "page")
+    ticks = re.findall(r"<text [^>]*>(0\.\d+)</text>", (tmp_path / "page" / "rounds.svg").read_text())
+    assert ("0.2" in ticks) is shown, ticks
+
+
 def test_names_cannot_bring_code_into_the_page(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", "<script>alert(1)</script>", 0, (0.5,))
     assert "<script" not in write_page(read_groups([run]), tmp_path / "page").read_text()

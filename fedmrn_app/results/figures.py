@@ -18,6 +18,7 @@ from fedmrn_app.results.groups import Group
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _LINES = ("-", "--", "-.", ":")
 _MARKS = "osD^vPX*<>hp"
+_LONG = 50  # rounds
 _SETTINGS: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9,
@@ -98,8 +99,9 @@ def _style(groups: Sequence[Group], group: Group) -> dict[str, Any]:
 
 
 def _line(axes: Any, group: Group, x: Any, key: str, last: int, style: dict[str, Any]) -> None:
-    """The mean over the seeds, and a band from the lowest to the highest."""
-    y = group.trailing(key, last)
+    """The mean over the seeds, and a band from the lowest to the highest; of a long run without its steep beginning."""
+    first = group.rounds // 10 if group.rounds >= _LONG else 0
+    x, y = x[first:], group.trailing(key, last)[:, first:]
     every = max(1, len(x) // 8)
     axes.plot(x, y.mean(0), label=group.name, linewidth=1.3, markersize=4, markevery=every, **style)
     if len(y) > 1:
@@ -118,7 +120,7 @@ def _over(groups: Sequence[Group], find: Callable[[Group], Any], what: str, last
         right.set(xlabel=what, ylabel=_evaluated(row[0], "loss", last))
         if what == "round":
             for axes in (left, right):
-                axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+                axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
 
     return _panels(groups, fill)
 

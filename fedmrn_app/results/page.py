@@ -14,7 +14,8 @@ from fedmrn_app.results.further import Further, further_tables, markdown_rows
 from fedmrn_app.results.groups import Group, metric_of, percent
 
 _CAPTIONS = {
-    "rounds": "Metric and loss over rounds. Lines are means over seeds, bands go from the lowest to the highest.",
+    "rounds": "Metric and loss over rounds. Lines are means over seeds, bands go from the lowest to the highest; "
+    "runs of 50 rounds or more are shown without their first tenth, here and below.",
     "seconds": "Metric and loss over the seconds that the rounds took, on whatever machine that was.",
     "traffic": "Metric over what all clients have sent, and over what they have sent and received, in all rounds.",
     "bits": "Final metric against bits per parameter of a client's round, mean over the rounds.",
