@@ -29,6 +29,13 @@ def test_changed_figure_is_seen() -> None:
     assert filled(text[: found.start()] + "9.999" + text[found.end() :]) == text
 
 
+def test_table_that_is_new_stands_apart_from_what_follows() -> None:
+    new = "<!-- fedmrn-report results/digits/methods -->\n\nA paragraph.\n"
+    once = filled(new)
+    assert once.endswith(" |\n\nA paragraph.\n")
+    assert filled(once) == once
+
+
 @pytest.mark.parametrize("run", RUNS, ids=lambda path: str(path.parent.relative_to(ROOT)))
 def test_kept_runs_agree_with_their_rounds(run: Path) -> None:
     summary, rows = read_run(run), (run.parent / "rounds.csv").read_text().splitlines()

@@ -35,7 +35,12 @@ def filled(text: str) -> str:
     Raises:
         RunError: a folder that it names holds no run.
     """
-    return _TABLE.sub(lambda found: f"<!-- fedmrn-report {found['words']} -->\n\n{_rows(found['words'])}", text)
+
+    def table(found: re.Match[str]) -> str:
+        end = "" if found["rows"] else "\n"  # where none stood yet, what follows is a paragraph of its own
+        return f"<!-- fedmrn-report {found['words']} -->\n\n{_rows(found['words'])}{end}"
+
+    return _TABLE.sub(table, text)
 
 
 def parse(words: str) -> argparse.Namespace:
