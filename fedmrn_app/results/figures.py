@@ -100,7 +100,7 @@ def _style(groups: Sequence[Group], group: Group) -> dict[str, Any]:
 
 def _line(axes: Any, group: Group, x: Any, key: str, last: int, style: dict[str, Any]) -> None:
     """The mean over the seeds, and a band from the lowest to the highest; of a long run without its steep beginning."""
-    first = group.rounds // 10 if group.rounds >= _LONG else 0
+    first = len(x) // 10 if len(x) >= _LONG else 0
     x, y = x[first:], group.trailing(key, last)[:, first:]
     every = max(1, len(x) // 8)
     axes.plot(x, y.mean(0), label=group.name, linewidth=1.3, markersize=4, markevery=every, **style)
