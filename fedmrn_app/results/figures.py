@@ -12,7 +12,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from fedmrn_app.results.groups import Group
+from fedmrn_app.results.groups import Group, final_of, metric_of
 
 # Okabe and Ito's colours, which the colour-blind tell apart; yellow is left out, for it fades on paper
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -154,15 +154,13 @@ def _bits(groups: Sequence[Group], last: int) -> Figure:
                 axes.errorbar(x, y.mean(), yerr=spread if len(y) > 1 else None, label=group.name, capsize=2, **style)
             axes.set_xscale("log")
             _plain_log(axes, min(bits), max(bits))
-            metric = row[0].metric.replace("_", " ")
-            final = f"final {metric}" if last == 1 else f"{metric} of the last {last} rounds"
-            axes.set(xlabel=f"{what}, bits per parameter", ylabel=final)
+            axes.set(xlabel=f"{what}, bits per parameter", ylabel=final_of(row[:1], last))
 
     return _panels(groups, fill)
 
 
 def _metric(group: Group, last: int) -> str:
-    return _evaluated(group, group.metric.replace("_", " "), last)
+    return _evaluated(group, metric_of([group]), last)
 
 
 def _evaluated(group: Group, what: str, last: int) -> str:

@@ -165,6 +165,12 @@ def metric_of(groups: Sequence[Group]) -> str:
     return names.pop() if len(names) == 1 else "metric"
 
 
+def final_of(groups: Sequence[Group], last: int) -> str:
+    """What `Group.late` gives, in words."""
+    name = metric_of(groups)
+    return f"final {name}" if last == 1 else f"{name} of the last {last} rounds"
+
+
 def percent(values: Floats) -> str:
     """The mean over runs in percent, and the standard deviation of several."""
     spread = f" ± {100 * values.std(ddof=1):.2f}" if len(values) > 1 else ""

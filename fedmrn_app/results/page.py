@@ -11,7 +11,7 @@ from typing import Any
 from fedmrn_app.durable import write_durably
 from fedmrn_app.results.figures import draw
 from fedmrn_app.results.further import Further, further_tables, markdown_rows
-from fedmrn_app.results.groups import Group, metric_of, percent
+from fedmrn_app.results.groups import Group, final_of, metric_of, percent
 
 _CAPTIONS = {
     "rounds": "Metric and loss over rounds. Lines are means over seeds, bands go from the lowest to the highest; "
@@ -84,8 +84,7 @@ def markdown_means(groups: Sequence[Group], last: int = 1) -> list[str]:
 
 
 def _head(groups: Sequence[Group], last: int = 1) -> list[str]:
-    name = metric_of(groups)
-    final = f"final {name}, %" if last == 1 else f"{name} of the last {last} rounds, %"
+    name, final = metric_of(groups), f"{final_of(groups, last)}, %"
     return [
         "run", "data", "seeds", "rounds", final, f"best {name}, %", "paper, %", "difference",
         "bits per parameter, up", "down", "both", "in the last round, up", "down", "seconds per round",
