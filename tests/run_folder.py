@@ -1,18 +1,23 @@
 """What tests put into a run's folder."""
 
 import csv
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedmrn_app.federation.agreement import GlobalState
+from fedmrn_app.config.build import build_flat_model, build_run_method, measure
+from fedmrn_app.config.compose import compose_values
+from fedmrn_app.config.types import Config
+from fedmrn_app.federation.agreement import Agreement, GlobalState
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.models.build import build_model
 from fedmrn_app.learning.models.cnn import digits
 from fedmrn_app.results.folder import RunFolder
 from fedmrn_app.results.rows import Round
 from fedmrn_app.tasks.classification import Classification
+from fedmrn_app.tasks.task import Task
 
 VALUES: dict[str, Any] = {"rounds": 3, "seed": 0, "local": {"lr": 0.1}}
 IMAGES = Classification(channels=1, height=8, width=8, classes=10, mean=(0.5,), std=(0.5,))
@@ -52,6 +57,25 @@ def model(seed: int = 0) -> FlatModel:
 def state(seed: int = 0) -> GlobalState:
     """A vector that is not the model's weights, and what steers the noise."""
     return GlobalState(np.full(7, seed, np.float32), np.empty(0, np.float32), np.full(3, seed + 1, np.float32))
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A run before its first round."""
+
+    values: dict[str, Any]
+    config: Config
+    task: Task
+    model: FlatModel
+    state: GlobalState
+
+
+def begun(*overrides: str) -> Begun:
+    values, config, task = measure(compose_values(overrides))
+    method = build_run_method(config)
+    flat = build_flat_model(config, task, method)
+    first = Agreement.of(method, flat, config.seed, config.uplink.dense_bits).begin()
+    return Begun(values, config, task, flat, first)
 
 
 def rows_on_disk(folder: Path) -> list[dict[str, str]]:

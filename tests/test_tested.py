@@ -5,26 +5,22 @@ from pathlib import Path
 
 import pytest
 
-from fedmrn_app.config.build import build_flat_model, build_run_method, measure
-from fedmrn_app.config.compose import compose_values
 from fedmrn_app.data.validation import load_training
-from fedmrn_app.federation.agreement import Agreement
 from fedmrn_app.learning.evaluate import Evaluation, evaluate, measured_norms
 from fedmrn_app.results.folder import RunFolder
 from fedmrn_app.results.report import main
-from tests.run_folder import row
+from tests.run_folder import begun, row
 
 
 def leave_run(path: Path, overrides: tuple[str, ...]) -> Evaluation:
     """A run's folder as if after a round, and what its model reaches on the test split."""
-    values, config, task = measure(compose_values((*overrides, "rounds=1")))
-    method = build_run_method(config)
-    model = build_flat_model(config, task, method)
-    state = Agreement.of(method, model, config.seed, config.uplink.dense_bits).begin()
+    run = begun(*overrides, "rounds=1")
+    config, task, model = run.config, run.task, run.model
     folder = RunFolder(path)
-    folder.start(values, model, state, resume=False)
-    folder.add_round(row(1, 0.5), model, state)
-    facts = {"strategy": method.name, "dataset": "digits", "partition": "iid", "evaluated_on": "validation"}
+    folder.start(run.values, model, run.state, resume=False)
+    folder.add_round(row(1, 0.5), model, run.state)
+    strategy = run.values["strategy"]["name"]
+    facts = {"strategy": strategy, "dataset": "digits", "partition": "iid", "evaluated_on": "validation"}
     folder.finish(folder.summarise(facts))
     by = load_training(task, config.validation, config.seed) if config.static_norm == "train" else None
     with measured_norms(model, task, by):

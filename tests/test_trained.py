@@ -5,12 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedmrn_app.config.build import build_flat_model, build_run_method, measure
-from fedmrn_app.config.compose import compose_values
 from fedmrn_app.errors import ConfigError, RunError
-from fedmrn_app.federation.agreement import Agreement
 from fedmrn_app.results.folder import RunFolder
 from fedmrn_app.results.trained import load_trained
+from tests.run_folder import begun
 
 
 @pytest.mark.parametrize(
@@ -23,19 +21,17 @@ from fedmrn_app.results.trained import load_trained
     ],
 )
 def test_it_is_the_one_that_was_saved(tmp_path: Path, overrides: tuple[str, ...]) -> None:
-    values, config, task = measure(compose_values(overrides))
-    method = build_run_method(config)
-    model = build_flat_model(config, task, method)
-    state = Agreement.of(method, model, config.seed, config.uplink.dense_bits).begin()
+    run = begun(*overrides)
+    model = run.model
     folder = RunFolder(tmp_path)
-    folder.start(values, model, state, resume=False)
+    folder.start(run.values, model, run.state, resume=False)
     with torch.no_grad():
         model.weights.normal_(std=0.1, generator=torch.Generator().manual_seed(1))
         model.dense.add_(0.25)
-    folder.save_model(model, state, 3)
+    folder.save_model(model, run.state, 3)
     trained = load_trained(str(tmp_path))
     assert trained.round == 3
-    assert trained.config == config
+    assert trained.config == run.config
     saved = model.module.state_dict()
     assert trained.model.state_dict().keys() == saved.keys()
     assert all(torch.equal(value, saved[name]) for name, value in trained.model.state_dict().items())
@@ -54,11 +50,8 @@ def test_what_holds_no_model_is_refused_in_one_line(tmp_path: Path) -> None:
 
 
 def test_model_of_code_that_is_not_there_is_named(tmp_path: Path) -> None:
-    values, config, task = measure(compose_values(()))
-    method = build_run_method(config)
-    model = build_flat_model(config, task, method)
-    state = Agreement.of(method, model, config.seed, config.uplink.dense_bits).begin()
-    values["model"] = {"name": "own", "_target_": "no.such.Net"}
-    RunFolder(tmp_path).start(values, model, state, resume=False)
+    run = begun()
+    run.values["model"] = {"name": "own", "_target_": "no.such.Net"}
+    RunFolder(tmp_path).start(run.values, run.model, run.state, resume=False)
     with pytest.raises(ConfigError, match=r"no\.such\.Net"):
         load_trained(tmp_path)
