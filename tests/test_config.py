@@ -72,6 +72,8 @@ def test_settings_of_the_paper() -> None:
     assert (binary.model["name"], binary.rounds) == ("cnn4", 100)
     hundred = load_config(("experiment=cifar100_dirichlet",)), load_config(("experiment=cifar100_label_shard",))
     assert (hundred[0].partition.alpha, hundred[1].partition.labels_per_client) == (0.2, 20)
+    for data in ("fmnist", "svhn", "cifar10", "cifar100"):
+        assert load_config((f"experiment={data}_dirichlet",)).partition.balancing == "niid_bench"
 
 
 def test_settings_of_the_other_papers() -> None:
