@@ -53,7 +53,7 @@ def test_other_settings_tell_rows_apart(tmp_path: Path) -> None:
     [
         (["--choose", "strategy.bit"], "--choose strategy.bit: no run's configuration has it"),
         (["--mean", "--last", "4"], "has 3 rounds"),
-        (["--last", "2"], "--last 2: goes with --mean, --within, --choose or --page"),
+        (["--last", "2"], "--last 2: goes with --mean, --across, --within, --choose or --page"),
         (["--mean", "--last", "0"], "0: must be at least 1"),
     ],
 )

@@ -182,6 +182,21 @@ def short(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"
 
 
+def named(run: Run, keys: Sequence[str]) -> str:
+    """The strategy, and the first few of these settings."""
+    words = [f"{key}={short(run.settings.get(key))}" for key in keys[:_LONGEST]]
+    return " ".join([str(run.summary["strategy"]), *words, *(["..."] if len(keys) > _LONGEST else [])])
+
+
+def differing(run: Run, others: Sequence[Run]) -> list[str]:
+    """The settings in which a run differs from any of the others, by dotted keys, without those told anyway."""
+    return [
+        key
+        for key, value in run.settings.items()
+        if not _untold(key) and any(other.settings.get(key) != value for other in others)
+    ]
+
+
 def _names(groups: Sequence[Sequence[Run]]) -> Iterator[str]:
     """The strategy, and what else tells groups of the same strategy and data apart."""
     for group in groups:
@@ -192,13 +207,7 @@ def _names(groups: Sequence[Sequence[Run]]) -> Iterator[str]:
             if all(other[0].summary[key] == first.summary[key] for key in ("strategy", "rounds"))
             and data_of(other[0].summary) == data_of(first.summary)
         ]
-        differing = [
-            key
-            for key in first.settings
-            if not _untold(key) and any(rival.settings.get(key) != first.settings[key] for rival in rivals)
-        ]
-        words = [f"{key}={short(first.settings[key])}" for key in differing[:_LONGEST]]
-        yield " ".join([str(first.summary["strategy"]), *words, *(["..."] if len(differing) > _LONGEST else [])])
+        yield named(first, differing(first, rivals))
 
 
 def _untold(key: str) -> bool:

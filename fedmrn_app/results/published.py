@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _DATA = ("fashion_mnist", "svhn", "cifar10", "cifar100")
-_PARTITIONS = ("iid", "dirichlet", "label_shard")
+PARTITIONS = ("iid", "dirichlet", "label_shard")
 # Li et al. 2024, Table 1: for each data set the three partitions
 _TABLE1 = {
     "fedavg": ((92.0, 90.5, 88.8), (92.2, 90.3, 88.9), (88.2, 84.1, 80.8), (56.1, 54.8, 54.4)),
@@ -34,8 +34,8 @@ def published(strategy: str, dataset: str, partition: str, rounds: int) -> float
     """
     if dataset in _TABLE3:
         return _TABLE3[dataset].get(strategy)
-    if strategy not in _TABLE1 or dataset not in _DATA or partition not in _PARTITIONS:
+    if strategy not in _TABLE1 or dataset not in _DATA or partition not in PARTITIONS:
         return None
     if rounds < _TABLE1_ROUNDS[dataset]:
         return None
-    return _TABLE1[strategy][_DATA.index(dataset)][_PARTITIONS.index(partition)]
+    return _TABLE1[strategy][_DATA.index(dataset)][PARTITIONS.index(partition)]

@@ -1,6 +1,6 @@
 """The `fedmrn-report` command: finished runs as one Markdown table, and as a page with figures.
 
-Usage: fedmrn-report FOLDER [FOLDER ...] [--mean | --until VALUE | --within MB,... | --choose KEY | --test]
+Usage: fedmrn-report FOLDER [FOLDER ...] [--mean | --across | --until VALUE | --within MB,... | --choose KEY | --test]
 [--last ROUNDS] [--tables] [--page FOLDER] [--keep FOLDER] (every summary.json in and below the folders)
 """
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmrn_app.errors import FedMRNError, RunError
+from fedmrn_app.results.across import across
 from fedmrn_app.results.choose import choose
 from fedmrn_app.results.further import further_tables, until
 from fedmrn_app.results.groups import data_of, read_groups
@@ -41,8 +42,9 @@ def main() -> int:
         "--tables", action="store_true", help="print losses against FedAvg, gaps between splits, and times too"
     )
     arguments = parser.parse_args()
-    if arguments.last > 1 and not (arguments.mean or arguments.within or arguments.choose or arguments.page):
-        parser.error(f"--last {arguments.last}: goes with --mean, --within, --choose or --page")
+    takes_means = arguments.mean or arguments.across or arguments.within or arguments.choose or arguments.page
+    if arguments.last > 1 and not takes_means:
+        parser.error(f"--last {arguments.last}: goes with --mean, --across, --within, --choose or --page")
     try:
         summaries = find_summaries(arguments.folders)
         lines = table_of(summaries, arguments)
@@ -67,6 +69,9 @@ def add_kinds(parser: argparse.ArgumentParser) -> None:
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument(
         "--mean", action="store_true", help="a row for all seeds of a setting, the paper's figure beside it"
+    )
+    kind.add_argument(
+        "--across", action="store_true", help="a row for each method, columns for each data set and partition"
     )
     kind.add_argument("--until", type=float, metavar="VALUE", help="what it took until the metric was so high")
     kind.add_argument(
@@ -99,6 +104,8 @@ def table_of(summaries: Sequence[Path], kind: argparse.Namespace) -> list[str]:
         from fedmrn_app.results.tested import tested  # PyTorch, which the other tables do without
 
         return tested(read_groups(summaries))
+    if kind.across:
+        return across(read_groups(summaries), kind.last)
     if kind.mean:
         return markdown_means(read_groups(summaries), kind.last)
     return markdown([read_run(path) for path in summaries])

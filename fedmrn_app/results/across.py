@@ -1,0 +1,74 @@
+"""Methods over data, as papers' tables have it: a row for each method, columns for each data set and partition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedmrn_app.results.further import markdown_rows
+from fedmrn_app.results.groups import Group, differing, named, percent
+from fedmrn_app.results.published import PARTITIONS
+
+
+def across(groups: Sequence[Group], last: int) -> list[str]:
+    """Lines of a table: best headline metric in percent, the paper's in brackets, and the mean of the last rounds.
+
+    A strategy has a row for each of its settings that were tried on the same data; what differs with the data alone,
+    such as model and rounds, does not tell rows apart. Bits per parameter are a span where they differ with the data.
+
+    Args:
+        groups: of runs.
+        last: rounds at the end over which the metric's mean is taken.
+
+    Raises:
+        RunError: a run has fewer rounds.
+    """
+    data = _in_order(groups)
+    ending = "final, %" if last == 1 else f"last {last} rounds, %"
+    head = ["run", "seeds", "rounds", *(f"{name}: {what}" for name in data for what in ("best, % (paper)", ending))]
+    rows = [[name, *_cells(row, data, last)] for name, row in _rows(groups)]
+    return markdown_rows([*head, "bits per parameter, up", "down"], rows)
+
+
+def _rows(groups: Sequence[Group]) -> list[tuple[str, dict[str, Group]]]:
+    """The rows' names, and their groups by their data."""
+    keys: dict[str, dict[str, None]] = {}  # of each strategy, in order
+    for group in groups:
+        rivals = [other.runs[0] for other in groups if (other.strategy, other.data) == (group.strategy, group.data)]
+        keys.setdefault(group.strategy, {}).update(dict.fromkeys(differing(group.runs[0], rivals)))
+    rows: dict[tuple[str, ...], dict[str, Group]] = {}
+    for group in groups:
+        said = (str(group.runs[0].settings.get(key)) for key in keys[group.strategy])
+        rows.setdefault((group.strategy, *said), {})[group.data] = group
+    return [(named(next(iter(row.values())).runs[0], list(keys[of])), row) for (of, *_), row in rows.items()]
+
+
+def _cells(row: dict[str, Group], data: Sequence[str], last: int) -> list[str]:
+    groups = list(row.values())
+    cells = [_span([len(group.runs) for group in groups], "d"), _span([group.rounds for group in groups], "d")]
+    for name in data:
+        group = row.get(name)
+        cells += ["", ""] if group is None else [_best(group), percent(group.late(last))]
+    for way in ("up", "down"):
+        cells.append(_span([group.values(f"{way}link_bits_per_parameter").mean() for group in groups], ".3f"))
+    return cells
+
+
+def _best(group: Group) -> str:
+    best = percent(group.values(f"best_{group.metric}"))
+    return best if group.published is None else f"{best} ({group.published:.1f})"
+
+
+def _in_order(groups: Sequence[Group]) -> list[str]:
+    """The data of the groups: data sets as they come, their partitions in the paper's order."""
+    datasets = list(dict.fromkeys(group.dataset for group in groups))
+
+    def place(group: Group) -> tuple[int, int]:
+        partition = PARTITIONS.index(group.partition) if group.partition in PARTITIONS else len(PARTITIONS)
+        return datasets.index(group.dataset), partition
+
+    return list(dict.fromkeys(group.data for group in sorted(groups, key=place)))
+
+
+def _span(values: Sequence[float], form: str) -> str:
+    least, most = format(min(values), form), format(max(values), form)
+    return least if least == most else f"{least}-{most}"
