@@ -53,7 +53,9 @@ def test_settings_tried_on_the_same_data_have_rows_of_their_own(tmp_path: Path) 
         run_on(tmp_path / "4", "iid", "drive", 0, 0.6, **dict.fromkeys(several, 2), e=1),
         run_on(tmp_path / "5", "iid", "drive", 0, 0.8, **dict.fromkeys(several, 2), e=2),
     ]
-    _, _, *rows = across(read_groups(runs), last=1)
+    groups = read_groups(runs)
+    assert [group.name for group in groups[:3]] == ["eden strategy.bits=1", *["eden strategy.bits=2"] * 2]
+    _, _, *rows = across(groups, last=1)
     cells = [[row.strip("| ").split(" | ")[n] for n in (0, 4, 6)] for row in rows]
     assert cells == [
         ["eden strategy.bits=1", "10.00", ""],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedmrn_app.results.further import markdown_rows
-from fedmrn_app.results.groups import Group, differing, named, percent
+from fedmrn_app.results.groups import Group, percent
 from fedmrn_app.results.published import PARTITIONS
 
 
@@ -25,26 +25,33 @@ def across(groups: Sequence[Group], last: int) -> list[str]:
     data = _in_order(groups)
     ending = "final, %" if last == 1 else f"last {last} rounds, %"
     head = ["run", "seeds", "rounds", *(f"{name}: {what}" for name in data for what in ("best, % (paper)", ending))]
-    rows = [[name, *_cells(row, data, last)] for name, row in _rows(groups)]
+    rows = [_cells(row, data, last) for row in _rows(groups)]
     return markdown_rows([*head, "bits per parameter, up", "down"], rows)
 
 
-def _rows(groups: Sequence[Group]) -> list[tuple[str, dict[str, Group]]]:
-    """The rows' names, and their groups by their data."""
-    keys: dict[str, dict[str, None]] = {}  # of each strategy, in order
+def _rows(groups: Sequence[Group]) -> list[dict[str, Group]]:
+    """The groups of each row by their data; what is there twice, with fewer rounds, has a row of its own."""
+    rows: list[dict[str, Group]] = []
     for group in groups:
-        rivals = [other.runs[0] for other in groups if (other.strategy, other.data) == (group.strategy, group.data)]
-        keys.setdefault(group.strategy, {}).update(dict.fromkeys(differing(group.runs[0], rivals)))
-    rows: dict[tuple[str, ...], dict[str, Group]] = {}
-    for group in groups:
-        said = (str(group.runs[0].settings.get(key)) for key in keys[group.strategy])
-        rows.setdefault((group.strategy, *said), {})[group.data] = group
-    return [(named(next(iter(row.values())).runs[0], list(keys[of])), row) for (of, *_), row in rows.items()]
+        alike = (row for row in rows if group.data not in row and _same(group, next(iter(row.values()))))
+        row = next(alike, None)
+        if row is None:
+            rows.append(row := {})
+        row[group.data] = group
+    return rows
+
+
+def _same(one: Group, other: Group) -> bool:
+    return (one.strategy, one.told) == (other.strategy, other.told)
 
 
 def _cells(row: dict[str, Group], data: Sequence[str], last: int) -> list[str]:
     groups = list(row.values())
-    cells = [_span([len(group.runs) for group in groups], "d"), _span([group.rounds for group in groups], "d")]
+    cells = [
+        groups[0].name,
+        _span([len(group.runs) for group in groups], "d"),
+        _span([group.rounds for group in groups], "d"),
+    ]
     for name in data:
         group = row.get(name)
         cells += ["", ""] if group is None else [_best(group), percent(group.late(last))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -40,12 +40,17 @@ class Group:
     """Runs that differ in their seed alone.
 
     Attributes:
-        name: the strategy, and the settings in which the group differs from others of the same data.
+        told: the settings by which groups of its strategy are told apart: those in which some on the same data differ.
         runs: at least one, by their seeds.
     """
 
-    name: str
+    told: Mapping[str, str]
     runs: Sequence[Run]
+
+    @property
+    def name(self) -> str:
+        """The strategy, and the first few of the settings that tell; the same on all data."""
+        return self.name_without(None)
 
     @property
     def data(self) -> str:
@@ -119,10 +124,10 @@ class Group:
                 raise RunError(f"--last {last}: {run.folder} has {len(run.columns['round'])} rounds")
         return np.array([run.columns[self.metric][-last:].mean() for run in self.runs])
 
-    def name_without(self, key: str) -> str:
-        """The name, but for one setting in it."""
-        value = self.runs[0].settings.get(key)
-        return self.name.replace(f" {key}={short(value)}", "", 1)
+    def name_without(self, left_out: str | None) -> str:
+        """The name, but for one setting."""
+        words = [f"{key}={value}" for key, value in self.told.items() if key != left_out]
+        return " ".join([self.strategy, *words[:_LONGEST], *(["..."] if len(words) > _LONGEST else [])])
 
     def traffic(self, ways: Sequence[str]) -> Floats:
         """MB of all clients up to and including each round, in these ways, shape (runs, rounds)."""
@@ -151,7 +156,8 @@ def read_groups(summaries: Sequence[Path]) -> list[Group]:
     for run in runs:
         alike.setdefault(json.dumps(settings_of(run), sort_keys=True, default=str), []).append(run)
     groups = [sorted(found, key=lambda run: int(run.settings.get("seed", 0))) for found in alike.values()]
-    return [Group(name, found) for name, found in zip(_names(groups), groups, strict=True)]
+    telling = _telling(groups)
+    return [Group(_told(found[0], telling[found[0].summary["strategy"]]), found) for found in groups]
 
 
 def settings_of(run: Run) -> dict[str, Any]:
@@ -182,32 +188,27 @@ def short(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"
 
 
-def named(run: Run, keys: Sequence[str]) -> str:
-    """The strategy, and the first few of these settings."""
-    words = [f"{key}={short(run.settings.get(key))}" for key in keys[:_LONGEST]]
-    return " ".join([str(run.summary["strategy"]), *words, *(["..."] if len(keys) > _LONGEST else [])])
-
-
-def differing(run: Run, others: Sequence[Run]) -> list[str]:
-    """The settings in which a run differs from any of the others, by dotted keys, without those told anyway."""
-    return [
-        key
-        for key, value in run.settings.items()
-        if not _untold(key) and any(other.settings.get(key) != value for other in others)
-    ]
-
-
-def _names(groups: Sequence[Sequence[Run]]) -> Iterator[str]:
-    """The strategy, and what else tells groups of the same strategy and data apart."""
+def _telling(groups: Sequence[Sequence[Run]]) -> dict[str, list[str]]:
+    """By strategy the settings, dotted, in which groups of the same data and rounds differ."""
+    keys: dict[str, dict[str, None]] = {}  # in order, each once
     for group in groups:
         first = group[0]
         rivals = [
-            other[0]
+            other[0].settings
             for other in groups
             if all(other[0].summary[key] == first.summary[key] for key in ("strategy", "rounds"))
             and data_of(other[0].summary) == data_of(first.summary)
         ]
-        yield named(first, differing(first, rivals))
+        keys.setdefault(first.summary["strategy"], {}).update(
+            (key, None)
+            for key, value in first.settings.items()
+            if not _untold(key) and any(rival.get(key) != value for rival in rivals)
+        )
+    return {strategy: list(found) for strategy, found in keys.items()}
+
+
+def _told(run: Run, keys: Sequence[str]) -> dict[str, str]:
+    return {key: short(run.settings[key]) for key in keys if key in run.settings}
 
 
 def _untold(key: str) -> bool:
