@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,9 @@ def compile_loop(signature: Any, function: Callable[..., Any]) -> Callable[..., 
     function among that is another one in each process. Without fastmath nothing is reordered or fused, so the results
     are those of the plain operations.
     """
+    # of what processes have kept on disk the symbols are told apart by this name alone, and a thread's entry calls one
+    closed = repr([cell.cell_contents for cell in function.__closure__ or ()])
+    function.__qualname__ += f"_{zlib.crc32(closed.encode()):08x}"
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     try:
         compiled: Callable[..., Any] = numba.njit([signature], cache=True, **options)(function)
