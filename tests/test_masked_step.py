@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -56,6 +57,21 @@ def check_equals_plain(make: Make, count: int) -> None:
 def test_cpu_kernel_gives_the_bits_of_the_plain_form(count: int, threads: int) -> None:
     with torch_threads(threads):
         check_equals_plain(masked_step, count)
+
+
+def test_kinds_that_other_processes_have_compiled_are_told_apart(tmp_path: Path) -> None:
+    """A thread's entry calls its loop by a symbol, which must not be that of another kind found on disk."""
+
+    def python(code: str) -> None:
+        command = [sys.executable, "-c", f"from tests.test_masked_step import *; {code}"]
+        environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+        process = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert process.returncode == 0, process.stderr
+
+    for number in (0, 2):
+        python(f"run(masked_step, KINDS[{number}], 5, 0.3)")
+    load_all = "[run(masked_step, kind, 5, 0.3) for kind in KINDS]"
+    python(f"{load_all}; torch.set_num_threads(2); check_equals_plain(masked_step, 2 * PART + 5)")
 
 
 @pytest.mark.slow
