@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedmrn_app.results.further import markdown_rows
-from fedmrn_app.results.groups import Group, percent
+from fedmrn_app.results.groups import Group, percent, span
 from fedmrn_app.results.published import PARTITIONS
 
 
@@ -47,16 +47,12 @@ def _same(one: Group, other: Group) -> bool:
 
 def _cells(row: dict[str, Group], data: Sequence[str], last: int) -> list[str]:
     groups = list(row.values())
-    cells = [
-        groups[0].name,
-        _span([len(group.runs) for group in groups], "d"),
-        _span([group.rounds for group in groups], "d"),
-    ]
+    cells = [groups[0].name, span([len(group.runs) for group in groups]), span([group.rounds for group in groups])]
     for name in data:
         group = row.get(name)
         cells += ["", ""] if group is None else [_best(group), percent(group.late(last))]
     for way in ("up", "down"):
-        cells.append(_span([group.values(f"{way}link_bits_per_parameter").mean() for group in groups], ".3f"))
+        cells.append(span([group.values(f"{way}link_bits_per_parameter").mean() for group in groups], ".3f"))
     return cells
 
 
@@ -74,8 +70,3 @@ def _in_order(groups: Sequence[Group]) -> list[str]:
         return datasets.index(group.dataset), partition
 
     return list(dict.fromkeys(group.data for group in sorted(groups, key=place)))
-
-
-def _span(values: Sequence[float], form: str) -> str:
-    least, most = format(min(values), form), format(max(values), form)
-    return least if least == most else f"{least}-{most}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedmrn_app.errors import RunError
 from fedmrn_app.results.further import markdown_rows
-from fedmrn_app.results.groups import Group, percent, settings_of, short
+from fedmrn_app.results.groups import Group, percent, settings_of, short, span
 
 
 def choose(groups: Sequence[Group], key: str, last: int) -> list[str]:
@@ -42,16 +42,11 @@ def _cells(row: dict[str, Group], values: Sequence[str], key: str, last: int) ->
     return [
         first.name_without(key),
         first.data,
-        _span([len(group.runs) for group in row.values()]),
-        _span([group.rounds for group in row.values()]),
+        span([len(group.runs) for group in row.values()]),
+        span([group.rounds for group in row.values()]),
         *(cells.get(value, "") for value in values),
         best,
     ]
-
-
-def _span(counts: Sequence[int]) -> str:
-    least, most = min(counts), max(counts)
-    return str(least) if least == most else f"{least}-{most}"
 
 
 def _order(value: str) -> tuple[bool, Any]:

@@ -50,7 +50,7 @@ class Group:
     @property
     def name(self) -> str:
         """The strategy, and the first few of the settings that tell; the same on all data."""
-        return self.name_without(None)
+        return self.name_without()
 
     @property
     def data(self) -> str:
@@ -124,9 +124,9 @@ class Group:
                 raise RunError(f"--last {last}: {run.folder} has {len(run.columns['round'])} rounds")
         return np.array([run.columns[self.metric][-last:].mean() for run in self.runs])
 
-    def name_without(self, left_out: str | None) -> str:
-        """The name, but for one setting."""
-        words = [f"{key}={value}" for key, value in self.told.items() if key != left_out]
+    def name_without(self, *left_out: str) -> str:
+        """The name, but for some settings."""
+        words = [f"{key}={value}" for key, value in self.told.items() if key not in left_out]
         return " ".join([self.strategy, *words[:_LONGEST], *(["..."] if len(words) > _LONGEST else [])])
 
     def traffic(self, ways: Sequence[str]) -> Floats:
@@ -181,6 +181,12 @@ def percent(values: Floats) -> str:
     """The mean over runs in percent, and the standard deviation of several."""
     spread = f" ± {100 * values.std(ddof=1):.2f}" if len(values) > 1 else ""
     return f"{100 * values.mean():.2f}{spread}"
+
+
+def span(values: Sequence[float], form: str = "d") -> str:
+    """The least and the most, or the one value that all have as they are shown."""
+    least, most = format(min(values), form), format(max(values), form)
+    return least if least == most else f"{least}-{most}"
 
 
 def short(value: Any) -> str:
