@@ -19,7 +19,7 @@ from fedmrn_app.federation.download import Version
 from fedmrn_app.federation.kept_versions import VERSIONS_FOLDER, KeptVersions
 from fedmrn_app.federation.loop import run_rounds
 from fedmrn_app.federation.residuals import STATE_FOLDER
-from fedmrn_app.federation.versions import MAX_VERSIONS
+from fedmrn_app.federation.versions import most_versions
 from fedmrn_app.federation.worker import Worker
 from fedmrn_app.learning.flat import state_sha256
 from fedmrn_app.messages import content_bytes, order_content, pack_config, pack_state, read_order, unpack_state
@@ -163,18 +163,31 @@ def test_clients_that_share_a_node_keep_their_versions_even_where_they_train_at_
 
 
 def test_versions_that_the_server_has_forgotten_are_forgotten() -> None:
-    versions = KeptVersions(Path(os.environ[VERSIONS_FOLDER]) / "ab12")
-    grids = [Rounded(np.ones(1, np.float32), np.full(5, number, np.int32)) for number in range(MAX_VERSIONS + 3)]
+    versions, most = KeptVersions(Path(os.environ[VERSIONS_FOLDER]) / "ab12"), most_versions(5)
+    grids = [Rounded(np.ones(1, np.float32), np.full(5, number, np.int32)) for number in range(most + 3)]
     for number, grid in enumerate(grids):
         for client in (number, 1000 + number):
             versions.write(client, Version(number + 1, grid))
-    held = [versions.read(client) for client in range(MAX_VERSIONS + 3)]
+    held = [versions.read(client) for client in range(most + 3)]
     assert held[:3] == [None] * 3
-    assert [version.server_round for version in held[3:] if version is not None] == list(range(4, MAX_VERSIONS + 4))
-    last = versions.read(1000 + MAX_VERSIONS + 2)
+    assert [version.server_round for version in held[3:] if version is not None] == list(range(4, most + 4))
+    last = versions.read(1000 + most + 2)
     assert last is not None
     assert last.grid.checksum == grids[-1].checksum
-    assert len({path.stat().st_ino for path in versions.folder.rglob("*") if path.stat().st_size}) < 40
+    assert len({path.stat().st_ino for path in versions.folder.rglob("*") if path.stat().st_size}) < 2 * most
+
+
+def test_versions_that_clients_have_replaced_take_no_room() -> None:
+    versions = KeptVersions(Path(os.environ[VERSIONS_FOLDER]) / "ab12")
+    for number in range(1, 6):
+        grid = Rounded(np.ones(1, np.float32), np.full(5, number, np.int32))
+        for client in (0, number):  # the first in each round, the others once
+            versions.write(client, Version(number, grid))
+    for number in (6, 7):
+        versions.write(0, Version(number, Rounded(np.ones(1, np.float32), np.full(5, number, np.int32))))
+    assert sorted(path.name.split("-")[1] for path in versions.folder.rglob("round-*")) == list("123457")
+    held = [versions.read(client) for client in range(6)]
+    assert [version.server_round for version in held if version is not None] == [7, 1, 2, 3, 4, 5]
 
 
 def test_node_that_has_lost_everything_is_told_the_configuration_in_the_same_round() -> None:

@@ -1,12 +1,14 @@
 """What the server remembers of what clients hold."""
 
 import numpy as np
+import pytest
 
-from fedmrn_app.federation.versions import MAX_VERSIONS, Versions
+from fedmrn_app.federation.versions import Versions, most_versions
 from fedmrn_app.wire.grid import Grid
 from fedmrn_app.wire.grid_code import encode_grid
 
 SIZES = [50]
+MOST = most_versions(50)
 
 
 def coded(number: int) -> bytes:
@@ -42,9 +44,14 @@ def test_versions_that_nobody_holds_are_dropped() -> None:
 
 def test_the_oldest_of_too_many_versions_are_dropped() -> None:
     versions = Versions(SIZES)
-    for number in range(1, MAX_VERSIONS + 4):
+    for number in range(1, MOST + 4):
         note(versions, number, [number], [number])
-    assert len(versions) == MAX_VERSIONS
-    held = [versions.held_by(client) for client in range(1, MAX_VERSIONS + 4)]
-    assert held == [0] * 3 + list(range(4, MAX_VERSIONS + 4))
+    assert len(versions) == MOST
+    held = [versions.held_by(client) for client in range(1, MOST + 4)]
+    assert held == [0] * 3 + list(range(4, MOST + 4))
     assert versions.grid(4).counts.tolist() == [4] * 50
+
+
+@pytest.mark.parametrize(("weights", "most"), [(0, 256), (1 << 20, 256), (1 << 22, 64), (1 << 24, 16), (1 << 30, 16)])
+def test_fewer_versions_of_large_models_are_kept(weights: int, most: int) -> None:
+    assert most_versions(weights) == most

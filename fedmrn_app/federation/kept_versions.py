@@ -18,7 +18,7 @@ from safetensors.numpy import load, save
 from fedmrn_app.durable import link_as
 from fedmrn_app.federation.download import Version
 from fedmrn_app.federation.residuals import client_folder
-from fedmrn_app.federation.versions import MAX_VERSIONS
+from fedmrn_app.federation.versions import most_versions
 from fedmrn_app.wire.grid import Grid
 
 VERSIONS_FOLDER = "FEDMRN_VERSIONS"  # of a simulation's processes: instead of the folder in which residuals are kept
@@ -44,25 +44,39 @@ class KeptVersions:
         """Keep it; without effect where it cannot be written."""
         with contextlib.suppress(OSError):
             shared = self.folder / "versions" / f"round-{version.server_round}-{version.grid.checksum:08x}"
-            if not shared.is_file():
-                self._write_shared(shared, version)
+            first = not shared.is_file()
+            if first:
+                _write_shared(shared, version)
             path = self.path(client)
             path.parent.mkdir(parents=True, exist_ok=True)
             link_as(shared, path, str(os.getpid()))
+            if first:
+                _forget(shared, version)
 
     def path(self, client: int) -> Path:
         """The file of a client."""
         return client_folder(self.folder, client) / f"client-{client}.version"
 
-    def _write_shared(self, path: Path, version: Version) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        kept = {name: np.frombuffer(data, _TYPES.get(name, name)) for name, data in version.grid.kept().items()}
-        data = save({"round": np.array([version.server_round]), **kept})
-        descriptor, partial = tempfile.mkstemp(dir=path.parent)  # of this process alone: others may write the same
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        os.replace(partial, path)
-        rounds = {other: int(other.name.split("-")[1]) for other in path.parent.glob("round-*")}
-        for other in sorted(rounds, key=lambda one: rounds[one])[:-MAX_VERSIONS]:
-            os.truncate(other, 0)  # for all who have a link to it: the server has forgotten it
+
+def _write_shared(path: Path, version: Version) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    kept = {name: np.frombuffer(data, _TYPES.get(name, name)) for name, data in version.grid.kept().items()}
+    data = save({"round": np.array([version.server_round]), **kept})
+    descriptor, partial = tempfile.mkstemp(dir=path.parent)  # of this process alone: others may write the same
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    os.replace(partial, path)
+
+
+def _forget(path: Path, version: Version) -> None:
+    """Remove older versions that no client has a link to, and those that the server has forgotten."""
+    older = {int(other.name.split("-")[1]): other for other in path.parent.glob("round-*")}
+    linked = []
+    for other in (older[number] for number in sorted(older) if number < version.server_round):
+        if other.stat().st_nlink > 1:
+            linked.append(other)
+        else:
             other.unlink(missing_ok=True)
+    for other in linked[: max(0, len(linked) + 1 - most_versions(version.grid.counts.size))]:
+        os.truncate(other, 0)  # for all who have a link to it
+        other.unlink(missing_ok=True)

@@ -7,18 +7,25 @@ from collections.abc import Iterable, Sequence
 from fedmrn_app.wire.grid import Grid
 from fedmrn_app.wire.grid_code import decode_grid
 
-MAX_VERSIONS = 16
+_FEWEST, _MOST = 16, 256  # with one client in a hundred asked a round, nine in ten hold one of the last 256
+_ROOM = 1 << 28  # weights, of all versions together beyond the fewest; each takes at most about a byte
+
+
+def most_versions(weights: int) -> int:
+    """How many versions of a model of so many weights are kept, by the server and by clients: more of small models."""
+    return min(max(_ROOM // max(weights, 1), _FEWEST), _MOST)
 
 
 class Versions:
     """What the server remembers of what clients hold.
 
     A client holds the version of the last round of which it sent a valid reply. Versions are kept as coded from the
-    first vector, the latest MAX_VERSIONS of those that any client holds.
+    first vector, the latest `most_versions` of those that any client holds.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes = sizes
+        self._most = most_versions(sum(sizes))
         self._coded: dict[int, bytes] = {}
         self._holds: dict[int, int] = {}
 
@@ -42,7 +49,7 @@ class Versions:
         self.forget(asked)
         self._holds.update(dict.fromkeys(valid, server_round))
         self._coded[server_round] = coded
-        kept = sorted(set(self._holds.values()))[-MAX_VERSIONS:]
+        kept = sorted(set(self._holds.values()))[-self._most :]
         self._coded = {number: self._coded[number] for number in kept}
         self._holds = {client: number for client, number in self._holds.items() if number in self._coded}
 
