@@ -12,6 +12,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedmrn_app.config.agree import agree
 from fedmrn_app.config.build import build_flat_model, build_run_method, measure
 from fedmrn_app.config.compose import compose_values, default_values, parse_overrides
 from fedmrn_app.config.privacy import open_privacy, privacy_facts, privacy_lines
@@ -85,9 +86,7 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
     splits = Splits(load_evaluation(*rows), train if config.evaluate_train else None, train if by_train else None)
     method = build_run_method(config)
     model = build_flat_model(config, task, method)
-    uplink, step = config.uplink, config.downlink.step
-    bits, equal = uplink.dense_bits, config.equal_weights
-    agreement = Agreement.of(method, model, config.seed, bits, step, uplink.max_norm, equal)
+    agreement = agree(config, method, model)
     state = agreement.begin()
     ledger = Ledger.open(folder.path, resume=config.resume)
     privacy = open_privacy(config, agreement, ledger)

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from fedmrn_app.config.agree import agree
 from fedmrn_app.config.build import build_flat_model, build_run_method, measure
 from fedmrn_app.config.compose import compose_values
 from fedmrn_app.config.types import Config
-from fedmrn_app.federation.agreement import Agreement, GlobalState
+from fedmrn_app.federation.agreement import GlobalState
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.models.build import build_model
 from fedmrn_app.learning.models.cnn import digits
@@ -74,7 +75,7 @@ def begun(*overrides: str) -> Begun:
     values, config, task = measure(compose_values(overrides))
     method = build_run_method(config)
     flat = build_flat_model(config, task, method)
-    first = Agreement.of(method, flat, config.seed, config.uplink.dense_bits).begin()
+    first = agree(config, method, flat).begin()
     return Begun(values, config, task, flat, first)
 
 

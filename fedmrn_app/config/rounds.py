@@ -34,6 +34,11 @@ def check_rounds(config: Config, method: Method) -> None:
         raise ConfigError(
             f"{key}={value:g}: in a private run who is in a round must not depend on who replies; say {key}=1"
         )
+    if config.server_lr != 1 and not method.server.averages_updates:
+        raise ConfigError(
+            f"server_lr={config.server_lr:g}: {method.name} sends no updates of which the server could add more or "
+            "less; say server_lr=1"
+        )
     if config.server == "async":
         _check_asynchronous(config, method)
     elif config.buffer is not None:

@@ -146,6 +146,7 @@ class Config:
     buffer: Count | None = None  # async: replies that make a version of the model; None for clients_per_round
     max_staleness: Annotated[int, Range(least=0, most=1000)] = 16  # async: versions that a reply may be behind
     client_weights: Literal["samples", "equal"] = "samples"  # in the mean
+    server_lr: Annotated[float, Range(above=0, most=100)] = 1.0  # of the mean update
     static_norm: Literal["batch", "train"] = "batch"  # what evaluation normalises by that keeps no statistics
     validation: Annotated[float, Range(above=0, below=1)] | None = None  # of the training rows
     log: LogConfig = field(default_factory=LogConfig)

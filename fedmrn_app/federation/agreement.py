@@ -34,6 +34,7 @@ class Agreement:
         first_dense: the dense part before the first round, float32 (m,); None for zeros.
         max_norm: how many times the round's median the norm of a reply may be; None for any.
         equal_weights: whether each client counts the same in the mean; else by its samples.
+        server_lr: how many times the mean update is added to the global model, above 0.
     """
 
     method: Method
@@ -47,6 +48,7 @@ class Agreement:
     first_dense: Float32Array | None = None
     max_norm: float | None = None
     equal_weights: bool = False
+    server_lr: float = 1.0
 
     @classmethod
     def of(
@@ -58,6 +60,7 @@ class Agreement:
         grid_step: float = GRID_STEP,
         max_norm: float | None = None,
         equal_weights: bool = False,
+        server_lr: float = 1.0,
     ) -> Agreement:
         """Agree on a model that holds its first weights."""
         weights, dense = model.state()
@@ -75,6 +78,7 @@ class Agreement:
             dense,
             max_norm,
             equal_weights,
+            server_lr,
         )
 
     def weight(self, samples: int) -> int:

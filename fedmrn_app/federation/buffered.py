@@ -17,12 +17,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedmrn_app.errors import PayloadError, RunError
+from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.agreement import Agreement, GlobalState, Order
 from fedmrn_app.federation.bounds import Norms, far_outside, reply_norms
 from fedmrn_app.federation.report import RoundReport
 from fedmrn_app.federation.sampling import sample_clients
 from fedmrn_app.federation.server import OpenRound, steer
+from fedmrn_app.federation.step import server_step
 from fedmrn_app.federation.upload import CheckedUpload, check_upload
 
 WAVES = 1000  # times that a client may be asked for one version, each with a seed of its own
@@ -136,11 +137,10 @@ class Buffered:
             report.note(place, one.upload.payload, private=self.agreement.method.flips is not None)
             used.append(one)
         total /= np.float32(samples)
-        vector = self.agreement.method.server.combine(self.state.vector, total, len(used))
-        dense = self.state.dense + dense / np.float32(samples)
-        if not (np.isfinite(vector).all() and np.isfinite(dense).all()):
-            raise RunError(f"version {report.number}: the global model is no longer finite; take a smaller local.lr")
-        self.state = GlobalState(vector, dense, steer(self.agreement, self.state.steering, spent))
+        old, label = self.state, f"version {report.number}"
+        dense = old.dense + dense / np.float32(samples)
+        vector, dense = server_step(self.agreement, old.vector, total, old.dense, dense, len(used), label)
+        self.state = GlobalState(vector, dense, steer(self.agreement, old.steering, spent))
         self.version += 1
         report.decode_seconds = self._seconds + time.perf_counter() - start
         self.buffer, self._drawn, self._seconds = [], 0, 0.0

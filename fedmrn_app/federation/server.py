@@ -11,13 +11,14 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmrn_app.errors import PayloadError, RunError
+from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.aggregation import Threads, thread_count
 from fedmrn_app.federation.agreement import Agreement, GlobalState, Order
 from fedmrn_app.federation.bounds import far_outside, reply_norms
 from fedmrn_app.federation.privacy import Privacy, PrivateRound
 from fedmrn_app.federation.report import RoundReport, TooFewError
 from fedmrn_app.federation.sampling import sample_clients
+from fedmrn_app.federation.step import server_step
 from fedmrn_app.federation.upload import CheckedUpload, check_upload, header_of
 from fedmrn_app.federation.versions import Versions
 from fedmrn_app.layout import Float32Array
@@ -247,10 +248,9 @@ def close_round(
     else:
         total /= np.float32(weights) if holders is None else np.maximum(holders, 1)
         dense = dense_total / np.float32(weights)
-    vector = server.combine(state.vector, total, len(report.losses))
+    label, replied = f"round {opened.number}", len(report.losses)
+    vector, dense = server_step(opened.agreement, state.vector, total, opened.dense, dense, replied, label)
     report.decode_seconds = time.perf_counter() - start
-    if not (np.isfinite(vector).all() and np.isfinite(dense).all()):
-        raise RunError(f"round {opened.number}: the global model is no longer finite; take a smaller local.lr")
     return GlobalState(vector, dense, steer(opened.agreement, state.steering, spent)), report
 
 

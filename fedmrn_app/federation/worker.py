@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from fedmrn_app.config.agree import agree
 from fedmrn_app.config.build import build_flat_model, build_run_method, build_task
 from fedmrn_app.config.types import Config
 from fedmrn_app.data.partition import Partition
@@ -57,10 +58,7 @@ class Worker:
         """The model to train, whose weights are whatever the last training left, and what is agreed on for it."""
         if width not in self._models:
             model = build_flat_model(self.config, self.task, self.method, width)
-            uplink, downlink = self.config.uplink, self.config.downlink
-            seed, equal = self.config.seed, self.config.equal_weights
-            agreement = Agreement.of(self.method, model, seed, uplink.dense_bits, downlink.step, uplink.max_norm, equal)
-            self._models[width] = model, agreement
+            self._models[width] = model, agree(self.config, self.method, model)
         return self._models[width]
 
     def train(self, order: Order, kept: Kept | None = None) -> Reply:
