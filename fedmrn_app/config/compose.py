@@ -246,7 +246,9 @@ def _check_key(override: Override, known: Any, opened: Collection[str]) -> None:
         if not isinstance(node, dict) or part not in node:
             allowed = sorted(map(str, node)) if isinstance(node, dict) else []
             where = ".".join(parts[:depth]) or "the configuration"
-            raise ConfigError(
-                f"{_typed(override)}: unknown key{typed.nearest(part, allowed)}; {where} has: {', '.join(allowed)}"
-            )
+            hint = f"; {where} has: {', '.join(allowed)}"
+            if node == {"name": "default"}:  # of a task or a model: the data set names it
+                named = known["dataset"].get(where)
+                hint = f"; say {where}={named if named in choices_of(where) and part != '_target_' else 'own'} too"
+            raise ConfigError(f"{_typed(override)}: unknown key{typed.nearest(part, allowed)}{hint}")
         node = node[part]
