@@ -38,6 +38,16 @@ def test_runs_that_differ_in_their_seed_alone_are_one_row(runs: list[Path], tmp_
     assert "seconds" not in means[0]
 
 
+def test_runs_from_before_a_key_was_added_are_as_those_with_its_default(runs: list[Path]) -> None:
+    older, newer, eden = (run.parent / "config.yaml" for run in runs[:3])
+    newer.write_text(newer.read_text() + "server_lr: 1.0\n")
+    eden.write_text(eden.read_text() + "server_lr: 0.5\n")
+    assert "server_lr" not in older.read_text()
+    assert [len(group.runs) for group in read_groups(runs)] == [2, 1, 1]
+    names = [group.name for group in read_groups(runs)]
+    assert names == ["fedmrn", "eden strategy.bits=1 server_lr=0.5", "eden strategy.bits=2 server_lr=1.0"]
+
+
 def test_runs_of_other_lengths_have_names_and_rows_of_their_own(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name, "eden", 0, (0.6,) * rounds) for name, rounds in (("a", 1), ("b", 2))]
     assert [(group.name, len(group.runs)) for group in read_groups(runs)] == [("eden", 1), ("eden", 1)]

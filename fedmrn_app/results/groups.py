@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from omegaconf import OmegaConf
 from yaml import YAMLError
 
+from fedmrn_app.config.types import Config
 from fedmrn_app.errors import RunError
 from fedmrn_app.results.published import published
 from fedmrn_app.results.settings import flat
@@ -23,6 +24,8 @@ Floats = NDArray[np.float64]
 # of a configuration, what does not change what is computed, or is told by the table's own columns
 _UNTOLD = {"seed", "resume", "restarts", "round_timeout", "node_timeout", "strategy.name", "dataset.path"}
 _LONGEST = 4  # settings in a name
+# what a run did before there was the key
+_OLDER = {field.name: field.default for field in fields(Config) if field.default is not MISSING}
 
 
 @dataclass(frozen=True)
@@ -228,7 +231,8 @@ def _read(path: Path) -> Run:
         with (folder / "rounds.csv").open(newline="") as file:
             rows = list(csv.DictReader(file))
         columns = {key: np.array([float(row[key]) for row in rows]) for key in rows[0]}
-        return Run(folder, json.loads(path.read_text()), settings, columns)
+        older = {key: value for key, value in _OLDER.items() if key not in settings}
+        return Run(folder, json.loads(path.read_text()), settings | older, columns)
     except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, YAMLError) as error:
         reason = " ".join(str(error).split())
         raise RunError(f"{folder}: cannot be read as a run's folder ({type(error).__name__}: {reason})") from error
