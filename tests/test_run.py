@@ -72,6 +72,17 @@ def wait_for_rounds(folder: Path, count: int, process: subprocess.Popen[str]) ->
 
 def flower_processes() -> list[psutil.Process]:
     """All processes of private SuperLinks of this test session: SuperLink, simulation, Ray, actors."""
+    deadline = time.monotonic() + 60
+    while True:
+        found = _flower_processes()
+        # a test beside this one may just have killed its run, and it ends what is left; what this one leaves stays
+        others = [process for process in found if process.is_running() and not _is_ray_orphan(process)]
+        if others or not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.5)
+
+
+def _flower_processes() -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
