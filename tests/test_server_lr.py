@@ -12,13 +12,13 @@ from fedmrn_app.federation.step import server_step
 from fedmrn_app.federation.worker import Worker
 
 RUN = ("clients=3", "clients_per_round=3", "rounds=1", "local.epochs=1", "downlink.dtype=float32", "uplink.bits=null")
-SAMPLES = dict.fromkeys(range(3), 479)
+CLIENTS = range(3)
 
 
 def in_rounds(worker: Worker) -> tuple[GlobalState, GlobalState]:
     """The state before and after a round."""
     agreement = worker.model()[1]
-    opened = open_round(agreement, agreement.begin(), 1, {client: worker.sample_count(client) for client in SAMPLES}, 3)
+    opened = open_round(agreement, agreement.begin(), 1, {client: worker.sample_count(client) for client in CLIENTS}, 3)
     replies = {client: worker.train(opened.order(client)).payload for client in opened.clients}
     return agreement.begin(), close_round(opened, replies)[0]
 
@@ -27,7 +27,7 @@ def in_versions(worker: Worker) -> tuple[GlobalState, GlobalState]:
     """The same of a buffer that all clients have replied to."""
     agreement = worker.model()[1]
     buffered = Buffered(agreement, agreement.begin(), version=0, max_staleness=4)
-    for client in SAMPLES:
+    for client in CLIENTS:
         order = buffered.order(client, worker.sample_count(client))
         buffered.add(client, order.server_round, worker.train(order).payload)
     buffered.flush()
