@@ -70,9 +70,9 @@ def _write_shared(path: Path, version: Version) -> None:
 
 def _forget(path: Path, version: Version) -> None:
     """Remove older versions that no client has a link to, and those that the server has forgotten."""
-    older = {int(other.name.split("-")[1]): other for other in path.parent.glob("round-*")}
+    rounds = sorted((int(other.name.split("-")[1]), other) for other in path.parent.glob("round-*"))
     linked = []
-    for other in (older[number] for number in sorted(older) if number < version.server_round):
+    for other in (other for number, other in rounds if number < version.server_round):
         if other.stat().st_nlink > 1:
             linked.append(other)
         else:
