@@ -178,6 +178,18 @@ def test_versions_that_the_server_has_forgotten_are_forgotten() -> None:
     assert len({file.st_ino for file in files if file.st_size}) == most
 
 
+def test_both_versions_of_a_round_that_was_done_twice_are_forgotten() -> None:
+    versions, most = KeptVersions(Path(os.environ[VERSIONS_FOLDER]) / "ab12"), most_versions(5)
+    for client, content in ((0, 1000), (1, 1001)):
+        versions.write(client, Version(1, Rounded(np.ones(1, np.float32), np.full(5, content, np.int32))))
+    for number in range(2, most + 3):
+        version = Version(number, Rounded(np.ones(1, np.float32), np.full(5, number, np.int32)))
+        versions.write(number, version)
+        held = [client for client in (0, 1) if versions.read(client) is not None]
+        assert len(held) == max(0, min(2, most + 1 - number))
+    assert len(list(versions.folder.rglob("round-*"))) == most
+
+
 def test_versions_that_clients_have_replaced_take_no_room() -> None:
     versions = KeptVersions(Path(os.environ[VERSIONS_FOLDER]) / "ab12")
     for number in range(1, 6):
