@@ -25,11 +25,14 @@ def plain_grid(vector: Float32Array, reference: Float32Array, rule: GridRule) ->
         start += size
         if size == 0:
             continue
-        step = np.float32(np.sqrt(np.mean(old.astype(np.float64) ** 2)) * rule.step)
+        large = size / np.mean(rule.sizes[: rule.masked])
+        step = np.float32(np.sqrt(np.mean(old.astype(np.float64) ** 2)) * (rule.step * math.sqrt(large)))
+        moved = math.sqrt(np.mean((new.astype(np.float64) - old) ** 2))
         if tensor >= rule.masked or step == 0:
-            share = rule.fine if tensor >= rule.masked else rule.step
-            moved = math.sqrt(np.mean((new.astype(np.float64) - old) ** 2)) * share
+            moved *= rule.fine if tensor >= rule.masked else rule.step * math.sqrt(large)
             step = np.float32(2.0 ** math.floor(math.log2(moved))) if moved > 0 else np.float32(1)
+        elif 0 < 2 * moved < step:
+            step /= np.float32(2.0 ** math.ceil(math.log2(step / (2 * moved))))
         for a, b in zip(old, new, strict=True):
             steps = np.rint((np.float64(b) - np.float64(a)) / np.float64(step))
             read.append(np.float32(steps) * step + a)
@@ -42,10 +45,34 @@ def read(vector: Float32Array, reference: Float32Array, rule: GridRule = RULE) -
 
 @pytest.mark.parametrize("share", [0.125, 0.25, 1.0])
 @pytest.mark.parametrize("zero", [False, True])
-def test_it_equals_the_plain_form(share: float, zero: bool) -> None:
+@pytest.mark.parametrize("far", [1.0, 0.1, 1e-3])
+def test_it_equals_the_plain_form(share: float, zero: bool, far: float) -> None:
     rule = GridRule(SIZES, 4, share, share / 8)
     reference = np.zeros_like(FIRST) if zero else FIRST
-    assert np.array_equal(read(MOVED, reference, rule), plain_grid(MOVED, reference, rule))
+    moved = reference + (MOVED - FIRST) * np.float32(far)
+    assert np.array_equal(read(moved, reference, rule), plain_grid(moved, reference, rule))
+
+
+def test_large_tensors_have_larger_steps_and_all_together_the_same_squares() -> None:
+    alike = np.full(FIRST.size, 0.02, np.float32)
+    sizes, rule = [300, 5000, 1], GridRule([300, 5000, 1], 3, 0.25, 1 / 32)
+    steps = Grid.rounded(alike[:5301] * 3, alike[:5301], rule).steps.astype(np.float64)
+    assert steps**2 / sum(steps**2) == pytest.approx(np.array(sizes) / sum(sizes), rel=1e-6)
+    assert math.sqrt(np.mean(steps**2)) == pytest.approx(0.25 * 0.02)
+
+
+@pytest.mark.parametrize("far", [1e-1, 1e-2, 1e-3])
+def test_what_moves_little_arrives(far: float) -> None:
+    """A model that was trained before and is trained further: steps follow what has moved, in powers of two."""
+    first = np.full(5341, 1, np.float32)
+    moves = (MOVED - FIRST)[:5341] * np.float32(far)
+    rule = GridRule([300, 5000, 1, 40], 3, 0.5, 1 / 32)
+    grid = Grid.rounded(first + moves, first, rule)
+    for tensor, part in ((0, slice(0, 300)), (1, slice(300, 5300))):
+        moved, error = ((first + moves - first)[part], (grid.values(first, rule.sizes) - first - moves)[part])
+        assert 0.02 < np.std(error) / np.std(moved) < 0.61
+        full = rule.step * math.sqrt(rule.sizes[tensor] * 3 / 5301)
+        assert math.frexp(full / grid.steps[tensor])[0] == pytest.approx(0.5, rel=1e-6)
 
 
 def test_what_is_far_away_arrives_too() -> None:

@@ -30,8 +30,8 @@ from tests.reference import reference_run
 
 CLIENTS, ROUNDS = 4, 4
 SMALL = (f"clients={CLIENTS}", "clients_per_round=3", f"rounds={ROUNDS}", "local.epochs=1", "local.batch_size=64")
-GRID = (*SMALL, "downlink.dtype=grid", "downlink.memory=false")
-MEMORY = (*SMALL, "downlink.dtype=grid", "downlink.memory=true")
+GRID = (*SMALL, "downlink.dtype=grid", "downlink.step=0.1", "downlink.memory=false")
+MEMORY = (*SMALL, "downlink.dtype=grid", "downlink.step=0.1", "downlink.memory=true")
 VALUES, CONFIG, _ = measure(compose_values(MEMORY))
 WORKER = Worker(CONFIG)
 FIRST_DENSE = WORKER.model()[0].state()[1]

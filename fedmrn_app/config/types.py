@@ -35,7 +35,7 @@ class DownlinkConfig:
     """How the server writes the global vector."""
 
     dtype: DownlinkDtype
-    step: Positive = GRID_STEP  # of a grid, in root mean squares of a tensor's first weights
+    step: Positive = GRID_STEP  # of a grid, in root mean squares of the first weights, in a tensor of mean size
     memory: bool = False  # of a grid: whether clients keep it, and are sent what has changed since
 
     @property

@@ -60,7 +60,7 @@ class Compressed(Strategy):
         seed: of all noise.
         downlink: `grid` sends the arrays on a grid around the first ones, coded from what a client holds; a client
             that is new gets the first ones in float32 beside it.
-        step: of the grid, in root mean squares of a tensor's first values.
+        step: of the grid, in root mean squares of the first values, in a tensor of mean size.
         options: of the method, such as `{"bits": 2}` for `eden`.
 
     Raises:
