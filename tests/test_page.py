@@ -48,6 +48,22 @@ def test_runs_from_before_a_key_was_added_are_as_those_with_its_default(runs: li
     assert names == ["fedmrn", "eden strategy.bits=1 server_lr=0.5", "eden strategy.bits=2 server_lr=1.0"]
 
 
+def test_settings_of_a_grid_count_where_there_is_one(tmp_path: Path) -> None:
+    def names(*downlinks: str) -> list[str]:
+        runs = []
+        for downlink in downlinks:
+            runs.append(make_run(tmp_path / str(len(list(tmp_path.iterdir()))), "eden", 0, (0.6,)))
+            config = runs[-1].parent / "config.yaml"
+            config.write_text(f"{config.read_text()}downlink: {{{downlink}}}\n")
+        return [group.name for group in read_groups(runs)]
+
+    assert names("dtype: float32, step: 1.0", "dtype: float32, step: 0.2") == ["eden"]
+    exact, coarse, fine = (f"eden downlink.dtype={dtype}" for dtype in ("float32", "grid", "grid"))
+    assert names("dtype: float32, step: 1.0", "dtype: grid, step: 0.2") == [exact, coarse]
+    coarse, fine = f"{coarse} downlink.step=1.0", f"{fine} downlink.step=0.2"
+    assert names("dtype: float32", "dtype: grid, step: 1.0", "dtype: grid, step: 0.2") == [exact, coarse, fine]
+
+
 def test_runs_of_other_lengths_have_names_and_rows_of_their_own(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name, "eden", 0, (0.6,) * rounds) for name, rounds in (("a", 1), ("b", 2))]
     assert [(group.name, len(group.runs)) for group in read_groups(runs)] == [("eden", 1), ("eden", 1)]

@@ -23,6 +23,7 @@ Floats = NDArray[np.float64]
 
 # of a configuration, what does not change what is computed, or is told by the table's own columns
 _UNTOLD = {"seed", "resume", "restarts", "round_timeout", "node_timeout", "strategy.name", "dataset.path"}
+_OF_A_GRID = ("downlink.step", "downlink.memory")  # likewise, where the global model goes down in another form
 _LONGEST = 4  # settings in a name
 # what a run did before there was the key
 _OLDER = {field.name: field.default for field in fields(Config) if field.default is not MISSING}
@@ -211,7 +212,8 @@ def _telling(groups: Sequence[Sequence[Run]]) -> dict[str, list[str]]:
         keys.setdefault(first.summary["strategy"], {}).update(
             (key, None)
             for key, value in first.settings.items()
-            if not _untold(key) and any(rival.get(key) != value for rival in rivals)
+            if not _untold(key)
+            and any(rival.get(key) != value for rival in rivals if key in rival or key not in _OF_A_GRID)
         )
     return {strategy: list(found) for strategy, found in keys.items()}
 
@@ -231,8 +233,10 @@ def _read(path: Path) -> Run:
         with (folder / "rounds.csv").open(newline="") as file:
             rows = list(csv.DictReader(file))
         columns = {key: np.array([float(row[key]) for row in rows]) for key in rows[0]}
-        older = {key: value for key, value in _OLDER.items() if key not in settings}
-        return Run(folder, json.loads(path.read_text()), settings | older, columns)
+        settings |= {key: value for key, value in _OLDER.items() if key not in settings}
+        if settings.get("downlink.dtype") != "grid":
+            settings = {key: value for key, value in settings.items() if key not in _OF_A_GRID}
+        return Run(folder, json.loads(path.read_text()), settings, columns)
     except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, YAMLError) as error:
         reason = " ".join(str(error).split())
         raise RunError(f"{folder}: cannot be read as a run's folder ({type(error).__name__}: {reason})") from error
