@@ -58,10 +58,10 @@ def test_settings_of_a_grid_count_where_there_is_one(tmp_path: Path) -> None:
         return [group.name for group in read_groups(runs)]
 
     assert names("dtype: float32, step: 1.0", "dtype: float32, step: 0.2") == ["eden"]
-    exact, coarse, fine = (f"eden downlink.dtype={dtype}" for dtype in ("float32", "grid", "grid"))
-    assert names("dtype: float32, step: 1.0", "dtype: grid, step: 0.2") == [exact, coarse]
-    coarse, fine = f"{coarse} downlink.step=1.0", f"{fine} downlink.step=0.2"
-    assert names("dtype: float32", "dtype: grid, step: 1.0", "dtype: grid, step: 0.2") == [exact, coarse, fine]
+    exact, grid = "eden downlink.dtype=float32", "eden downlink.dtype=grid"
+    assert names("dtype: float32, step: 1.0", "dtype: grid, step: 0.2") == [exact, grid]
+    three = names("dtype: float32", "dtype: grid, step: 1.0", "dtype: grid, step: 0.2")
+    assert three == [exact, f"{grid} downlink.step=1.0", f"{grid} downlink.step=0.2"]
 
 
 def test_runs_of_other_lengths_have_names_and_rows_of_their_own(tmp_path: Path) -> None:
