@@ -56,6 +56,8 @@ services:
 
 _IMAGE = """\
 FROM python:{python}-slim
+# without libraries for GPUs: --build-arg PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+ARG PIP_EXTRA_INDEX_URL
 COPY wheels/ /wheels/
 COPY requirements.txt /
 RUN pip install --no-cache-dir --find-links /wheels -r /requirements.txt
