@@ -26,7 +26,7 @@ DISTRIBUTIONS: tuple[Distribution, ...] = get_args(Distribution)
 MIN_ALPHA, MAX_ALPHA = 1e-30, 1e30  # float32 keeps every element a normal number within these
 
 _BLOCK = 1 << 15  # elements made at a time, so that temporaries stay in cache
-COMPILED_FROM = 1 << 20  # elements of Gaussian noise for which compiling its loop, which takes 2 seconds, is worth it
+COMPILED_FROM = 1 << 18  # elements of Gaussian noise for which it is worth to load, or once compile, a loop
 _U64 = (1 << 64) - 1
 
 

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from numba import types
 from numpy.typing import NDArray
 from torch import Tensor
+
+from fedmrn_app.kernels.compiled import FLOATS, compile_loop
 
 MAGNITUDE = 0x7FFFFFFF  # all bits but the sign's
 LEAST_NORMAL, INFINITE = 0x00800000, 0x7F800000  # |w| of these bits
@@ -26,7 +27,7 @@ BLOCK = 1 << 12  # weights that stay in cache
 Bits = NDArray[np.int32]
 
 _BITS, _FLAGS = types.Array(types.int32, 1, "C"), types.Array(types.uint8, 1, "C")
-_WORDS, _WEIGHTS = types.Array(types.uint64, 1, "C"), types.Array(types.float32, 1, "C")
+_WORDS = types.Array(types.uint64, 1, "C")
 _COLLECT = types.UniTuple(types.int64, 2)(_BITS, types.int32, types.int32, _FLAGS, _WORDS, _BITS)
 
 
@@ -107,7 +108,6 @@ def _select(magnitudes: Bits, count: int) -> tuple[np.int32, int]:
 def _compile_collect() -> Callable[..., tuple[int, int]]:
     u8, i32, u32, magnitude = np.uint8, np.int32, np.uint32, np.int32(MAGNITUDE)
 
-    @numba.njit([_COLLECT], nogil=True)  # type: ignore[untyped-decorator]
     def collect(bits: Any, low: Any, high: Any, flags: Any, words: Any, out: Any) -> Any:
         """Copy what is within the bounds; return how many are above and how many within, -1 if there is no room.
 
@@ -136,15 +136,13 @@ def _compile_collect() -> Callable[..., tuple[int, int]]:
                 inside += flags[i]
         return larger, inside
 
-    compiled: Callable[..., tuple[int, int]] = collect
-    return compiled
+    return compile_loop(_COLLECT, collect)
 
 
 @cache
 def _compile_prune() -> Callable[..., None]:
     u8, i32, magnitude = np.uint8, np.int32, np.int32(MAGNITUDE)
 
-    @numba.njit([types.void(_BITS, _FLAGS, types.int32)], nogil=True)  # type: ignore[untyped-decorator]
     def prune(bits: Any, flags: Any, least: Any) -> None:
         """Flag what is kept, and leave but the sign of the rest, as multiplying by zero does."""
         for i in range(bits.size):
@@ -153,18 +151,15 @@ def _compile_prune() -> Callable[..., None]:
             flags[i] = u8(kept)
             bits[i] = word if kept else i32(word & ~magnitude)
 
-    compiled: Callable[..., None] = prune
-    return compiled
+    return compile_loop(types.void(_BITS, _FLAGS, types.int32), prune)
 
 
 @cache
 def _compile_apply() -> Callable[..., None]:
     f32 = np.float32
 
-    @numba.njit([types.void(_WEIGHTS, _FLAGS)], nogil=True)  # type: ignore[untyped-decorator]
     def apply(weights: Any, flags: Any) -> None:
         for i in range(weights.size):
             weights[i] = weights[i] * f32(flags[i])
 
-    compiled: Callable[..., None] = apply
-    return compiled
+    return compile_loop(types.void(FLOATS, _FLAGS), apply)

@@ -11,9 +11,15 @@ import numpy as np
 from torch import Tensor
 
 from fedmrn_app.kernels import scoring
+from fedmrn_app.kernels.compiled import compile_loop
 from fedmrn_app.kernels.scoring import Scores, ScoreStep
 from fedmrn_app.kernels.team import LOOP, on_team
 from fedmrn_app.kernels.thresholds import uniform
+
+_T_PER_S, _LARGEST, _ROUND = (np.float32(c) for c in (scoring.T_PER_S, scoring.LARGEST, scoring.ROUND))
+_C5, _C4, _C3, _C2, _C1, _ONE = (np.float32(c) for c in scoring.POLYNOMIAL)
+_BITS = np.int32(scoring.FRACTION_BITS)
+_BIAS = np.int32(scoring.EXPONENT_BIAS << scoring.FRACTION_BITS)
 
 
 def cpu_score_step(vectors: Scores) -> ScoreStep:
@@ -26,46 +32,30 @@ def cpu_score_step(vectors: Scores) -> ScoreStep:
     return step
 
 
-@cache
-def _compile_sigmoid() -> Callable[..., Any]:
-    """Compile the sigmoid of one number, to be built into the loop."""
-    f32, i32 = np.float32, np.int32
-    t_per_s, largest, rounding = (f32(c) for c in (scoring.T_PER_S, scoring.LARGEST, scoring.ROUND))
-    c5, c4, c3, c2, c1, one = (f32(c) for c in scoring.POLYNOMIAL)
-    bits, bias = i32(scoring.FRACTION_BITS), i32(scoring.EXPONENT_BIAS << scoring.FRACTION_BITS)
-
-    @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
-    def sigmoid(s: Any) -> Any:
-        t = s * t_per_s
-        t = t if t < largest else largest
-        t = t if t > -largest else -largest
-        shifted = t + rounding
-        f = t - (shifted - rounding)
-        y = ((((c5 * f + c4) * f + c3) * f + c2) * f + c1) * f + one
-        power = i32(i32(f32(shifted).view(np.int32) << bits) + bias).view(np.float32)
-        return one / (y * power + one)
-
-    compiled: Callable[..., Any] = sigmoid
-    return compiled
+@numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
+def _sigmoid(s: Any) -> Any:
+    """The sigmoid of one number, built into the loop."""
+    t = s * _T_PER_S
+    t = t if t < _LARGEST else _LARGEST
+    t = t if t > -_LARGEST else -_LARGEST
+    shifted = t + _ROUND
+    f = t - (shifted - _ROUND)
+    y = ((((_C5 * f + _C4) * f + _C3) * f + _C2) * f + _C1) * f + _ONE
+    power = np.int32(np.int32(np.float32(shifted).view(np.int32) << _BITS) + _BIAS).view(np.float32)
+    return _ONE / (y * power + _ONE)
 
 
 @cache
 def _compile_loop() -> Callable[..., None]:
-    f32, one = np.float32, np.float32(1)
-    sigmoid = _compile_sigmoid()
-
-    # fastmath would let the compiler fuse and reorder; without it the results are those of the plain operations
-    @numba.njit([LOOP], nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
     def loop(s: Any, p: Any, frozen: Any, out: Any, grad: Any, settings: Any, start: Any, high: Any) -> None:
         lr = settings[0]
         for i in range(s.size):
             v = uniform(i, start, high)
             weight, before = frozen[i], p[i]
-            score = s[i] - grad[i] * weight * (before * (one - before)) * lr
+            score = s[i] - grad[i] * weight * (before * (_ONE - before)) * lr
             s[i] = score
-            probability = sigmoid(score)
+            probability = _sigmoid(score)
             p[i] = probability
-            out[i] = weight if v < probability else f32(0)
+            out[i] = weight if v < probability else np.float32(0)
 
-    compiled: Callable[..., None] = loop
-    return compiled
+    return compile_loop(LOOP, loop)
