@@ -66,6 +66,17 @@ def test_settings_tried_on_the_same_data_have_rows_of_their_own(tmp_path: Path) 
     ]
 
 
+def test_runs_of_other_lengths_are_told_apart_by_their_settings(tmp_path: Path) -> None:
+    runs = [
+        run_on(tmp_path / "0", "iid", "eden", 0, 0.1, bits=1),
+        run_on(tmp_path / "1", "iid", "eden", 0, 0.2, rounds=3, bits=2),
+        run_on(tmp_path / "2", "iid", "drive", 0, 0.1),
+        run_on(tmp_path / "3", "iid", "drive", 0, 0.1, rounds=3),
+    ]
+    names = [group.name for group in read_groups(runs)]
+    assert names == ["eden strategy.bits=1", "eden strategy.bits=2", "drive", "drive"]
+
+
 def test_command_prints_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     run_on(tmp_path / "0", "iid", "eden", 0, 0.25)
     monkeypatch.setattr(sys, "argv", ["fedmrn-report", str(tmp_path), "--across", "--last", "2"])

@@ -199,20 +199,21 @@ def short(value: Any) -> str:
 
 
 def _telling(groups: Sequence[Sequence[Run]]) -> dict[str, list[str]]:
-    """By strategy the settings, dotted, in which groups of the same data and rounds differ."""
+    """By strategy the settings, dotted, in which groups of the same data differ."""
     keys: dict[str, dict[str, None]] = {}  # in order, each once
     for group in groups:
         first = group[0]
         rivals = [
             other[0].settings
             for other in groups
-            if all(other[0].summary[key] == first.summary[key] for key in ("strategy", "rounds"))
+            if other[0].summary["strategy"] == first.summary["strategy"]
             and data_of(other[0].summary) == data_of(first.summary)
         ]
         keys.setdefault(first.summary["strategy"], {}).update(
             (key, None)
             for key, value in first.settings.items()
             if not _untold(key)
+            and key != "rounds"  # tables say how many each has
             and any(rival.get(key) != value for rival in rivals if key in rival or key not in _OF_A_GRID)
         )
     return {strategy: list(found) for strategy, found in keys.items()}
