@@ -8,7 +8,7 @@ from fedmrn_app.config.compose import compose_values, load_config
 from fedmrn_app.data.validation import load_evaluation, load_training
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.federation.worker import Worker
-from fedmrn_app.results.groups import data_of
+from fedmrn_app.results.finished import data_of
 from fedmrn_app.results.tables import split_of
 from fedmrn_app.tasks.characters import Characters
 from fedmrn_app.tasks.task import Samples

@@ -8,7 +8,8 @@ from typing import Any
 
 from fedmrn_app.errors import RunError
 from fedmrn_app.results.further import markdown_rows
-from fedmrn_app.results.groups import Group, percent, settings_of, short, span
+from fedmrn_app.results.groups import Group, percent, span
+from fedmrn_app.results.names import short
 
 
 def choose(groups: Sequence[Group], key: str, last: int) -> list[str]:
@@ -26,8 +27,8 @@ def choose(groups: Sequence[Group], key: str, last: int) -> list[str]:
         raise RunError(f"--choose {key}: no run's configuration has it")
     rows: dict[str, dict[str, Group]] = {}
     for group in groups:
-        others = {name: value for name, value in settings_of(group.runs[0]).items() if name != key}
-        row = rows.setdefault(json.dumps([group.data, others], sort_keys=True, default=str), {})
+        others = {name: value for name, value in group.runs[0].telling.items() if name != key}
+        row = rows.setdefault(json.dumps([group.strategy, group.data, others], sort_keys=True, default=str), {})
         row[short(group.runs[0].settings.get(key))] = group
     values = sorted({value for row in rows.values() for value in row}, key=_order)
     head = ["run", "data", "seeds", "rounds", *values, key]

@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
-from omegaconf import OmegaConf
-from yaml import YAMLError
 
-from fedmrn_app.config.types import Config
 from fedmrn_app.errors import RunError
+from fedmrn_app.results.finished import Floats, Run, read_finished
+from fedmrn_app.results.names import name_runs
 from fedmrn_app.results.published import published
-from fedmrn_app.results.settings import flat
 
-Floats = NDArray[np.float64]
-
-# of a configuration, what does not change what is computed, or is told by the table's own columns
-_UNTOLD = {"seed", "resume", "restarts", "round_timeout", "node_timeout", "strategy.name", "dataset.path"}
-_OF_A_GRID = ("downlink.step", "downlink.memory")  # likewise, where the global model goes down in another form
 _LONGEST = 4  # settings in a name
-# what a run did before there was the key
-_OLDER = {field.name: field.default for field in fields(Config) if field.default is not MISSING}
-
-
-@dataclass(frozen=True)
-class Run:
-    """One finished run: its summary, its settings by dotted keys, and the columns of its rounds."""
-
-    folder: Path
-    summary: Mapping[str, Any]
-    settings: Mapping[str, Any]
-    columns: Mapping[str, Floats]
+FOOTNOTE = "Where a name says nothing else: "  # its beginning
 
 
 @dataclass(frozen=True)
@@ -44,27 +23,29 @@ class Group:
     """Runs that differ in their seed alone.
 
     Attributes:
-        told: the settings by which groups of its strategy are told apart: those in which some on the same data differ.
+        told: the settings by which groups are told apart, see `name_runs`.
+        shared: those of them that most groups beside it have.
         runs: at least one, by their seeds.
     """
 
     told: Mapping[str, str]
+    shared: Mapping[str, str]
     runs: Sequence[Run]
 
     @property
     def name(self) -> str:
-        """The strategy, and the first few of the settings that tell; the same on all data."""
+        """The strategy, and the first few settings that tell and are not what most have; the same on all data."""
         return self.name_without()
 
     @property
     def data(self) -> str:
         """The data set and its partition, and the split that was evaluated on where it is not the test split."""
-        return data_of(self.runs[0].summary)
+        return self.runs[0].data
 
     @property
     def strategy(self) -> str:
         """The method's name."""
-        return str(self.runs[0].summary["strategy"])
+        return self.runs[0].strategy
 
     @property
     def dataset(self) -> str:
@@ -130,7 +111,11 @@ class Group:
 
     def name_without(self, *left_out: str) -> str:
         """The name, but for some settings."""
-        words = [f"{key}={value}" for key, value in self.told.items() if key not in left_out]
+        words = [
+            f"{key}={value}"
+            for key, value in self.told.items()
+            if key not in left_out and self.shared.get(key) != value
+        ]
         return " ".join([self.strategy, *words[:_LONGEST], *(["..."] if len(words) > _LONGEST else [])])
 
     def traffic(self, ways: Sequence[str]) -> Floats:
@@ -143,30 +128,29 @@ class Group:
         return megabytes
 
 
-def data_of(summary: Mapping[str, Any]) -> str:
-    """What a run's metrics are of, in words."""
-    split = summary.get("evaluated_on", "test")
-    return f"{summary['dataset']}, {summary['partition']}" + ("" if split == "test" else f", {split}")
-
-
 def read_groups(summaries: Sequence[Path]) -> list[Group]:
     """Read the runs that summaries are of, and put them together, in the order in which they come.
 
     Raises:
         RunError: a file of a run cannot be read.
     """
-    runs = [_read(path) for path in summaries]
     alike: dict[str, list[Run]] = {}
-    for run in runs:
-        alike.setdefault(json.dumps(settings_of(run), sort_keys=True, default=str), []).append(run)
+    for run in map(read_finished, summaries):
+        alike.setdefault(json.dumps([run.strategy, run.telling], sort_keys=True, default=str), []).append(run)
     groups = [sorted(found, key=lambda run: int(run.settings.get("seed", 0))) for found in alike.values()]
-    telling = _telling(groups)
-    return [Group(_told(found[0], telling[found[0].summary["strategy"]]), found) for found in groups]
+    named = name_runs([found[0] for found in groups])
+    return [Group(told, shared, found) for (told, shared), found in zip(named, groups, strict=True)]
 
 
-def settings_of(run: Run) -> dict[str, Any]:
-    """The settings that change what is computed, but for the seed, by dotted keys."""
-    return {key: value for key, value in run.settings.items() if key == "strategy.name" or not _untold(key)}
+def footnote(groups: Sequence[Group], *left_out: str) -> list[str]:
+    """The lines below a table that say what its names leave out; none where they leave out nothing.
+
+    Args:
+        groups: whose names stand in the table.
+        left_out: settings that the names do not have either way.
+    """
+    said = {f"{key}={value}": None for group in groups for key, value in group.shared.items() if key not in left_out}
+    return ["", f"{FOOTNOTE}{', '.join(said)}."] if said else []
 
 
 def metric_of(groups: Sequence[Group]) -> str:
@@ -191,53 +175,3 @@ def span(values: Sequence[float], form: str = "d") -> str:
     """The least and the most, or the one value that all have as they are shown."""
     least, most = format(min(values), form), format(max(values), form)
     return least if least == most else f"{least}-{most}"
-
-
-def short(value: Any) -> str:
-    """A setting's value as one types it."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"
-
-
-def _telling(groups: Sequence[Sequence[Run]]) -> dict[str, list[str]]:
-    """By strategy the settings, dotted, in which groups of the same data differ."""
-    keys: dict[str, dict[str, None]] = {}  # in order, each once
-    for group in groups:
-        first = group[0]
-        rivals = [
-            other[0].settings
-            for other in groups
-            if other[0].summary["strategy"] == first.summary["strategy"]
-            and data_of(other[0].summary) == data_of(first.summary)
-        ]
-        keys.setdefault(first.summary["strategy"], {}).update(
-            (key, None)
-            for key, value in first.settings.items()
-            if not _untold(key)
-            and key != "rounds"  # tables say how many each has
-            and any(rival.get(key) != value for rival in rivals if key in rival or key not in _OF_A_GRID)
-        )
-    return {strategy: list(found) for strategy, found in keys.items()}
-
-
-def _told(run: Run, keys: Sequence[str]) -> dict[str, str]:
-    return {key: short(run.settings[key]) for key in keys if key in run.settings}
-
-
-def _untold(key: str) -> bool:
-    return key in _UNTOLD or key.startswith("log.")
-
-
-def _read(path: Path) -> Run:
-    folder = path.parent
-    try:
-        settings = dict(flat(cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(folder / "config.yaml")))))
-        with (folder / "rounds.csv").open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        columns = {key: np.array([float(row[key]) for row in rows]) for key in rows[0]}
-        settings |= {key: value for key, value in _OLDER.items() if key not in settings}
-        if settings.get("downlink.dtype") != "grid":
-            settings = {key: value for key, value in settings.items() if key not in _OF_A_GRID}
-        return Run(folder, json.loads(path.read_text()), settings, columns)
-    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise RunError(f"{folder}: cannot be read as a run's folder ({type(error).__name__}: {reason})") from error

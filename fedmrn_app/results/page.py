@@ -11,7 +11,7 @@ from typing import Any
 from fedmrn_app.durable import write_durably
 from fedmrn_app.results.figures import draw
 from fedmrn_app.results.further import Further, further_tables, markdown_rows
-from fedmrn_app.results.groups import Group, final_of, metric_of, percent
+from fedmrn_app.results.groups import Group, final_of, footnote, metric_of, percent
 
 _CAPTIONS = {
     "rounds": "Metric and loss over rounds. Lines are means over seeds, bands go from the lowest to the highest; "
@@ -59,7 +59,7 @@ def write_page(groups: Sequence[Group], folder: Path, last: int = 1) -> Path:
         pictures.append((name, drawing))
     lines = markdown_rows(*_filled(head, rows))
     further = further_tables(groups)
-    note = " ".join([_NOTE, *(f"Made with {made}." for made in _made(groups))])
+    note = " ".join([*footnote(groups)[1:], _NOTE, *(f"Made with {made}." for made in _made(groups))])
     shown = [f"![{_CAPTIONS[name]}]({name}.svg)\n\n{_CAPTIONS[name]}" for name, _ in pictures]
     write_durably(
         folder / "report.md",

@@ -18,8 +18,9 @@ from typing import Any
 from fedmrn_app.errors import FedMRNError, RunError
 from fedmrn_app.results.across import across
 from fedmrn_app.results.choose import choose
+from fedmrn_app.results.finished import data_of
 from fedmrn_app.results.further import further_tables, until
-from fedmrn_app.results.groups import data_of, read_groups
+from fedmrn_app.results.groups import Group, footnote, read_groups
 from fedmrn_app.results.keep import keep_runs
 from fedmrn_app.results.page import markdown_means, write_page
 from fedmrn_app.results.within import within
@@ -94,21 +95,24 @@ def table_of(summaries: Sequence[Path], kind: argparse.Namespace) -> list[str]:
     Raises:
         RunError: a file is not what a finished run leaves, or the runs have not what is asked for.
     """
+    if not (kind.mean or kind.across or kind.test or kind.until is not None or kind.within or kind.choose):
+        return markdown([read_run(path) for path in summaries])
+    groups = read_groups(summaries)
+    return [*_of_groups(groups, kind), *footnote(groups, *([kind.choose] if kind.choose else []))]
+
+
+def _of_groups(groups: Sequence[Group], kind: argparse.Namespace) -> list[str]:
     if kind.until is not None:
-        return until(read_groups(summaries), kind.until)
+        return until(groups, kind.until)
     if kind.within is not None:
-        return within(read_groups(summaries), kind.within, kind.last)
+        return within(groups, kind.within, kind.last)
     if kind.choose is not None:
-        return choose(read_groups(summaries), kind.choose, kind.last)
+        return choose(groups, kind.choose, kind.last)
     if kind.test:
         from fedmrn_app.results.tested import tested  # PyTorch, which the other tables do without
 
-        return tested(read_groups(summaries))
-    if kind.across:
-        return across(read_groups(summaries), kind.last)
-    if kind.mean:
-        return markdown_means(read_groups(summaries), kind.last)
-    return markdown([read_run(path) for path in summaries])
+        return tested(groups)
+    return across(groups, kind.last) if kind.across else markdown_means(groups, kind.last)
 
 
 def _rounds(said: str) -> int:

@@ -9,8 +9,9 @@ import numpy as np
 from fedmrn_app.data.validation import load_training
 from fedmrn_app.learning.evaluate import Evaluation, evaluate, measured_norms
 from fedmrn_app.learning.flat import FlatModel
+from fedmrn_app.results.finished import Run
 from fedmrn_app.results.further import markdown_rows
-from fedmrn_app.results.groups import Group, Run, metric_of, percent
+from fedmrn_app.results.groups import Group, metric_of, percent
 from fedmrn_app.results.trained import load_trained
 
 

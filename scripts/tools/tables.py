@@ -13,10 +13,11 @@ import shlex
 from pathlib import Path
 
 from fedmrn_app.errors import RunError
+from fedmrn_app.results.groups import FOOTNOTE
 from fedmrn_app.results.report import add_kinds, find_summaries, table_of
 
 ROOT = Path(__file__).resolve().parents[2]
-_TABLE = re.compile(r"<!-- fedmrn-report (?P<words>.+) -->\n\n(?P<rows>(?:\|.*\n)*)")
+_TABLE = re.compile(rf"<!-- fedmrn-report (?P<words>.+) -->\n\n(?P<rows>(?:\|.*\n)*(?:\n{FOOTNOTE}.*\n)?)")
 
 
 def main() -> None:
