@@ -43,8 +43,7 @@ def main() -> int:
         "--tables", action="store_true", help="print losses against FedAvg, gaps between splits, and times too"
     )
     arguments = parser.parse_args()
-    takes_means = arguments.mean or arguments.across or arguments.within or arguments.choose or arguments.page
-    if arguments.last > 1 and not takes_means:
+    if arguments.last > 1 and not (_takes_means(arguments) or arguments.page):
         parser.error(f"--last {arguments.last}: goes with --mean, --across, --within, --choose or --page")
     try:
         summaries = find_summaries(arguments.folders)
@@ -61,7 +60,7 @@ def main() -> int:
     if page:
         print(f"\npage in {page}")
     if kept:
-        print(f"\n{len(kept)} runs kept in {arguments.keep}")
+        print(f"\n{len(kept)} run{'s' if len(kept) > 1 else ''} kept in {arguments.keep}")
     return 0
 
 
@@ -95,10 +94,15 @@ def table_of(summaries: Sequence[Path], kind: argparse.Namespace) -> list[str]:
     Raises:
         RunError: a file is not what a finished run leaves, or the runs have not what is asked for.
     """
-    if not (kind.mean or kind.across or kind.test or kind.until is not None or kind.within or kind.choose):
+    if not (_takes_means(kind) or kind.test or kind.until is not None):
         return markdown([read_run(path) for path in summaries])
     groups = read_groups(summaries)
     return [*_of_groups(groups, kind), *footnote(groups, *([kind.choose] if kind.choose else []))]
+
+
+def _takes_means(kind: argparse.Namespace) -> bool:
+    """Whether the metric in the table may be a mean over rounds."""
+    return bool(kind.mean or kind.across or kind.within or kind.choose)
 
 
 def _of_groups(groups: Sequence[Group], kind: argparse.Namespace) -> list[str]:
