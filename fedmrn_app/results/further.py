@@ -90,9 +90,9 @@ def _losses(groups: Sequence[Group]) -> Iterator[list[str]]:
             for which in ("best", "final")
         ]  # fmt: skip
         papers = [_paper(group, base) for group, base in pairs]
-        said = "" if None in papers else f"{sum(paper or 0 for paper in papers):+.1f}"
+        said = "" if None in papers else f"{sum(paper or 0 for paper in papers):+z.1f}"
         partitions = ", ".join(group.partition for group, _ in pairs)
-        yield [name, dataset, partitions, *(f"{100 * value:+.1f}" for value in sums), said]
+        yield [name, dataset, partitions, *(f"{100 * value:+z.1f}" for value in sums), said]
 
 
 def _paper(group: Group, base: Group) -> float | None:

@@ -103,7 +103,7 @@ def _cells(group: Group, last: int = 1) -> list[str]:
         percent(group.late(last)),
         percent(best),
         "" if paper is None else f"{paper:.1f}",
-        "" if paper is None else f"{100 * best.mean() - paper:+.1f}",
+        "" if paper is None else f"{100 * best.mean() - paper:+z.1f}",
         *(f"{value.mean():.3f}" for value in (*bits, *ends)),
         f"{group.curve('seconds').mean():.1f}",
     ]
