@@ -3,7 +3,7 @@
 What other code may rely on:
 
 - `fedmrn_app.tasks.task`: `Task` and `Samples`, to learn something of one's own.
-- `fedmrn_app.methods.method`: the parts of a method, and `Recipe`.
+- `fedmrn_app.methods.method`: the parts of a method, and `MethodConfig`.
 - `fedmrn_app.methods`: `find_methods`, `build_method`.
 - `fedmrn_app.federation`: a round without Flower: `worker.Worker`, `server.open_round`, `server.close_round`,
   `client.train_client`, `loop.run_rounds`.

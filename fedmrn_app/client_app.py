@@ -13,14 +13,15 @@ from typing import cast
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
-from fedmrn_app.config.build import ALLOW_TARGETS, check_targets, read_config
+from fedmrn_app.config.build import check_targets, read_config
+from fedmrn_app.environment import ALLOW_TARGETS, VERSIONS_FOLDER
 from fedmrn_app.errors import ConfigError, FedMRNError, PayloadError
 from fedmrn_app.federation.client import Kept
 from fedmrn_app.federation.download import VersionError
-from fedmrn_app.federation.kept_versions import VERSIONS_FOLDER, KeptVersions
-from fedmrn_app.federation.residuals import Residuals, StateError, state_folder
 from fedmrn_app.federation.worker import Worker
-from fedmrn_app.messages import (
+from fedmrn_app.flower.device_storage import Residuals, StateError, state_folder
+from fedmrn_app.flower.device_versions import KeptVersions
+from fedmrn_app.flower.messages import (
     Hosted,
     hosted_content,
     lost_content,
@@ -33,7 +34,7 @@ from fedmrn_app.messages import (
 
 app = ClientApp()
 if "flwr.server.superlink.fleet.vce" in sys.modules:  # Flower imports this before a simulation makes its actors
-    from fedmrn_app.actors import join_cluster, keep_actors
+    from fedmrn_app.flower.ray_actors import join_cluster, keep_actors
 
     keep_actors()
     join_cluster()

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedmrn_app.kernels.gaussian_plain import fill_gaussian
 from fedmrn_app.layout import Float32Array
-from fedmrn_app.typed import Range
+from fedmrn_app.validation import Range
 
 Distribution = Literal["uniform", "gaussian", "bernoulli"]
 DISTRIBUTIONS: tuple[Distribution, ...] = get_args(Distribution)

@@ -13,32 +13,32 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedmrn_app.config.agree import agree
-from fedmrn_app.config.build import build_flat_model, build_run_method, measure
+from fedmrn_app.config.build import build_flat_model, build_run_method, resolve_from_data
 from fedmrn_app.config.compose import compose_values, default_values, parse_overrides
-from fedmrn_app.config.privacy import open_privacy, privacy_facts, privacy_lines
-from fedmrn_app.config.types import Values
-from fedmrn_app.data.validation import load_evaluation, load_training
-from fedmrn_app.drive import Run, run_asynchronously, run_rounds
+from fedmrn_app.config.privacy_checks import open_privacy, privacy_facts, privacy_lines
+from fedmrn_app.config.schema import Values
 from fedmrn_app.errors import FedMRNError
-from fedmrn_app.federation.agreement import Agreement, GlobalState
-from fedmrn_app.federation.ledger import Ledger
-from fedmrn_app.federation.privacy import BudgetSpent
+from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.federation.server import OpenRound
 from fedmrn_app.federation.upload import Update, header_of, write_upload
-from fedmrn_app.hosts import Hosts
+from fedmrn_app.flower.client_directory import ClientDirectory
+from fedmrn_app.flower.liveness import LiveNodes
+from fedmrn_app.flower.messages import content_bytes, order_content, pack_config, payload_content
+from fedmrn_app.flower.sync_loop import Run, run_asynchronously, run_rounds
 from fedmrn_app.learning.flat import FlatModel, state_sha256
 from fedmrn_app.learning.memory import keep_freed_memory
-from fedmrn_app.messages import content_bytes, order_content, pack_config, payload_content
 from fedmrn_app.methods import build_method
 from fedmrn_app.methods.method import RunOptions
-from fedmrn_app.nodes import Nodes
 from fedmrn_app.noise import Noise
-from fedmrn_app.processes import end_with_parent
-from fedmrn_app.results.folder import RunFolder
+from fedmrn_app.privacy.ledger import Ledger
+from fedmrn_app.privacy.mechanism import BudgetSpent
+from fedmrn_app.results.clients_csv import Participants
 from fedmrn_app.results.lock import locked
-from fedmrn_app.results.made_with import made_with
-from fedmrn_app.results.participants import Participants
 from fedmrn_app.results.progress import Progress, Splits
+from fedmrn_app.results.provenance import made_with
+from fedmrn_app.results.run_folder import RunFolder
+from fedmrn_app.runtime.cleanup import end_with_parent
+from fedmrn_app.tasks.validation import load_evaluation, load_training
 from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.values import pack_floats
 
@@ -78,7 +78,7 @@ def _run_path(run_dir: str) -> Path:
 
 
 def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str], None]) -> None:
-    values, config, task = measure(values, report)
+    values, config, task = resolve_from_data(values, report)
     folder.metrics = task.metrics
     by_train = config.static_norm == "train"
     rows = (task, config.validation, config.seed, report)
@@ -86,32 +86,32 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
     splits = Splits(load_evaluation(*rows), train if config.evaluate_train else None, train if by_train else None)
     method = build_run_method(config)
     model = build_flat_model(config, task, method)
-    agreement = agree(config, method, model)
-    state = agreement.begin()
+    protocol = agree(config, method, model)
+    state = protocol.begin()
     ledger = Ledger.open(folder.path, resume=config.resume)
-    privacy = open_privacy(config, agreement, ledger)
+    privacy = open_privacy(config, protocol, ledger)
     done = folder.start(values, model, state, resume=config.resume, defaults=default_values, report=report)
     if privacy is not None:
         ledger.must_hold(done)
     report(f"run folder {folder.path}" + (f", going on after round {done}" if done else ""))
     if config.validation is not None:
         report(f"evaluated on {len(splits.test)} rows held out of the training data, not on the test split")
-    for line in privacy_lines(config, privacy, agreement):
+    for line in privacy_lines(config, privacy, protocol):
         report(line)
     packed = pack_config(values, folder.name)
-    nodes = Nodes(grid)
-    finder = Hosts(grid, nodes, config, packed, report)
+    nodes = LiveNodes(grid)
+    finder = ClientDirectory(grid, nodes, config, packed, report)
     if done < config.rounds:  # else it ended between its last round and its summary, and needs nobody any more
         finder.find()
     run = Run(
         config,
-        agreement,
+        protocol,
         replace(state, dense=model.state()[1]),
         packed,
         grid,
         nodes,
         finder,
-        Progress(agreement, model, task, splits, folder, config.rounds, report),
+        Progress(protocol, model, task, splits, folder, config.rounds, report),
         Participants(folder.path, done),
         report,
         done,
@@ -134,7 +134,7 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
             "evaluated_on": "test" if config.validation is None else "validation",
             "parameters": model.parameter_count,
             **fedavg_bytes(model),
-            **privacy_facts(config, privacy, agreement),
+            **privacy_facts(config, privacy, protocol),
             "made_with": made_with(),
             "weights_sha256": state_sha256(*model.state()),
         }
@@ -150,10 +150,10 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
 def fedavg_bytes(model: FlatModel) -> dict[str, int]:
     """Bytes of what FedAvg would send each way for this model, counted on real messages."""
     weights, dense = model.state()
-    agreement = Agreement.of(build_method("fedavg", {}, RunOptions(Noise())), model, seed=0, dense_bits=32)
+    protocol = RunProtocol.of(build_method("fedavg", {}, RunOptions(Noise())), model, seed=0, dense_bits=32)
     update = Update(Body(pack_floats(weights)), dense)
-    payload = write_upload(agreement, header_of(agreement, 0, 1, weights.size), update, dense)
-    order = OpenRound(agreement, 1, GlobalState(weights, dense), {0: 1}).order(0)
+    payload = write_upload(protocol, header_of(protocol, 0, 1, weights.size), update, dense)
+    order = OpenRound(protocol, 1, GlobalState(weights, dense), {0: 1}).order(0)
     return {
         "fedavg_uplink_bytes_per_client_round": content_bytes(payload_content(payload)),
         "fedavg_downlink_bytes_per_client_round": content_bytes(order_content(order, None, None)),

@@ -8,7 +8,7 @@ from typing import Any
 from flwr.app import Error, Message, RecordDict
 
 import tests.reference  # noqa: F401  (Flower makes no message without)
-from fedmrn_app.messages import Hosted, hosted_content
+from fedmrn_app.flower.messages import Hosted, hosted_content
 
 Answer = Hosted | Error | None | Callable[[Message], RecordDict]
 

@@ -14,9 +14,9 @@ from omegaconf import OmegaConf
 
 from fedmrn_app.config.build import find_conf
 from fedmrn_app.config.compose import load_config
-from fedmrn_app.federation.agreement import Agreement, GlobalState
 from fedmrn_app.federation.client import Kept, train_client
 from fedmrn_app.federation.loop import run_rounds
+from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.federation.server import OpenRound
 from fedmrn_app.federation.upload import Upload, read_upload
 from fedmrn_app.federation.worker import Worker
@@ -27,8 +27,8 @@ from fedmrn_app.learning.models.build import build_model
 from fedmrn_app.learning.models.cnn import digits
 from fedmrn_app.learning.sgd import LocalSettings
 from fedmrn_app.methods import build_method, find_methods
-from fedmrn_app.methods.known import Known
-from fedmrn_app.methods.method import Codec, LocalRound, LocalTraining, Method, RunOptions
+from fedmrn_app.methods.method import Codec, LocalTraining, Method, RunOptions, TrainContext
+from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import Noise, generate_noise
 from fedmrn_app.tasks.classification import Classification
 from fedmrn_app.tasks.task import Samples
@@ -84,16 +84,16 @@ def new_model(*, whole: bool = False) -> FlatModel:
     return FlatModel(build_model(digits, {}, IMAGES, 3), whole=whole)
 
 
-def new_known(vector: Float32Array | None = None) -> Known:
+def new_known(vector: Float32Array | None = None) -> SharedContext:
     """The model is new, or holds `vector`; some of its weights have moved before."""
     model = new_model()
     vector = model.state()[0] if vector is None else vector
-    return Known(model.layout, vector, vector * np.linspace(0.5, 1, vector.size, dtype=np.float32))
+    return SharedContext(model.layout, vector, vector * np.linspace(0.5, 1, vector.size, dtype=np.float32))
 
 
-def local_round(epochs: int = 2, known: Known | None = None) -> LocalRound:
+def local_round(epochs: int = 2, known: SharedContext | None = None) -> TrainContext:
     batches = Batches(IMAGES, images(), batch_size=8, epochs=epochs, seed=1)
-    return LocalRound(batches, LR, "float32", SEED, new_known() if known is None else known, private_seed=2)
+    return TrainContext(batches, LR, "float32", SEED, new_known() if known is None else known, private_seed=2)
 
 
 class Client:
@@ -106,9 +106,9 @@ class Client:
         vector = method.server.first(weights, self.model.layout)
         before = vector * np.linspace(0.5, 1, vector.size, dtype=np.float32)
         sizes = self.model.dense_sizes
-        self.agreement = Agreement(method, self.model.layout, sizes, before, seed=3, dense_bits=32)
+        self.protocol = RunProtocol(method, self.model.layout, sizes, before, seed=3, dense_bits=32)
         self.samples = images()
-        self.round = OpenRound(self.agreement, 1, GlobalState(vector, dense), {CLIENT: len(self.samples)})
+        self.round = OpenRound(self.protocol, 1, GlobalState(vector, dense), {CLIENT: len(self.samples)})
         self.order = self.round.order(CLIENT)
         self.known = self.round.known(CLIENT)
 
@@ -124,9 +124,9 @@ class Client:
         """Train, and read the reply as the server does; the residual is what the client keeps."""
         settings = LocalSettings(epochs=2, batch_size=8, lr=LR)
         kept = Kept(residual)
-        reply = train_client(self.agreement, self.model, IMAGES, self.samples, self.order, settings, kept=kept)
+        reply = train_client(self.protocol, self.model, IMAGES, self.samples, self.order, settings, kept=kept)
         header = self.round.header(CLIENT, self.known)
-        return read_upload(reply.payload, self.agreement, header, self.known, self.round.dense), reply.kept.residual
+        return read_upload(reply.payload, self.protocol, header, self.known, self.round.dense), reply.kept.residual
 
 
 # vectors
@@ -134,11 +134,11 @@ GAUSSIAN: Float32Array = np.random.default_rng(7).standard_normal(1 << 20).astyp
 SHAPES: tuple[Shape, ...] = ((20, 30, 3, 3), (7, 11), (1, 1))
 
 
-def moved(shapes: Sequence[Shape]) -> Known:
+def moved(shapes: Sequence[Shape]) -> SharedContext:
     """A model of which some weights have moved, in both directions."""
     layout = Layout(tuple(shapes))
     vector = np.random.default_rng(5).standard_normal(layout.count).astype(np.float32)
-    return Known(layout, vector, np.where(vector > 1, np.float32(0), vector))
+    return SharedContext(layout, vector, np.where(vector > 1, np.float32(0), vector))
 
 
 def updates(kind: str, count: int) -> Float32Array:

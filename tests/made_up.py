@@ -5,9 +5,9 @@ from typing import Any
 from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from fedmrn_app.messages import pack_state, payload_content, read_order
-from fedmrn_app.present import Host
-from fedmrn_app.strategy import PayloadStrategy
+from fedmrn_app.flower.host_table import Host
+from fedmrn_app.flower.messages import pack_state, payload_content, read_order
+from fedmrn_app.flower.strategy import PayloadStrategy
 from fedmrn_app.wire.payload import Payload, encode_payload
 from tests.reference import SAMPLES, STATE, made_up_payload
 

@@ -6,14 +6,14 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 import tests.reference  # noqa: F401  (Flower makes no message without)
 from fedmrn_app.client_app import train
-from fedmrn_app.config.build import measure
+from fedmrn_app.config.build import resolve_from_data
 from fedmrn_app.config.compose import compose_values
-from fedmrn_app.config.types import Values
-from fedmrn_app.federation.agreement import Order
+from fedmrn_app.config.schema import Values
+from fedmrn_app.federation.protocol import Order
 from fedmrn_app.federation.server import OpenRound, open_round
 from fedmrn_app.federation.upload import Upload, read_upload
 from fedmrn_app.federation.worker import Worker
-from fedmrn_app.messages import order_content, pack_config, read_payload
+from fedmrn_app.flower.messages import order_content, pack_config, read_payload
 
 SMALL = ("clients=5", "clients_per_round=3", "local.epochs=1", "local.batch_size=64")
 
@@ -33,15 +33,15 @@ def asking(values: Values | None, kind: str = "query", content: RecordDict | Non
 
 
 def small(*overrides: str) -> Values:
-    values, _, _ = measure(compose_values((*SMALL, *overrides)))
+    values, _, _ = resolve_from_data(compose_values((*SMALL, *overrides)))
     return values
 
 
 def first_round(worker: Worker) -> OpenRound:
-    _, agreement = worker.model()
-    state = agreement.begin()
+    _, protocol = worker.model()
+    state = protocol.begin()
     samples = {client: worker.sample_count(client) for client in range(worker.config.clients)}
-    return open_round(agreement, state, 1, samples, 5)
+    return open_round(protocol, state, 1, samples, 5)
 
 
 def ask(context: Context, order: Order) -> Message:
@@ -51,4 +51,4 @@ def ask(context: Context, order: Order) -> Message:
 def train_on(context: Context, round_: OpenRound, client: int) -> Upload:
     reply = ask(context, round_.order(client))
     known = round_.known(client)
-    return read_upload(read_payload(reply), round_.agreement, round_.header(client, known), known, round_.dense)
+    return read_upload(read_payload(reply), round_.protocol, round_.header(client, known), known, round_.dense)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedmrn_app import typed
+from fedmrn_app import validation as typed
 from fedmrn_app.tasks.classification import Classification
 
 Make = Callable[[Path], Any]

@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from torch import Tensor, nn
 
 from fedmrn_app.plugin import Compressed, MaskedSGD, compress_uplink, learn_masks
-from scripts.benchmarks.local_grid import Nodes
+from scripts.benchmarks.local_grid import LiveNodes
 
 State = dict[str, Tensor]
 Loop = Callable[[Any, Message], None]
@@ -99,7 +99,7 @@ def new_app(train: Train, mods: list[Any]) -> ClientApp:
     return app
 
 
-class LocalGrid(Nodes):
+class LocalGrid(LiveNodes):
     """The nodes of these tests, whose replies may be tampered with, and come in another order."""
 
     def __init__(self, app: ClientApp, tamper: Callable[[int, Message], None] = lambda node, reply: None) -> None:

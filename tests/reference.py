@@ -6,17 +6,17 @@ import numpy as np
 from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
 
-from fedmrn_app.config.build import measure
+from fedmrn_app.config.build import resolve_from_data
 from fedmrn_app.config.compose import compose_values
-from fedmrn_app.federation.agreement import Agreement, GlobalState, Order
 from fedmrn_app.federation.loop import run_rounds
+from fedmrn_app.federation.protocol import GlobalState, Order, RunProtocol
 from fedmrn_app.federation.worker import Worker
+from fedmrn_app.flower.messages import content_bytes, order_content
 from fedmrn_app.layout import Layout
 from fedmrn_app.learning.flat import state_sha256
-from fedmrn_app.messages import content_bytes, order_content
 from fedmrn_app.methods import build_method
-from fedmrn_app.methods.known import Known
 from fedmrn_app.methods.method import RunOptions
+from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import Noise
 from fedmrn_app.wire.bits import pack_bits
 from fedmrn_app.wire.body import Body
@@ -30,7 +30,7 @@ SAMPLES = {client: 10 * (client + 1) for client in range(6)}
 CLIENTS_PER_ROUND = 4
 _RANDOM = np.random.default_rng(0)
 STATE = GlobalState(_RANDOM.standard_normal(D, np.float32), _RANDOM.standard_normal(M, np.float32))
-AGREEMENT = Agreement(
+AGREEMENT = RunProtocol(
     build_method("fedmrn", {}, RunOptions(Noise())),
     Layout(((10, 60), (20, 20))),
     (M,),
@@ -38,12 +38,12 @@ AGREEMENT = Agreement(
     seed=9,
     dense_bits=32,
 )
-KNOWN = Known(AGREEMENT.layout, STATE.vector, AGREEMENT.first)
+KNOWN = SharedContext(AGREEMENT.layout, STATE.vector, AGREEMENT.first)
 
 
 def reference_run(overrides: tuple[str, ...], left_out: frozenset[int] = frozenset()) -> str:
     """Train in a plain loop and return the final `weights_sha256`; clients `left_out` never contribute."""
-    _, config, _ = measure(compose_values(overrides))
+    _, config, _ = resolve_from_data(compose_values(overrides))
     worker = Worker(config)
     state = run_rounds(worker, left_out)
     return state_sha256(worker.method.server.weights(state.vector, worker.model()[1].layout), state.dense)
@@ -53,7 +53,7 @@ def reference_downlink(
     overrides: tuple[str, ...], left_out: frozenset[int], forgets: frozenset[tuple[int, int]]
 ) -> tuple[str, list[float]]:
     """As `reference_run`, and the mean bytes that are sent to a client in each round, in Flower's messages."""
-    _, config, _ = measure(compose_values(overrides))
+    _, config, _ = resolve_from_data(compose_values(overrides))
     worker = Worker(config)
     total = [0] * config.rounds
 

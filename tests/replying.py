@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 
 from flwr.app import Error, Message
 
-from fedmrn_app.federation.agreement import Order
-from fedmrn_app.messages import read_order
+from fedmrn_app.federation.protocol import Order
+from fedmrn_app.flower.messages import read_order
 from tests.fake_grid import FakeGrid
 from tests.made_up import HOSTS, good_reply
 

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from fedmrn_app.config.agree import agree
-from fedmrn_app.config.build import build_flat_model, build_run_method, measure
+from fedmrn_app.config.build import build_flat_model, build_run_method, resolve_from_data
 from fedmrn_app.config.compose import compose_values
-from fedmrn_app.config.types import Config
-from fedmrn_app.federation.agreement import GlobalState
+from fedmrn_app.config.schema import Config
+from fedmrn_app.federation.protocol import GlobalState
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.models.build import build_model
 from fedmrn_app.learning.models.cnn import digits
-from fedmrn_app.results.folder import RunFolder
-from fedmrn_app.results.rows import Round
+from fedmrn_app.results.round_row import Round
+from fedmrn_app.results.run_folder import RunFolder
 from fedmrn_app.tasks.classification import Classification
 from fedmrn_app.tasks.task import Task
 
@@ -72,7 +72,7 @@ class Begun:
 
 
 def begun(*overrides: str) -> Begun:
-    values, config, task = measure(compose_values(overrides))
+    values, config, task = resolve_from_data(compose_values(overrides))
     method = build_run_method(config)
     flat = build_flat_model(config, task, method)
     first = agree(config, method, flat).begin()

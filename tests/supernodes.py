@@ -7,10 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-from fedmrn_app.deploy.warm import warm_words, write_forwarder
-from fedmrn_app.local_run import command, free_port
-
-ROOT = Path(__file__).resolve().parents[1]
+from fedmrn_app.deploy.fork_server import warm_words, write_forwarder
+from fedmrn_app.runtime.flower_cli import command, free_port
+from tests.paths import ROOT
 
 
 class Federation:

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.paths import ROOT
+
 NEEDED = {
     # without it Flower makes no message outside of a run; the package itself does not need it
     ("scripts/benchmarks/local_grid.py", "flwr.supercore.task_identity"),
     # a simulation's actors are started anew only if they are other than Flower's
-    ("fedmrn_app/actors.py", "flwr.server.superlink.fleet.vce.backend"),
-    ("fedmrn_app/actors.py", "flwr.simulation.ray_transport.ray_actor"),
+    ("fedmrn_app/flower/ray_actors.py", "flwr.server.superlink.fleet.vce.backend"),
+    ("fedmrn_app/flower/ray_actors.py", "flwr.simulation.ray_transport.ray_actor"),
     # what a device's reply says of its round is written in Flower's own form
-    ("fedmrn_app/deploy/gate.py", "flwr.proto.fleet_pb2"),
+    ("fedmrn_app/deploy/gateway.py", "flwr.proto.fleet_pb2"),
 }
 PUBLIC_FLOWER = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy"}
 

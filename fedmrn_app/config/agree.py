@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from fedmrn_app.config.types import Config
-from fedmrn_app.federation.agreement import Agreement
+from fedmrn_app.config.schema import Config
+from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.methods.method import Method
 
 
-def agree(config: Config, method: Method, model: FlatModel) -> Agreement:
+def agree(config: Config, method: Method, model: FlatModel) -> RunProtocol:
     """Return what is agreed on for a model that holds its first weights."""
-    return Agreement.of(
+    return RunProtocol.of(
         method,
         model,
         config.seed,

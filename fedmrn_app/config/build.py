@@ -11,23 +11,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedmrn_app import typed
-from fedmrn_app.config.learning import check_labels, check_norms
-from fedmrn_app.config.privacy import check_privacy, check_statistics
-from fedmrn_app.config.rounds import check_rounds
-from fedmrn_app.config.types import Config, Values
+from fedmrn_app import validation as typed
+from fedmrn_app.config.learning_checks import check_labels, check_norms
+from fedmrn_app.config.privacy_checks import check_privacy, check_statistics
+from fedmrn_app.config.round_checks import check_rounds
+from fedmrn_app.config.schema import Config, Values
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.learning.flat import FlatModel, trained_parameters
 from fedmrn_app.learning.models.build import build_model
 from fedmrn_app.methods import build_method
 from fedmrn_app.methods.method import Method, RunOptions
-from fedmrn_app.methods.selection import Selection
+from fedmrn_app.methods.submodel_selection import SubmodelSelector
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.tasks import find_tasks
 from fedmrn_app.tasks.task import Report, Task
 
 TARGET = "_target_"  # Hydra's key for a function or class
-ALLOW_TARGETS = "FEDMRN_ALLOW_TARGETS"  # says what `allow-targets` says, where there is no node configuration
 OWN_TARGETS = ("fedmrn_app.learning.models.", "fedmrn_app.tasks.")  # what a configuration may name anywhere
 _SHIPPED_MODELS = "model.name"
 
@@ -84,7 +83,7 @@ def check(config: Config) -> None:
 
 
 def _check_memory(config: Config, method: Method) -> None:
-    if config.downlink.remembers and type(method.selection) is not Selection:
+    if config.downlink.remembers and type(method.selection) is not SubmodelSelector:
         raise ConfigError(
             f"downlink.memory=true: strategy={method.name} sends each client other weights; say downlink.memory=false"
         )
@@ -246,7 +245,7 @@ def check_targets(values: Mapping[str, Any], allowed: Iterable[str]) -> None:
                 raise ConfigError(f"{group}.{TARGET}={target}: belongs to {home}, which this node does not run")
 
 
-def measure(values: Values, report: Report | None = None) -> tuple[Values, Config, Task]:
+def resolve_from_data(values: Values, report: Report | None = None) -> tuple[Values, Config, Task]:
     """Read from the data what the configuration leaves to them, and fill it in, so that it travels.
 
     Returns:

@@ -19,10 +19,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedmrn_app import typed
+from fedmrn_app import validation as typed
 from fedmrn_app.config.build import build_task, check_gpus, default_model, find_conf, read_config
-from fedmrn_app.config.privacy import check_budget
-from fedmrn_app.config.types import Config, Values
+from fedmrn_app.config.privacy_checks import check_budget
+from fedmrn_app.config.schema import Config, Values
 from fedmrn_app.errors import ConfigError
 
 GROUPS = ("dataset", "task", "partition", "model", "noise", "strategy", "log", "part", "experiment", "scale")

@@ -17,6 +17,7 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
+from fedmrn_app.environment import CACHE
 from fedmrn_app.errors import DataError
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -60,7 +61,7 @@ def file_stamp(path: Path) -> tuple[object, ...]:
 
 
 def _cache_folder() -> Path:
-    if folder := os.environ.get("FEDMRN_CACHE"):
+    if folder := os.environ.get(CACHE):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedmrn"
 

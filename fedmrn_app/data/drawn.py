@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedmrn_app.data.partition import Partition
-from fedmrn_app.tasks.task import Rows
+from fedmrn_app.data.samples import Rows
 
 
 class DrawnPartition(Partition):

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import overload
 
-from fedmrn_app.tasks.task import Rows
+from fedmrn_app.data.samples import Rows
 
 
 class Partition(Sequence[Rows]):

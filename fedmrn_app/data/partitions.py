@@ -15,9 +15,9 @@ import numpy as np
 from fedmrn_app.data.cache import cached_arrays
 from fedmrn_app.data.drawn import DrawnPartition
 from fedmrn_app.data.partition import Partition
+from fedmrn_app.data.samples import Rows, Samples
 from fedmrn_app.errors import ConfigError, DataError
-from fedmrn_app.tasks.task import Rows, Samples
-from fedmrn_app.typed import Count, Range
+from fedmrn_app.validation import Count, Range
 
 Scheme = Literal["iid", "dirichlet", "label_shard", "natural"]
 

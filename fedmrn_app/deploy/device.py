@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import IO
 
 from fedmrn_app.deploy.folder import BUNDLE
+from fedmrn_app.deploy.fork_server import warm_words, write_forwarder
 from fedmrn_app.deploy.processes import service_environment, start, together
-from fedmrn_app.deploy.warm import warm_words, write_forwarder
+from fedmrn_app.environment import CACHE, STATE_FOLDER
 from fedmrn_app.errors import ConfigError, RunError
-from fedmrn_app.local_run import command, free_port
+from fedmrn_app.runtime.flower_cli import command, free_port
 
 TASK_POLL_SECONDS = "0.2"  # how often the device looks for a message that it was sent; Flower's own is 1
 _TIMEOUT = 15.0  # seconds to reach the server
@@ -109,8 +110,6 @@ def run_device(bundle: Bundle, *, warm: bool = True, on_line: Callable[[str], No
     Raises:
         RunError: the SuperNode ended; the message says why.
     """
-    from fedmrn_app.federation.residuals import STATE_FOLDER  # brings PyTorch, which the other commands do without
-
     check_server(bundle)
     with tempfile.TemporaryDirectory(prefix="fedmrn-warm-") as temporary, together() as processes:
         folder = Path(temporary)
@@ -119,7 +118,7 @@ def run_device(bundle: Bundle, *, warm: bool = True, on_line: Callable[[str], No
         environment = service_environment(bundle.path / "home", [folder])
         environment.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", TASK_POLL_SECONDS)
         environment.setdefault(STATE_FOLDER, str(bundle.path / "state"))  # a service's user may have no home
-        environment.setdefault("FEDMRN_CACHE", str(bundle.path / "cache"))
+        environment.setdefault(CACHE, str(bundle.path / "cache"))
         if warm:
             processes.append(start(warm_words(folder), bundle.path, environment, None))
         node = subprocess.Popen(

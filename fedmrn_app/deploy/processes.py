@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from fedmrn_app.processes import cleaned_up
+from fedmrn_app.runtime.cleanup import cleaned_up
 
 _END_SECONDS = 15.0  # for a process to end by itself
 _POLL_SECONDS = 0.2

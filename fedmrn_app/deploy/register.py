@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from fedmrn_app.deploy.certificates import make_device_key
-from fedmrn_app.deploy.connection import Connection
 from fedmrn_app.deploy.folder import Federation
 from fedmrn_app.errors import RunError
+from fedmrn_app.runtime.connection import Connection
 
 _AT_ONCE = 2  # Flower's command takes a core for a second
 

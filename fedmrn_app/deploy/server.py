@@ -8,11 +8,11 @@ import sys
 import time
 from pathlib import Path
 
-from fedmrn_app.deploy.connection import Connection
 from fedmrn_app.deploy.folder import Federation
 from fedmrn_app.deploy.processes import service_environment, start, together, wait_for_first
 from fedmrn_app.errors import RunError
-from fedmrn_app.local_run import command
+from fedmrn_app.runtime.connection import Connection
+from fedmrn_app.runtime.flower_cli import command
 
 START_TIMEOUT = 120.0  # seconds for the SuperLink to answer
 _POLL_SECONDS = 0.2
@@ -49,7 +49,7 @@ def start_server(federation: Federation, host: str, processes: list[subprocess.P
     superlink = start(superlink_words(federation), federation.path, environment, log)
     processes.append(superlink)
     _wait(federation, federation.control_port, superlink)
-    words = [sys.executable, "-m", "fedmrn_app.deploy.gate", str(federation.path), host]
+    words = [sys.executable, "-m", "fedmrn_app.deploy.gateway", str(federation.path), host]
     gate = start(words, federation.path, environment, log)
     processes.append(gate)
     _wait(federation, federation.port, gate)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedmrn_app.deploy.folder import Device, Federation
-from fedmrn_app.deploy.gate import read_seen
+from fedmrn_app.deploy.gateway import read_seen
 from fedmrn_app.deploy.register import operator
 
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import torch
 
-from fedmrn_app.federation.agreement import Agreement, Order
 from fedmrn_app.federation.download import Downloads, Version
+from fedmrn_app.federation.protocol import Order, RunProtocol
 from fedmrn_app.federation.upload import Update, header_of, write_upload
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.learning.batches import Batches
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.sgd import LocalSettings, Precision
-from fedmrn_app.methods.method import LocalRound
+from fedmrn_app.methods.method import TrainContext
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.tasks.task import Samples, Task
 
@@ -42,7 +42,7 @@ class Reply:
 
 
 def train_client(
-    agreement: Agreement,
+    protocol: RunProtocol,
     model: FlatModel,
     task: Task,
     samples: Samples,
@@ -55,7 +55,7 @@ def train_client(
     """Train one client for one round.
 
     Args:
-        agreement: of the run, for the model's width.
+        protocol: of the run, for the model's width.
         model: to train in; its weights are whatever the last training left.
         task: what is learned.
         samples: the client's, in memory.
@@ -70,25 +70,25 @@ def train_client(
         PayloadError: the order is malformed.
     """
     kept = kept or Kept()
-    method, seed = agreement.method, order.seed
+    method, seed = protocol.method, order.seed
     # a narrower model consists of what the client holds
     whole = method.selection.width(order.client, order.server_round) == 1
-    held = method.selection.held(agreement.layout, order.client, order.server_round, seed) if whole else None
-    sent = (downloads or Downloads(agreement)).read(order, held, kept.version)
+    held = method.selection.held(protocol.layout, order.client, order.server_round, seed) if whole else None
+    sent = (downloads or Downloads(protocol)).read(order, held, kept.version)
     known = sent.known
     model.load(known.vector, sent.dense)
-    private_seed = derive_seed(agreement.seed, "method", order.server_round, order.client)
+    private_seed = derive_seed(protocol.seed, "method", order.server_round, order.client)
     batches = Batches(
         task,
         samples,
         batch_size=local.batch_size,
         epochs=local.epochs,
         steps=local.steps,
-        seed=derive_seed(agreement.seed, "batches", order.server_round, order.client),
+        seed=derive_seed(protocol.seed, "batches", order.server_round, order.client),
         device=model.device,
         absent={"kept": None, "zero": 0.0, "masked": -math.inf}[local.absent_labels],
     )
-    local_round = LocalRound(
+    local_round = TrainContext(
         batches,
         local.lr,
         precision,
@@ -113,5 +113,5 @@ def train_client(
     dense = model.dense.cpu().numpy()
     loss = trained.loss if method.flips is None else 0.0  # the server is to learn nothing but the mask
     update = Update(body, dense, loss, ended - start, encoded - ended)
-    header = header_of(agreement, seed, len(samples), known.count)
-    return Reply(write_upload(agreement, header, update, sent.dense), Kept(residual, sent.version))
+    header = header_of(protocol, seed, len(samples), known.count)
+    return Reply(write_upload(protocol, header, update, sent.dense), Kept(residual, sent.version))

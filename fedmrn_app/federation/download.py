@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.federation.agreement import Agreement, Order
+from fedmrn_app.federation.protocol import Order, RunProtocol
 from fedmrn_app.layout import Float32Array
-from fedmrn_app.methods.known import Known
-from fedmrn_app.wire.grid import Grid
-from fedmrn_app.wire.grid_code import decode_grid
+from fedmrn_app.methods.shared_context import SharedContext
+from fedmrn_app.wire.lattice import Lattice
+from fedmrn_app.wire.lattice_code import decode_grid
 
 _MOST_KEPT = 1 << 20  # weights of a model that is kept once it was read: of small ones reading is much of the work
 
@@ -26,7 +26,7 @@ class Version:
     """The global model of a round, from 1, as a client received it on a grid."""
 
     server_round: int
-    grid: Grid
+    grid: Lattice
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,18 @@ class Download:
     What is known has the scale of the noise that the server set for the round.
     """
 
-    known: Known
+    known: SharedContext
     dense: Float32Array
     version: Version | None = None
 
 
 def read_download(
-    agreement: Agreement, order: Order, held: NDArray[np.bool_] | None, last: Version | None = None
+    protocol: RunProtocol, order: Order, held: NDArray[np.bool_] | None, last: Version | None = None
 ) -> Download:
     """Check and read an order.
 
     Args:
-        agreement: of the run.
+        protocol: of the run.
         order: of the server.
         held: which weights this client holds, bool (d,); None for all.
         last: the version that the client holds; None for none.
@@ -56,9 +56,9 @@ def read_download(
         VersionError: it is coded from another version than `last`.
         PayloadError: it is malformed, or not finite, or its noise scale is out of range.
     """
-    if agreement.method.packing != "grid":
-        known, dense = agreement.unpack(order.vector, held), order.dense
-        count = sum(agreement.dense_sizes)
+    if protocol.method.packing != "grid":
+        known, dense = protocol.unpack(order.vector, held), order.dense
+        count = sum(protocol.dense_sizes)
         if dense is None or dense.dtype != np.float32 or dense.shape != (count,):
             came = "nothing" if dense is None else f"{dense.dtype} {dense.shape}"
             raise PayloadError(f"dense part came as {came}, expected float32 ({count},)")
@@ -70,16 +70,16 @@ def read_download(
             f"global model came as {order.vector.dtype} {order.vector.shape}, expected the bytes of a grid"
         )
     base = _base(order, last)
-    grid = decode_grid(order.vector.tobytes(), agreement.grid_rule(held).sizes, base)
-    known, dense = agreement.read_grid(grid, held)
+    grid = decode_grid(order.vector.tobytes(), protocol.grid_rule(held).sizes, base)
+    known, dense = protocol.read_grid(grid, held)
     return Download(known.with_scale(order.scale), dense, Version(order.server_round, grid))
 
 
 class Downloads:
     """Reads the orders of one process; a small model that several clients are sent alike is read once."""
 
-    def __init__(self, agreement: Agreement) -> None:
-        self._agreement = agreement
+    def __init__(self, protocol: RunProtocol) -> None:
+        self._agreement = protocol
         self._last: tuple[tuple[object, ...], Download] | None = None
 
     def read(self, order: Order, held: NDArray[np.bool_] | None, last: Version | None = None) -> Download:
@@ -93,7 +93,7 @@ class Downloads:
         return self._last[1]
 
 
-def _base(order: Order, last: Version | None) -> Grid | None:
+def _base(order: Order, last: Version | None) -> Lattice | None:
     """The grid from which an order is coded."""
     if order.base == 0:
         return None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedmrn_app.federation.agreement import GlobalState, Order
 from fedmrn_app.federation.client import Kept
 from fedmrn_app.federation.download import VersionError
-from fedmrn_app.federation.privacy import BudgetSpent, Privacy
+from fedmrn_app.federation.protocol import GlobalState, Order
 from fedmrn_app.federation.report import RoundReport
 from fedmrn_app.federation.server import close_round, open_round
 from fedmrn_app.federation.versions import Versions
 from fedmrn_app.federation.worker import Worker
+from fedmrn_app.privacy.mechanism import BudgetSpent, Privacy
 
 
 def run_rounds(
@@ -33,14 +33,14 @@ def run_rounds(
         on_round: is told the state after each round, and what happened.
     """
     config = worker.config
-    _, agreement = worker.model()
-    state = agreement.begin()
+    _, protocol = worker.model()
+    state = protocol.begin()
     samples = {client: worker.sample_count(client) for client in range(config.clients)}
-    versions = Versions(agreement.grid_rule(None).sizes) if config.downlink.remembers else None
+    versions = Versions(protocol.grid_rule(None).sizes) if config.downlink.remembers else None
     kept: dict[int, Kept] = {}
     for number in range(1, config.rounds + 1):
         try:
-            opened = open_round(agreement, state, number, samples, config.clients_per_round, versions, privacy)
+            opened = open_round(protocol, state, number, samples, config.clients_per_round, versions, privacy)
         except BudgetSpent:
             break
         replies = {}

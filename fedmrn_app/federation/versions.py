@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fedmrn_app.wire.grid import Grid
-from fedmrn_app.wire.grid_code import decode_grid
+from fedmrn_app.wire.lattice import Lattice
+from fedmrn_app.wire.lattice_code import decode_grid
 
 _FEWEST, _MOST = 16, 256  # with one client in a hundred asked a round, nine in ten hold one of the last 256
 _ROOM = 1 << 28  # weights, of all versions together beyond the fewest; each takes at most about a byte
@@ -33,7 +33,7 @@ class Versions:
         """The round whose version a client holds; 0 where that is none, or one that is no longer kept."""
         return self._holds.get(client, 0)
 
-    def grid(self, server_round: int) -> Grid:
+    def grid(self, server_round: int) -> Lattice:
         """The version of a round that a client holds."""
         return decode_grid(self._coded[server_round], self._sizes)
 

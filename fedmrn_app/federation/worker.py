@@ -6,18 +6,18 @@ import torch
 
 from fedmrn_app.config.agree import agree
 from fedmrn_app.config.build import build_flat_model, build_run_method, build_task
-from fedmrn_app.config.types import Config
+from fedmrn_app.config.schema import Config
 from fedmrn_app.data.partition import Partition
 from fedmrn_app.data.partitions import load_partitions
-from fedmrn_app.data.validation import load_training
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.federation.agreement import Agreement, Order
 from fedmrn_app.federation.client import Kept, Reply, train_client
 from fedmrn_app.federation.download import Downloads
+from fedmrn_app.federation.protocol import Order, RunProtocol
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.memory import keep_freed_memory
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.tasks.task import Samples
+from fedmrn_app.tasks.validation import load_training
 
 
 class Worker:
@@ -43,7 +43,7 @@ class Worker:
         if data_path is None:
             seed = derive_seed(config.seed, "partition")
             self._parts = load_partitions(self.samples, config.partition, config.clients, seed, self.task.name)
-        self._models: dict[float, tuple[FlatModel, Agreement]] = {}
+        self._models: dict[float, tuple[FlatModel, RunProtocol]] = {}
         self._downloads: dict[float, Downloads] = {}
 
     def sample_count(self, client: int) -> int:
@@ -54,7 +54,7 @@ class Worker:
         """A client's samples, in memory."""
         return self.samples.select(slice(None) if self._parts is None else self._parts[client])
 
-    def model(self, width: float = 1.0) -> tuple[FlatModel, Agreement]:
+    def model(self, width: float = 1.0) -> tuple[FlatModel, RunProtocol]:
         """The model to train, whose weights are whatever the last training left, and what is agreed on for it."""
         if width not in self._models:
             model = build_flat_model(self.config, self.task, self.method, width)
@@ -67,7 +67,7 @@ class Worker:
             raise PayloadError(f"client={order.client}: is none of the run's clients, 0 to {self.config.clients - 1}")
         torch.set_num_threads(self.config.client_cpus)
         width = self.method.selection.width(order.client, order.server_round)
-        model, agreement = self.model(width)
-        downloads = self._downloads.setdefault(width, Downloads(agreement))
+        model, protocol = self.model(width)
+        downloads = self._downloads.setdefault(width, Downloads(protocol))
         samples, local, precision = self.samples_of(order.client), self.config.local, self.config.precision
-        return train_client(agreement, model, self.task, samples, order, local, precision, kept, downloads)
+        return train_client(protocol, model, self.task, samples, order, local, precision, kept, downloads)

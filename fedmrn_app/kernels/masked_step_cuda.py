@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedmrn_app.kernels.counter_rng import MULTIPLIERS, split_key
 from fedmrn_app.kernels.masking import MaskedStep, MaskKind, Vectors
-from fedmrn_app.kernels.words import MULTIPLIERS, split_key
 
 BLOCK = 1024
 _FIRST, _SECOND = (tl.constexpr(multiplier) for multiplier in MULTIPLIERS)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedmrn_app.kernels.words import random_words, unit_floats
+from fedmrn_app.kernels.counter_rng import random_words, unit_floats
 
 
 @dataclass(frozen=True)

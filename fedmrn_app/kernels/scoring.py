@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmrn_app.kernels.words import random_words, unit_floats
+from fedmrn_app.kernels.counter_rng import random_words, unit_floats
 
 # exp(-s) = 2^t = 2^k 2^f with k the integer next to t = -s / log 2; the polynomial is 2^f's, within 1e-7 of it
 T_PER_S = float(np.float32(-1 / math.log(2)))

@@ -12,8 +12,8 @@ import torch
 from numba import types
 from torch import Tensor
 
+from fedmrn_app.kernels.counter_rng import split_key
 from fedmrn_app.kernels.openmp import openmp
-from fedmrn_app.kernels.words import split_key
 from fedmrn_app.layout import Float32Array
 
 PART = 1 << 16  # elements that are worth a thread

@@ -14,9 +14,9 @@ import numba
 import numpy as np
 from numba import types
 
-from fedmrn_app.kernels import words
+from fedmrn_app.kernels import counter_rng as words
 from fedmrn_app.kernels.compiled import FLOATS, KNOWN_FLOATS, compile_loop
-from fedmrn_app.kernels.mask_coder_plain import Evidence
+from fedmrn_app.kernels.mask_rans_plain import Evidence
 from fedmrn_app.layout import Float32Array
 
 

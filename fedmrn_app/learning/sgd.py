@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedmrn_app.learning.batches import Batches
 from fedmrn_app.learning.flat import FlatModel
-from fedmrn_app.typed import Count, NotNegative, Positive
+from fedmrn_app.validation import Count, NotNegative, Positive
 
 Precision = Literal["float32", "bfloat16"]
 AbsentLabels = Literal["kept", "zero", "masked"]

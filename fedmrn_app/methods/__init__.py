@@ -1,4 +1,4 @@
-"""The methods: one file each. A method is found by its name: any `Recipe` in a module of this package that has one."""
+"""The methods, one file each. `find_methods` finds every `MethodConfig` of this package that has a name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from functools import cache
 
 from fedmrn_app.errors import ConfigError
-from fedmrn_app.methods.method import Method, Recipe, RunOptions
-from fedmrn_app.typed import build, nearest
+from fedmrn_app.methods.method import Method, MethodConfig, RunOptions
+from fedmrn_app.validation import build, nearest
 
 
 @cache
-def find_methods() -> dict[str, type[Recipe]]:
+def find_methods() -> dict[str, type[MethodConfig]]:
     """Return all methods by name.
 
     Raises:
@@ -21,8 +21,8 @@ def find_methods() -> dict[str, type[Recipe]]:
     """
     for module in pkgutil.iter_modules(__path__, f"{__name__}."):
         importlib.import_module(module.name)
-    found: dict[str, type[Recipe]] = {}
-    pending = list(Recipe.__subclasses__())
+    found: dict[str, type[MethodConfig]] = {}
+    pending = list(MethodConfig.__subclasses__())
     while pending:
         recipe = pending.pop()
         pending += recipe.__subclasses__()

@@ -18,9 +18,9 @@ import numpy as np
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.layout import Float32Array, Layout
-from fedmrn_app.methods.known import Known
-from fedmrn_app.methods.method import Codec, Method, Recipe, RunOptions
-from fedmrn_app.rotation import block_lengths, rotate, rotate_back
+from fedmrn_app.methods.hadamard import block_lengths, rotate, rotate_back
+from fedmrn_app.methods.method import Codec, Method, MethodConfig, RunOptions
+from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.wire.bits import pack_bits, packed_size, unpack_bits
 from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.values import pack_floats, unpack_scales
@@ -37,7 +37,7 @@ class RotatedSigns(Codec):
     def block_scales(self, rotated: Float32Array) -> Float32Array:
         """The scale of each row of `rotated` (blocks, n), float32 (blocks,)."""
 
-    def encode(self, x: Float32Array, known: Known, seed: int, private_seed: int) -> Body:
+    def encode(self, x: Float32Array, known: SharedContext, seed: int, private_seed: int) -> Body:
         """Rotate, take signs, fit the scales."""
         rotated = rotate(x, seed)
         whole = rotated.size - rotated.size % block_lengths(rotated.size)[0]
@@ -46,7 +46,7 @@ class RotatedSigns(Codec):
             scales.append(self.block_scales(rotated[None, whole:]))
         return Body(pack_floats(np.concatenate(scales)) + pack_bits(rotated >= 0))
 
-    def decode(self, body: Body, known: Known, seed: int) -> Float32Array:
+    def decode(self, body: Body, known: SharedContext, seed: int) -> Float32Array:
         """Scale the signs and rotate back."""
         body.must_be_plain()  # signs of rotated weights are as good as random
         lengths = block_lengths(known.count)
@@ -76,7 +76,7 @@ class DriveSigns(RotatedSigns):
 
 
 @dataclass(frozen=True)
-class Drive(Recipe):
+class Drive(MethodConfig):
     """Options: `scale`, and `error_feedback`, which adds what an upload misses to the next update."""
 
     name = "drive"

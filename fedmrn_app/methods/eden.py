@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.layout import Float32Array, Layout
-from fedmrn_app.lloyd_max import LloydMax, lloyd_max
 from fedmrn_app.methods.drive import RotatedSigns, ratio_or_zero, update_of
-from fedmrn_app.methods.known import Known
-from fedmrn_app.methods.method import Codec, Method, Recipe, RunOptions
-from fedmrn_app.rotation import rotate, stretch_lengths
+from fedmrn_app.methods.hadamard import rotate, stretch_lengths
+from fedmrn_app.methods.method import Codec, Method, MethodConfig, RunOptions
+from fedmrn_app.methods.quantizers import LloydMax, lloyd_max
+from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.wire.body import Body, Coder
-from fedmrn_app.wire.levels import max_level_bytes, pack_levels, unpack_levels
+from fedmrn_app.wire.quantized import max_level_bytes, pack_levels, unpack_levels
 from fedmrn_app.wire.values import pack_floats, unpack_scales
 
 Bits = Literal[1, 2, 3, 4]
@@ -50,7 +50,7 @@ class EdenLevels(Codec):
     bits: int
     coder: Coder
 
-    def encode(self, x: Float32Array, known: Known, seed: int, private_seed: int) -> Body:
+    def encode(self, x: Float32Array, known: SharedContext, seed: int, private_seed: int) -> Body:
         """Rotate, quantise, fit the scales."""
         quantiser = lloyd_max(self.bits)
         stretches = np.split(rotate(x, seed), np.cumsum(stretch_lengths(x.size))[:-1])
@@ -59,7 +59,7 @@ class EdenLevels(Codec):
         body = pack_levels(np.concatenate([levels for levels, _ in scaled]), quantiser.cells, self.coder)
         return Body(pack_floats(scales) + bytes(body.data), body.form)
 
-    def decode(self, body: Body, known: Known, seed: int) -> Float32Array:
+    def decode(self, body: Body, known: SharedContext, seed: int) -> Float32Array:
         """Scale the centroids and rotate back."""
         quantiser, lengths = lloyd_max(self.bits), stretch_lengths(known.count)
         scales, rest = unpack_scales(body.data, len(lengths))
@@ -87,7 +87,7 @@ def quantise_stretch(y: Float32Array, quantiser: LloydMax) -> tuple[NDArray[np.u
 
 
 @dataclass(frozen=True)
-class Eden(Recipe):
+class Eden(MethodConfig):
     """Options.
 
     Attributes:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedmrn_app.layout import Float32Array, Layout
-from fedmrn_app.methods.known import Known
-from fedmrn_app.methods.method import Codec, Method, Recipe, RunOptions
+from fedmrn_app.methods.method import Codec, Method, MethodConfig, RunOptions
+from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.values import pack_floats, unpack_floats
 
@@ -14,11 +14,11 @@ from fedmrn_app.wire.values import pack_floats, unpack_floats
 class Floats(Codec):
     """Body: the update as little-endian float32, in the weights' order."""
 
-    def encode(self, x: Float32Array, known: Known, seed: int, private_seed: int) -> Body:
+    def encode(self, x: Float32Array, known: SharedContext, seed: int, private_seed: int) -> Body:
         """Nothing is compressed."""
         return Body(pack_floats(x))
 
-    def decode(self, body: Body, known: Known, seed: int) -> Float32Array:
+    def decode(self, body: Body, known: SharedContext, seed: int) -> Float32Array:
         """Read the update; values that are not finite are refused."""
         body.must_be_plain()
         return unpack_floats(body.data, known.count)
@@ -29,7 +29,7 @@ class Floats(Codec):
 
 
 @dataclass(frozen=True)
-class FedAvg(Recipe):
+class FedAvg(MethodConfig):
     """There is nothing to choose."""
 
     name = "fedavg"

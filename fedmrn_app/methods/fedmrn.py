@@ -28,17 +28,24 @@ import torch
 from torch import Tensor
 
 from fedmrn_app.errors import ConfigError
+from fedmrn_app.kernels.counter_rng import known_key, step_key
 from fedmrn_app.kernels.masked_step import masked_step
 from fedmrn_app.kernels.masking import MaskKind, Vectors, mask_probability
 from fedmrn_app.kernels.thresholds import uniforms
-from fedmrn_app.kernels.words import known_key, step_key
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel, to_tensor
-from fedmrn_app.methods.flips import Flips
-from fedmrn_app.methods.known import Known
-from fedmrn_app.methods.masked_noise import MaskedNoise, NoiseBlocks, NoiseRows, ThresholdSide, UniformNoise, WholeNoise
-from fedmrn_app.methods.method import Codec, LocalRound, LocalTraining, Method, Recipe, RunOptions, Trained
-from fedmrn_app.methods.steering import Steering
+from fedmrn_app.methods.mask_decoding import (
+    MaskedNoise,
+    NoiseBlocks,
+    NoiseRows,
+    ThresholdSide,
+    UniformNoise,
+    WholeNoise,
+)
+from fedmrn_app.methods.method import Codec, LocalTraining, Method, MethodConfig, RunOptions, TrainContext, Trained
+from fedmrn_app.methods.randomized_response import RandomizedResponse
+from fedmrn_app.methods.rate_control import RateControl
+from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import Noise
 from fedmrn_app.wire.bits import packed_bits, packed_size
 from fedmrn_app.wire.body import CODED, Body, Coder
@@ -64,7 +71,7 @@ class MaskedTraining(LocalTraining):
     kind: MaskKind
     progressive: bool
 
-    def train(self, model: FlatModel, local: LocalRound) -> Trained:
+    def train(self, model: FlatModel, local: TrainContext) -> Trained:
         """Train `u` of shape (d,) from zero."""
         steps = len(local.batches)
         n = to_tensor(local.known.noise(self.noise, local.seed)).to(model.device)
@@ -94,9 +101,9 @@ class NoiseMask(Codec):
     noise: Noise
     kind: MaskKind
     coder: Coder
-    flips: Flips | None = None
+    flips: RandomizedResponse | None = None
 
-    def encode(self, x: Float32Array, known: Known, seed: int, private_seed: int) -> Body:
+    def encode(self, x: Float32Array, known: SharedContext, seed: int, private_seed: int) -> Body:
         """Draw the mask of the update `x`, with the uniforms that the server knows, and pack it."""
         noise = known.noise(self.noise, seed)
         mask = draw_mask(to_tensor(x), to_tensor(noise), self.kind, known_key(seed)).numpy()
@@ -104,13 +111,13 @@ class NoiseMask(Codec):
             mask = self.flips.apply(mask, private_seed)
         return pack_mask(mask, partial(self.side, noise, known, seed), self.coder)
 
-    def decode(self, body: Body, known: Known, seed: int) -> Float32Array:
+    def decode(self, body: Body, known: SharedContext, seed: int) -> Float32Array:
         """Return `G(seed) * m`."""
         update = np.full(known.count, -0.0, np.float32)  # to which zeros of either sign can be added
         self.read(body, known, seed).add_to(update, np.float32(1))
         return update
 
-    def read(self, body: Body, known: Known, seed: int) -> MaskedNoise:
+    def read(self, body: Body, known: SharedContext, seed: int) -> MaskedNoise:
         """Return the mask."""
         if body.form != CODED:
             body.must_be_plain()
@@ -140,7 +147,7 @@ class NoiseMask(Codec):
     def _makes_rows(self) -> bool:
         return self.noise.distribution == "uniform" and not self.kind.deterministic
 
-    def side(self, n: Float32Array, known: Known, seed: int) -> Side:
+    def side(self, n: Float32Array, known: SharedContext, seed: int) -> Side:
         """What masks are coded by, from the noise `n` (d,): thresholds, or the noise where masks are not drawn."""
         if not self.kind.deterministic:
             return self._thresholds(WholeNoise(n), known, seed)
@@ -148,11 +155,11 @@ class NoiseMask(Codec):
         size = np.minimum(np.abs(n) * self._scale(known), np.float32(1))
         return SideInformation(known.layout, size, sign, known.trend * sign)
 
-    def _thresholds(self, noise: NoiseRows, known: Known, seed: int) -> ThresholdSide:
+    def _thresholds(self, noise: NoiseRows, known: SharedContext, seed: int) -> ThresholdSide:
         scale = self._scale(known)
         return ThresholdSide(known.layout, noise, known_key(seed), scale, self.kind.signed, known.trend)
 
-    def _scale(self, known: Known) -> np.float32:
+    def _scale(self, known: SharedContext) -> np.float32:
         return np.float32(1 / (self.noise.largest * known.scaled(self.noise).alpha))
 
     def largest_norm(self, layout: Layout) -> float:
@@ -174,7 +181,7 @@ def draw_mask(u: Tensor, n: Tensor, kind: MaskKind, key: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class FedMRN(Recipe):
+class FedMRN(MethodConfig):
     """Binary masks. Options: `masking`, how they are learned."""
 
     name = "fedmrn"
@@ -200,7 +207,7 @@ class FedMRN(Recipe):
             whole_model=run.flips is not None,  # nothing goes beside the mask
             packing=run.downlink,
             flips=run.flips,
-            steering=None if run.bits is None else Steering(run.bits, run.noise.alpha),
+            steering=None if run.bits is None else RateControl(run.bits, run.noise.alpha),
         )
 
 

@@ -25,17 +25,26 @@ import torch
 from torch import Tensor
 
 from fedmrn_app.errors import ConfigError
+from fedmrn_app.kernels.counter_rng import known_key, step_key
 from fedmrn_app.kernels.score_step import score_step
 from fedmrn_app.kernels.scoring import Scores
 from fedmrn_app.kernels.thresholds import uniforms
-from fedmrn_app.kernels.words import known_key, step_key
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel, to_tensor
-from fedmrn_app.methods.flips import Flips
-from fedmrn_app.methods.known import Known
-from fedmrn_app.methods.method import Codec, LocalRound, LocalTraining, Method, Recipe, RunOptions, ServerState, Trained
+from fedmrn_app.methods.method import (
+    Codec,
+    LocalTraining,
+    Method,
+    MethodConfig,
+    RunOptions,
+    ServerState,
+    TrainContext,
+    Trained,
+)
+from fedmrn_app.methods.randomized_response import RandomizedResponse
+from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import generate_noise
-from fedmrn_app.typed import Positive, Range
+from fedmrn_app.validation import Positive, Range
 from fedmrn_app.wire.bits import packed_size
 from fedmrn_app.wire.body import Body, Coder
 from fedmrn_app.wire.mask_model import SideInformation
@@ -68,7 +77,7 @@ class ScoreTraining(LocalTraining):
     min_probability: float
     optimizer: Optimizer = "sgd"
 
-    def train(self, model: FlatModel, local: LocalRound) -> Trained:
+    def train(self, model: FlatModel, local: TrainContext) -> Trained:
         """Train the scores."""
         frozen = to_tensor(self.network.weights(model.layout)).to(model.device)
         scores = model.weights.clamp(self.min_probability, 1 - self.min_probability).logit_()
@@ -102,16 +111,16 @@ class KeptWeights(Codec):
     """Body: a mask, 1 where the weight is kept."""
 
     coder: Coder
-    flips: Flips | None = None
+    flips: RandomizedResponse | None = None
 
-    def encode(self, x: Float32Array, known: Known, seed: int, private_seed: int) -> Body:
+    def encode(self, x: Float32Array, known: SharedContext, seed: int, private_seed: int) -> Body:
         """Draw the last mask from the probabilities `x`, and pack it."""
         mask = uniforms(known_key(seed), x.size) < x
         if self.flips is not None:
             mask = self.flips.apply(mask, private_seed)
         return pack_mask(mask, partial(_side, known, seed), self.coder)
 
-    def decode(self, body: Body, known: Known, seed: int) -> Float32Array:
+    def decode(self, body: Body, known: SharedContext, seed: int) -> Float32Array:
         """Return the client's mask as zeros and ones, or what has its expectation where bits are flipped."""
         mask = unpack_mask(body, known.count, partial(_side, known, seed)).astype(np.float32)
         if self.flips is not None:
@@ -161,7 +170,7 @@ class Probabilities(ServerState):
 
 
 @dataclass(frozen=True)
-class FedPM(Recipe):
+class FedPM(MethodConfig):
     """Options.
 
     Attributes:
@@ -204,7 +213,7 @@ class FedPM(Recipe):
         )
 
 
-def _side(known: Known, seed: int) -> SideInformation:
+def _side(known: SharedContext, seed: int) -> SideInformation:
     """How far the uniforms are from the server's probabilities; a bit is set where they are on the other side now."""
     size = uniforms(known_key(seed), known.count)
     size -= known.vector

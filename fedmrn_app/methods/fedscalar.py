@@ -19,8 +19,8 @@ import numpy as np
 
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.layout import Float32Array, Layout
-from fedmrn_app.methods.known import Known
-from fedmrn_app.methods.method import Codec, Method, Recipe, RunOptions, ServerState
+from fedmrn_app.methods.method import Codec, Method, MethodConfig, RunOptions, ServerState
+from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import Distribution, generate_noise
 from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.values import pack_floats, unpack_floats
@@ -40,12 +40,12 @@ class Projection(Codec):
         """The random vector v of a round, float32 (count,)."""
         return generate_noise(seed, count, _DISTRIBUTIONS[self.direction], 1.0)
 
-    def encode(self, x: Float32Array, known: Known, seed: int, private_seed: int) -> Body:
+    def encode(self, x: Float32Array, known: SharedContext, seed: int, private_seed: int) -> Body:
         """Project the update on v."""
         r = np.dot(x.astype(np.float64), self.vector(seed, x.size).astype(np.float64))
         return Body(pack_floats(np.array([r], np.float32)))
 
-    def decode(self, body: Body, known: Known, seed: int) -> Float32Array:
+    def decode(self, body: Body, known: SharedContext, seed: int) -> Float32Array:
         """Return r v."""
         body.must_be_plain()
         update = self.vector(seed, known.count)
@@ -73,7 +73,7 @@ class OverAllClients(ServerState):
 
 
 @dataclass(frozen=True)
-class FedScalar(Recipe):
+class FedScalar(MethodConfig):
     """Options.
 
     Attributes:

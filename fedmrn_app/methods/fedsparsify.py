@@ -14,10 +14,19 @@ import numpy as np
 from fedmrn_app.kernels.pruning import make_pruner
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel
-from fedmrn_app.methods.known import Known, softsign
-from fedmrn_app.methods.method import Codec, LocalRound, LocalTraining, Method, Recipe, RunOptions, ServerState, Trained
+from fedmrn_app.methods.method import (
+    Codec,
+    LocalTraining,
+    Method,
+    MethodConfig,
+    RunOptions,
+    ServerState,
+    TrainContext,
+    Trained,
+)
+from fedmrn_app.methods.shared_context import SharedContext, softsign
 from fedmrn_app.methods.topk import kept_count
-from fedmrn_app.typed import Count, Share
+from fedmrn_app.validation import Count, Share
 from fedmrn_app.wire.body import Body, Coder
 from fedmrn_app.wire.mask_model import SideInformation
 from fedmrn_app.wire.sparse import max_sparse_bytes, pack_sparse, unpack_sparse
@@ -30,7 +39,7 @@ class PrunedTraining(LocalTraining):
     ratio: float
     prunings: int
 
-    def train(self, model: FlatModel, local: LocalRound) -> Trained:
+    def train(self, model: FlatModel, local: TrainContext) -> Trained:
         """Train and prune by turns, then prune to the final sparsity."""
         steps = len(local.batches)
         every = -(-steps // self.prunings)
@@ -59,11 +68,11 @@ class SparseModel(Codec):
     ratio: float
     coder: Coder
 
-    def encode(self, x: Float32Array, known: Known, seed: int, private_seed: int) -> Body:
+    def encode(self, x: Float32Array, known: SharedContext, seed: int, private_seed: int) -> Body:
         """Encode the weights that are not zero."""
         return pack_sparse(x, partial(_side, known), self.coder)
 
-    def decode(self, body: Body, known: Known, seed: int) -> Float32Array:
+    def decode(self, body: Body, known: SharedContext, seed: int) -> Float32Array:
         """Return the client's sparse weights."""
         return unpack_sparse(body, known.count, partial(_side, known))
 
@@ -83,7 +92,7 @@ class MeanModel(ServerState):
 
 
 @dataclass(frozen=True)
-class FedSparsify(Recipe):
+class FedSparsify(MethodConfig):
     """Options.
 
     Attributes:
@@ -109,6 +118,6 @@ class FedSparsify(Recipe):
         )
 
 
-def _side(known: Known) -> SideInformation:
+def _side(known: SharedContext) -> SideInformation:
     """What is large in the global model is likely to be left in the client's."""
     return SideInformation(known.layout, np.abs(softsign(known.vector.copy(), known.layout)))

@@ -1,7 +1,7 @@
 """What a method is put together from: who gets what, local training, codec, server state.
 
 Each part is a small class with a default that most methods keep. A method's file says which parts it brings; its
-options are a `Recipe`, which `conf/strategy/<name>.yaml` fills.
+options are a `MethodConfig`, which `conf/strategy/<name>.yaml` fills.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.batches import Batches
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.sgd import Precision, local_sgd
-from fedmrn_app.methods.decoded import Decoded, DecodedVector
-from fedmrn_app.methods.flips import Flips
-from fedmrn_app.methods.known import Known
-from fedmrn_app.methods.selection import Selection
-from fedmrn_app.methods.steering import Steering
+from fedmrn_app.methods.contribution import Contribution, VectorContribution
+from fedmrn_app.methods.randomized_response import RandomizedResponse
+from fedmrn_app.methods.rate_control import RateControl
+from fedmrn_app.methods.shared_context import SharedContext
+from fedmrn_app.methods.submodel_selection import SubmodelSelector
 from fedmrn_app.noise import Noise
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.wire.body import Body, Coder
@@ -29,7 +29,7 @@ from fedmrn_app.wire.downlink import DownlinkDtype, Packing
 
 
 @dataclass(frozen=True)
-class LocalRound:
+class TrainContext:
     """What a client trains on in one round, and what it knows.
 
     Attributes:
@@ -48,7 +48,7 @@ class LocalRound:
     lr: float
     precision: Precision
     seed: int
-    known: Known
+    known: SharedContext
     private_seed: int
     weight_decay: float = 0.0
     client: int = 0
@@ -84,7 +84,7 @@ class Trained:
 class LocalTraining:
     """Local training; by default plain SGD, as FedAvg trains, and `x` is the update."""
 
-    def train(self, model: FlatModel, local: LocalRound) -> Trained:
+    def train(self, model: FlatModel, local: TrainContext) -> Trained:
         """Train `model`, which holds the global vector, in place."""
         first = model.weights.clone()
         loss = local.sgd(model)
@@ -98,7 +98,7 @@ class Codec(ABC):
     """
 
     @abstractmethod
-    def encode(self, x: Float32Array, known: Known, seed: int, private_seed: int) -> Body:
+    def encode(self, x: Float32Array, known: SharedContext, seed: int, private_seed: int) -> Body:
         """Encode what was trained, float32 (d,), which is left as it is.
 
         Args:
@@ -109,20 +109,20 @@ class Codec(ABC):
         """
 
     @abstractmethod
-    def decode(self, body: Body, known: Known, seed: int) -> Float32Array:
+    def decode(self, body: Body, known: SharedContext, seed: int) -> Float32Array:
         """Return the contribution to the mean that a body stands for, float32 (d,); by default an update.
 
         Raises:
             PayloadError: the body is not one that `encode` writes for such a model.
         """
 
-    def read(self, body: Body, known: Known, seed: int) -> Decoded:
+    def read(self, body: Body, known: SharedContext, seed: int) -> Contribution:
         """Check and decode a body, to be added later; by default what `decode` returns.
 
         Raises:
             PayloadError: as `decode`.
         """
-        return DecodedVector(self.decode(body, known, seed))
+        return VectorContribution(self.decode(body, known, seed))
 
     @property
     def bounded(self) -> bool:
@@ -144,7 +144,7 @@ class Codec(ABC):
 
 
 def encode_with_feedback(
-    codec: Codec, x: Float32Array, residual: Float32Array, known: Known, seed: int, private_seed: int
+    codec: Codec, x: Float32Array, residual: Float32Array, known: SharedContext, seed: int, private_seed: int
 ) -> tuple[Body, Float32Array]:
     """Error feedback around any codec: encode `x` plus what the last upload left out (Karimireddy et al. 2019).
 
@@ -216,16 +216,16 @@ class Method:
     codec: Codec
     training: LocalTraining = field(default_factory=LocalTraining)
     server: ServerState = field(default_factory=ServerState)
-    selection: Selection = field(default_factory=Selection)
+    selection: SubmodelSelector = field(default_factory=SubmodelSelector)
     whole_model: bool = False
     shared_seed: bool = False
     packing: Packing = "float32"
     error_feedback: bool = False
-    steering: Steering | None = None
-    flips: Flips | None = None
+    steering: RateControl | None = None
+    flips: RandomizedResponse | None = None
 
     def encode(
-        self, x: Float32Array, residual: Float32Array | None, known: Known, seed: int, private_seed: int
+        self, x: Float32Array, residual: Float32Array | None, known: SharedContext, seed: int, private_seed: int
     ) -> tuple[Body, Float32Array | None]:
         """Encode what was trained, with error feedback where the method has it.
 
@@ -269,13 +269,13 @@ class RunOptions:
     coder: Coder = "auto"
     downlink: DownlinkDtype = "float32"
     bits: float | None = None
-    flips: Flips | None = None
+    flips: RandomizedResponse | None = None
     rounds: int = 0
     clients: int = 0
 
 
 @dataclass(frozen=True)
-class Recipe(ABC):
+class MethodConfig(ABC):
     """A method's options, its fields, and how it is put together from them."""
 
     name: ClassVar[str]

@@ -13,8 +13,8 @@ from functools import partial
 import numpy as np
 
 from fedmrn_app.layout import Float32Array, Layout
-from fedmrn_app.methods.known import Known
-from fedmrn_app.methods.method import Codec, Method, Recipe, RunOptions
+from fedmrn_app.methods.method import Codec, Method, MethodConfig, RunOptions
+from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.wire.bits import packed_size
 from fedmrn_app.wire.body import Body, Coder
 from fedmrn_app.wire.mask_model import SideInformation
@@ -29,7 +29,7 @@ class Signs(Codec):
     stochastic: bool
     coder: Coder
 
-    def encode(self, x: Float32Array, known: Known, seed: int, private_seed: int) -> Body:
+    def encode(self, x: Float32Array, known: SharedContext, seed: int, private_seed: int) -> Body:
         """Draw the signs, or take them."""
         size = np.max if self.stochastic else np.mean
         scales = np.array([size(np.abs(tensor)) for tensor in known.layout.split(x)], np.float32)
@@ -44,7 +44,7 @@ class Signs(Codec):
         signs = pack_mask(bits, partial(_side, known), "packed" if self.stochastic else self.coder)
         return Body(pack_floats(scales) + bytes(signs.data), signs.form)
 
-    def decode(self, body: Body, known: Known, seed: int) -> Float32Array:
+    def decode(self, body: Body, known: SharedContext, seed: int) -> Float32Array:
         """Return scale times sign."""
         sizes = known.layout.sizes
         scales, rest = unpack_scales(body.data, len(sizes))
@@ -58,7 +58,7 @@ class Signs(Codec):
 
 
 @dataclass(frozen=True)
-class SignSGD(Recipe):
+class SignSGD(MethodConfig):
     """Options: `error_feedback` takes signs and mean magnitudes, and adds what they miss to the next update."""
 
     name = "signsgd"
@@ -72,6 +72,6 @@ class SignSGD(Recipe):
         return Method(self.name, self.code, codec, packing=run.downlink, error_feedback=self.error_feedback)
 
 
-def _side(known: Known) -> SideInformation:
+def _side(known: SharedContext) -> SideInformation:
     """A weight is likely to go on where it went."""
     return SideInformation(known.layout, np.zeros_like(known.trend), trend=known.trend)

@@ -42,19 +42,19 @@ from fedmrn_app.errors import ConfigError
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel, to_tensor
 from fedmrn_app.learning.sgd import full_gradient
-from fedmrn_app.methods.known import Known
 from fedmrn_app.methods.method import (
     Codec,
-    LocalRound,
     LocalTraining,
     Method,
-    Recipe,
+    MethodConfig,
     RunOptions,
     ServerState,
+    TrainContext,
     Trained,
 )
-from fedmrn_app.methods.parts import Assignment, Draws, Granularity, Masking, PartOfModel, Windows
-from fedmrn_app.typed import Count, Positive, Range, Share
+from fedmrn_app.methods.shared_context import SharedContext
+from fedmrn_app.methods.submodel_parts import Assignment, Draws, Granularity, Masking, PartOfModel, Windows
+from fedmrn_app.validation import Count, Positive, Range, Share
 from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.values import pack_floats, unpack_floats
 
@@ -68,7 +68,7 @@ class HeldTraining(LocalTraining):
     part: PartOfModel
     output_lr: float | None = None
 
-    def train(self, model: FlatModel, local: LocalRound) -> Trained:
+    def train(self, model: FlatModel, local: TrainContext) -> Trained:
         """Train; `x` is the update, zero where nothing is held."""
         if local.server_round == self.part.output_round:
             return self.output_step(model, local)
@@ -85,7 +85,7 @@ class HeldTraining(LocalTraining):
         loss = local.sgd(model, update=None if mask is None else update_held)
         return Trained((model.weights - first).cpu().numpy(), loss)
 
-    def train_rearranged(self, model: FlatModel, local: LocalRound) -> Trained:
+    def train_rearranged(self, model: FlatModel, local: TrainContext) -> Trained:
         """Train the same weights, each layer's channels in an order of its own."""
         places = torch.from_numpy(self.part.arrangement(model.layout, local.seed)).to(model.device)
         model.weights.copy_(model.weights[places])
@@ -95,7 +95,7 @@ class HeldTraining(LocalTraining):
         update[places] = model.weights - first
         return Trained(update.cpu().numpy(), loss)
 
-    def output_step(self, model: FlatModel, local: LocalRound) -> Trained:
+    def output_step(self, model: FlatModel, local: TrainContext) -> Trained:
         """One step along the mean of the masked gradients over all the client's samples; the dense part stays."""
         assert self.output_lr is not None
         weights, dense = model.weights.clone(), model.dense.clone()
@@ -113,11 +113,11 @@ class HeldTraining(LocalTraining):
 class HeldFloats(Codec):
     """Body: the update of the held weights as float32, in the weights' order."""
 
-    def encode(self, x: Float32Array, known: Known, seed: int, private_seed: int) -> Body:
+    def encode(self, x: Float32Array, known: SharedContext, seed: int, private_seed: int) -> Body:
         """Leave out what is not held."""
         return Body(pack_floats(x if known.held is None else x[known.held]))
 
-    def decode(self, body: Body, known: Known, seed: int) -> Float32Array:
+    def decode(self, body: Body, known: SharedContext, seed: int) -> Float32Array:
         """Return the update, zero where nothing is held."""
         body.must_be_plain()
         held = known.held_weights()
@@ -145,7 +145,7 @@ class BoundedWeights(ServerState):
 
 
 @dataclass(frozen=True)
-class SubModel(Recipe):
+class SubModel(MethodConfig):
     """Options.
 
     Attributes:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedmrn_app.layout import Float32Array, Layout
-from fedmrn_app.methods.known import Known
-from fedmrn_app.methods.method import Codec, Method, Recipe, RunOptions
-from fedmrn_app.typed import Positive
+from fedmrn_app.methods.method import Codec, Method, MethodConfig, RunOptions
+from fedmrn_app.methods.shared_context import SharedContext
+from fedmrn_app.validation import Positive
 from fedmrn_app.wire.body import Body, Coder
-from fedmrn_app.wire.trits import max_trit_bytes, pack_trits, unpack_trits
+from fedmrn_app.wire.ternary import max_trit_bytes, pack_trits, unpack_trits
 from fedmrn_app.wire.values import pack_floats, unpack_scales
 
 
@@ -26,7 +26,7 @@ class Ternary(Codec):
     clip: float
     coder: Coder
 
-    def encode(self, x: Float32Array, known: Known, seed: int, private_seed: int) -> Body:
+    def encode(self, x: Float32Array, known: SharedContext, seed: int, private_seed: int) -> Body:
         """Draw the trits and code them."""
         random = np.random.default_rng(private_seed)
         scales, trits = [], []
@@ -41,7 +41,7 @@ class Ternary(Codec):
         body = pack_trits(np.concatenate(trits), known.motion, self.coder)
         return Body(pack_floats(np.array(scales, np.float32)) + bytes(body.data), body.form)
 
-    def decode(self, body: Body, known: Known, seed: int) -> Float32Array:
+    def decode(self, body: Body, known: SharedContext, seed: int) -> Float32Array:
         """Return scale times trit."""
         sizes = known.layout.sizes
         scales, rest = unpack_scales(body.data, len(sizes))
@@ -55,7 +55,7 @@ class Ternary(Codec):
 
 
 @dataclass(frozen=True)
-class TernGrad(Recipe):
+class TernGrad(MethodConfig):
     """Options: `clip`, in standard deviations of the tensor."""
 
     name = "terngrad"

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedmrn_app.layout import Float32Array, Layout
-from fedmrn_app.methods.known import Known
-from fedmrn_app.methods.method import Codec, Method, Recipe, RunOptions
-from fedmrn_app.typed import Share
+from fedmrn_app.methods.method import Codec, Method, MethodConfig, RunOptions
+from fedmrn_app.methods.shared_context import SharedContext
+from fedmrn_app.validation import Share
 from fedmrn_app.wire.body import Body, Coder
 from fedmrn_app.wire.sparse import max_sparse_bytes, pack_sparse, unpack_sparse
 
@@ -21,11 +21,11 @@ class LargestElements(Codec):
     ratio: float
     coder: Coder
 
-    def encode(self, x: Float32Array, known: Known, seed: int, private_seed: int) -> Body:
+    def encode(self, x: Float32Array, known: SharedContext, seed: int, private_seed: int) -> Body:
         """Keep the `ratio` largest |x|."""
         return pack_sparse(keep_largest(x, kept_count(x.size, self.ratio)), known.motion, self.coder)
 
-    def decode(self, body: Body, known: Known, seed: int) -> Float32Array:
+    def decode(self, body: Body, known: SharedContext, seed: int) -> Float32Array:
         """Return the sparse update."""
         return unpack_sparse(body, known.count, known.motion)
 
@@ -35,7 +35,7 @@ class LargestElements(Codec):
 
 
 @dataclass(frozen=True)
-class TopK(Recipe):
+class TopK(MethodConfig):
     """Options.
 
     Attributes:

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from fedmrn_app.errors import RunError
 from fedmrn_app.federation.upload import Update, header_of, write_upload
+from fedmrn_app.flower.messages import lost_content
 from fedmrn_app.layout import Float32Array
-from fedmrn_app.messages import lost_content
 from fedmrn_app.methods.method import Method
 from fedmrn_app.plugin.arrays import CODED, DENSE, TIED, UNCHANGED, Values, find_tied, to_values, usual_ways
 from fedmrn_app.plugin.downlink import GRID, read_arrays
-from fedmrn_app.plugin.terms import RECORD, Shared, Task, learns_masks
+from fedmrn_app.plugin.settings import RECORD, ClientTask, Shared, learns_masks
 from fedmrn_app.seeds import mix
 
 _RESIDUAL = "fedmrn-residual"  # in the client's state, with error feedback
@@ -50,7 +50,7 @@ class ClientRound:
         learned: what an optimiser of ours trains, see `plugin/optimizer.py`; None where none does.
     """
 
-    task: Task
+    task: ClientTask
     method: Method
     key: str
     values: Values
@@ -100,7 +100,7 @@ def compress_uplink(message: Message, context: Context, call_next: Callable[[Mes
     record = message.content.config_records.get(RECORD) if message.has_content() else None
     if record is None:
         return call_next(message, context)
-    task = Task.read(record)
+    task = ClientTask.read(record)
     key = only_arrays(message.content)
     opened = ClientRound(task, task.terms.build(), key, to_values(cast(ArrayRecord, message.content[key])))
     del message.content[RECORD]
@@ -143,8 +143,8 @@ def _compress(reply: Message, opened: ClientRound, context: Context) -> None:
     body, residual = method.encode(x, before, shared.known, seed, opened.private_seed)
     if residual is not None:
         context.state[_RESIDUAL] = ArrayRecord({"x": Array(residual)})
-    header = header_of(shared.agreement, seed, 1, shared.known.count)
-    payload = write_upload(shared.agreement, header, Update(body, parts.dense_vector(trained)), shared.dense)
+    header = header_of(shared.protocol, seed, 1, shared.known.count)
+    payload = write_upload(shared.protocol, header, Update(body, parts.dense_vector(trained)), shared.dense)
     answer = ConfigRecord({"": payload})
     if not np.array_equal(ways, usual_ways(opened.values)):
         answer["ways"] = ways.tobytes()

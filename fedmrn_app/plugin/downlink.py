@@ -20,8 +20,8 @@ from fedmrn_app.federation.versions import Versions
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.plugin.arrays import Parts, Values, to_record, to_values, usual_ways
 from fedmrn_app.wire.downlink import GRID_FINE
-from fedmrn_app.wire.grid import Grid, GridRule
-from fedmrn_app.wire.grid_code import decode_grid, encode_grid
+from fedmrn_app.wire.lattice import Lattice, LatticeRule
+from fedmrn_app.wire.lattice_code import decode_grid, encode_grid
 
 GRID = "fedmrn-grid"  # the record of a message whose arrays are on a grid
 _REFERENCE, _VERSION = "fedmrn-reference", "fedmrn-version"  # in the client's state
@@ -29,7 +29,7 @@ _REFERENCE, _VERSION = "fedmrn-reference", "fedmrn-version"  # in the client's s
 
 @dataclass(frozen=True)
 class Laid:
-    """A grid around reference arrays; `step` as in `GridRule`."""
+    """A grid around reference arrays; `step` as in `LatticeRule`."""
 
     reference: Values
     step: float
@@ -40,25 +40,25 @@ class Laid:
         return Parts.of(self.reference, usual_ways(self.reference))
 
     @cached_property
-    def rule(self) -> GridRule:
+    def rule(self) -> LatticeRule:
         """How it is laid."""
         sizes = self.parts.layout.sizes
-        return GridRule([*sizes, *self.parts.dense_sizes], len(sizes), self.step, GRID_FINE)
+        return LatticeRule([*sizes, *self.parts.dense_sizes], len(sizes), self.step, GRID_FINE)
 
     @cached_property
     def checksum(self) -> int:
         """The CRC-32 of the reference."""
         return zlib.crc32(self._joined(self.reference).data)
 
-    def grid(self, values: Values) -> Grid:
+    def grid(self, values: Values) -> Lattice:
         """Round arrays to it."""
-        return Grid.rounded(self._joined(values), self._joined(self.reference), self.rule)
+        return Lattice.rounded(self._joined(values), self._joined(self.reference), self.rule)
 
     def exact(self, values: Values) -> bytes:
         """The tensors that are sent exactly, in the types of the reference."""
         return b"".join(values[name].astype(self.reference[name].dtype).tobytes() for name in self.parts.exact)
 
-    def read(self, grid: Grid, exact: bytes) -> Values:
+    def read(self, grid: Lattice, exact: bytes) -> Values:
         """The arrays as clients have them.
 
         Raises:
@@ -171,7 +171,7 @@ def read_arrays(content: RecordDict, context: Context) -> bool:
             kept = context.state.config_records.get(_VERSION)
             if kept is None or kept["number"] != base:
                 return False
-            version = Grid.from_kept(cast(Mapping[str, bytes], kept))
+            version = Lattice.from_kept(cast(Mapping[str, bytes], kept))
             if version.checksum != record["checksum"]:
                 return False
         grid = decode_grid(coded, laid.rule.sizes, version)

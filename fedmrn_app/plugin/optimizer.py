@@ -14,15 +14,15 @@ from flwr.app import Message
 from torch import Tensor, nn
 
 from fedmrn_app.errors import RunError
+from fedmrn_app.kernels.counter_rng import known_key, step_key
 from fedmrn_app.kernels.masked_step import masked_step
 from fedmrn_app.kernels.masking import Vectors
-from fedmrn_app.kernels.words import known_key, step_key
 from fedmrn_app.layout import Float32Array, Layout, flatten
 from fedmrn_app.learning.flat import to_tensor
 from fedmrn_app.methods.fedmrn import MaskedTraining, NoiseMask, draw_mask
 from fedmrn_app.plugin.arrays import CODED, UNCHANGED, usual_ways
 from fedmrn_app.plugin.client import ClientRound, Learned, round_of
-from fedmrn_app.plugin.terms import Shared, learns_masks
+from fedmrn_app.plugin.settings import Shared, learns_masks
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 

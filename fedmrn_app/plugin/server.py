@@ -15,12 +15,12 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedmrn_app.errors import ConfigError, PayloadError, RunError
 from fedmrn_app.federation.upload import check_upload, header_of
-from fedmrn_app.messages import by_request, content_bytes, read_lost, remote_reason
+from fedmrn_app.flower.messages import by_request, content_bytes, read_lost, remote_reason
 from fedmrn_app.noise import Distribution
 from fedmrn_app.plugin.arrays import Values, checked_ways, to_record, to_values, usual_ways
 from fedmrn_app.plugin.client import only_arrays
 from fedmrn_app.plugin.downlink import GridSender
-from fedmrn_app.plugin.terms import RECORD, Shared, Task, Terms
+from fedmrn_app.plugin.settings import RECORD, ClientTask, PluginSettings, Shared
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.wire.downlink import GRID_STEP
 
@@ -30,7 +30,7 @@ class _Asked:
     """What one client was sent."""
 
     message: Message  # its metadata get their id when it is sent
-    task: Task
+    task: ClientTask
     values: Values
     bytes: int
 
@@ -84,7 +84,7 @@ class Compressed(Strategy):
         if isinstance(strategy, Compressed):
             raise ConfigError("Compressed(Compressed(...)): one is enough")
         self.strategy = strategy
-        self.terms = Terms(method, dict(options or {}), noise, alpha, bits, dense_bits, seed)
+        self.terms = PluginSettings(method, dict(options or {}), noise, alpha, bits, dense_bits, seed)
         self.method = self.terms.build()
         self._asked: list[_Asked] = []
         self._steering = None if self.method.steering is None else self.method.steering.first()
@@ -133,7 +133,7 @@ class Compressed(Strategy):
                 if number == 0:
                     self._sender.open(record)
                 message.content = self._sender.content(message.content, key, _node(message))
-            task = Task(self.terms, derive_seed(self.terms.seed, "noise", server_round, number), scale)
+            task = ClientTask(self.terms, derive_seed(self.terms.seed, "noise", server_round, number), scale)
             message.content = RecordDict({**message.content, RECORD: task.record()})
             if id(record) not in read:  # most strategies send the same to all
                 read[id(record)] = to_values(record) if self._sender is None else self._sender.received
@@ -240,8 +240,8 @@ class Compressed(Strategy):
         if kind not in worked_out:
             worked_out[kind] = Shared.of(self.method, asked.task, asked.values, ways)
         shared = worked_out[kind]
-        header = header_of(shared.agreement, asked.task.seed, 1, shared.known.count)
-        upload = check_upload(data, shared.agreement, header, shared.known, shared.dense)
+        header = header_of(shared.protocol, asked.task.seed, 1, shared.known.count)
+        upload = check_upload(data, shared.protocol, header, shared.known, shared.dense)
         vector = shared.known.vector.copy()
         upload.decoded.add_to(vector, np.float32(1))
         values = shared.parts.replaced(asked.values, vector, upload.dense, exact)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmrn_app.results.rows import Round
+from fedmrn_app.results.round_row import Round
 
 
 def draw_curves(rounds: Sequence[Round], path: Path, split: str = "test") -> None:

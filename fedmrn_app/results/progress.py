@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedmrn_app.federation.agreement import Agreement, GlobalState
+from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.federation.report import RoundReport
 from fedmrn_app.learning.evaluate import evaluate, measured_norms
 from fedmrn_app.learning.flat import FlatModel
-from fedmrn_app.results.folder import RunFolder
-from fedmrn_app.results.rows import Round
+from fedmrn_app.results.round_row import Round
+from fedmrn_app.results.run_folder import RunFolder
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.tasks.task import Samples, Task
 
@@ -36,7 +36,7 @@ class Progress:
 
     def __init__(
         self,
-        agreement: Agreement,
+        protocol: RunProtocol,
         model: FlatModel,
         task: Task,
         splits: Splits,
@@ -44,7 +44,7 @@ class Progress:
         rounds: int,
         report: Callable[[str], None],
     ) -> None:
-        self.agreement = agreement
+        self.protocol = protocol
         self.model = model
         self.task = task
         self.splits = splits
@@ -63,7 +63,7 @@ class Progress:
     ) -> dict[str, float]:
         """Record a finished round; bytes are by client. Return the metrics."""
         sampled = self._sampled(state, done.number)
-        server, layout = self.agreement.method.server, self.agreement.layout
+        server, layout = self.protocol.method.server, self.protocol.layout
         self.model.load(server.weights(state.vector, layout), state.dense)
         with measured_norms(self.model, self.task, self.splits.norms):
             reached = evaluate(self.model, self.task, self.splits.test)
@@ -102,8 +102,8 @@ class Progress:
 
     def _sampled(self, state: GlobalState, server_round: int) -> float:
         """The headline of weights drawn from the distribution that the global vector is; NaN where it is none."""
-        seed = derive_seed(self.agreement.seed, "sampling", server_round)
-        weights = self.agreement.method.server.sampled(state.vector, self.agreement.layout, seed)
+        seed = derive_seed(self.protocol.seed, "sampling", server_round)
+        weights = self.protocol.method.server.sampled(state.vector, self.protocol.layout, seed)
         if weights is None:
             return math.nan
         self.model.load(weights, state.dense)

@@ -8,10 +8,10 @@ from pathlib import Path
 from torch import nn
 
 from fedmrn_app.config.build import build_module, build_task, read_config
-from fedmrn_app.config.types import Config
+from fedmrn_app.config.schema import Config
 from fedmrn_app.errors import RunError
-from fedmrn_app.results.folder import STEERING, VECTOR
-from fedmrn_app.results.state import read_state
+from fedmrn_app.results.checkpoint import read_state
+from fedmrn_app.results.run_folder import STEERING, VECTOR
 from fedmrn_app.tasks.task import Task
 
 

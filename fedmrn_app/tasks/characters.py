@@ -27,7 +27,7 @@ from fedmrn_app.data.cache import Arrays, cached_arrays, file_stamp
 from fedmrn_app.data.hub import local_folder, read_hub_split
 from fedmrn_app.errors import DataError
 from fedmrn_app.tasks.task import Report, Rows, Samples, Split, Task
-from fedmrn_app.typed import Count, Range
+from fedmrn_app.validation import Count, Range
 
 # LEAF's 80 letters, in its order
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"

@@ -21,7 +21,7 @@ from fedmrn_app.data.read_source import Form, Wanted
 from fedmrn_app.data.read_statistics import measure_rows
 from fedmrn_app.errors import ConfigError, DataError
 from fedmrn_app.tasks.task import Report, Samples, Split, Task
-from fedmrn_app.typed import Count, Range
+from fedmrn_app.validation import Count, Range
 
 Augmentation = Literal["none", "crop_flip"]
 

@@ -29,7 +29,7 @@ from fedmrn_app.data.label_maps import LAYOUTS, Pairs, parquet_pairs, voc_files,
 from fedmrn_app.errors import ConfigError, DataError
 from fedmrn_app.tasks.classification import normalise
 from fedmrn_app.tasks.task import Report, Samples, Split, Task
-from fedmrn_app.typed import Count, Range
+from fedmrn_app.validation import Count, Range
 
 PADDING = 8  # `crop_flip` pads by an eighth of each side: the share that 4 pixels are of CIFAR's 32
 

@@ -10,56 +10,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from fedmrn_app.data.samples import Column, Rows, Samples
 from fedmrn_app.errors import DataError
 
+__all__ = ["Column", "Report", "Rows", "Samples", "Split", "Task"]
+
 Split = Literal["train", "test"]
-Rows = NDArray[np.int64]
 Report = Callable[[str], None]  # is told in one line of what takes long
-
-
-class Column(Protocol):
-    """One value per row; an array, or something that makes rows when they are asked for."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, rows: Any, /) -> NDArray[Any]:
-        """The values of a slice or of a vector of row numbers, (k, ...)."""
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Rows of one split of a data set, or of one client.
-
-    Attributes:
-        x: the inputs, (n, ...), as they are stored.
-        y: the targets, (n, ...), likewise.
-        labels: int64 (n,), by which rows are shared out unevenly (Dirichlet, label shards); None where there are none.
-        groups: int64 (n,) from 0, to whom each row belongs by nature, such as a speaking role; None likewise.
-    """
-
-    x: Column
-    y: Column
-    labels: Rows | None = None
-    groups: Rows | None = None
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def take(self, rows: Rows | slice) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Copies of the inputs and targets of some rows, in their order."""
-        return np.array(self.x[rows]), np.array(self.y[rows])
-
-    def select(self, rows: Rows | slice) -> Samples:
-        """The given rows alone, in memory."""
-        return Samples(*self.take(rows))
 
 
 @dataclass(frozen=True)

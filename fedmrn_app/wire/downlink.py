@@ -1,4 +1,4 @@
-"""The global vector on its way to the clients, in float32 or fewer bits per weight; on a grid see `wire/grid.py`."""
+"""The global vector on its way to the clients, in float32 or fewer bits per weight; on a grid see `wire/lattice.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.layout import Float32Array
-from fedmrn_app.wire.palette import pack_palette, unpack_palette
+from fedmrn_app.wire.codebook import pack_palette, unpack_palette
 
 DownlinkDtype = Literal["float32", "float16", "bfloat16", "int8", "grid"]
 DOWNLINK_DTYPES: tuple[DownlinkDtype, ...] = get_args(DownlinkDtype)
@@ -31,7 +31,7 @@ def pack_downlink(vector: Float32Array, sizes: Sequence[int], dtype: Elementwise
 
     Returns:
         float32 (d,), float16 (d,), uint16 (d,) for bfloat16, or uint8: for int8 the float32 scales, then the weights;
-        for `palette` what `wire/palette.py` writes.
+        for `palette` what `wire/codebook.py` writes.
     """
     if dtype == "float32":
         return vector

@@ -7,7 +7,7 @@ row (output channel) and of size * sign * bit in the same run (output channel an
 of each tensor P(bit = 1) is linear in 1, a, a^2 and, for each other predictor q, q and a q, where a = (1 + k) s /
 (1 + k s) and s is the size; the sender fits the coefficients, and k to how small the sizes of set bits are. Only
 operations that IEEE 754 rounds exactly, and sums of whole numbers, lead from there to the shares that
-`kernels/mask_coder_plain.py` codes by, so every machine finds the same ones.
+`kernels/mask_rans_plain.py` codes by, so every machine finds the same ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmrn_app.kernels.mask_coder_plain import GRAIN, STEPS, Evidence
+from fedmrn_app.kernels.mask_rans_plain import GRAIN, STEPS, Evidence
 from fedmrn_app.layout import Float32Array, Layout
 
 T = TypeVar("T", bound=np.generic)
@@ -88,7 +88,7 @@ class SideInformation:
 
 
 class Kernels(Protocol):
-    """What finds shares: `kernels/mask_coder.py` or, bit for bit the same, `kernels/mask_coder_plain.py`."""
+    """What finds shares: `kernels/mask_rans.py` or, bit for bit the same, `kernels/mask_rans_plain.py`."""
 
     def count_runs(self, evidence: Evidence, bits: NDArray[np.uint8], /) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """See there."""

@@ -1,6 +1,6 @@
 """Masks in less than one bit per weight: both sides find the same probability of each bit, and code it accordingly.
 
-`mask_model.py` finds the shares of the bits, and `kernels/mask_coder.py` codes them.
+`mask_model.py` finds the shares of the bits, and `kernels/mask_rans.py` codes them.
 
 Layout: the model's coefficients as float16, CRC-32 of the plain packed bits (uint32), the lanes' states (uint32), the
 coder's words (uint16).
@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.kernels import mask_coder
-from fedmrn_app.kernels.mask_coder_plain import LOWEST
+from fedmrn_app.kernels import mask_rans
+from fedmrn_app.kernels.mask_rans_plain import LOWEST
 from fedmrn_app.wire.bits import pack_bits, packed_size, unpack_bits
 from fedmrn_app.wire.body import CODED, Body, Coder
 from fedmrn_app.wire.mask_model import Past, Side, all_parts, fit, shares_of, term_count
@@ -47,7 +47,7 @@ def unpack_mask(body: Body, count: int, side: Callable[[], Side]) -> NDArray[np.
 def code_mask(bits: NDArray[np.bool_], side: Side) -> bytes:
     """Encode bits of shape (d,)."""
     octets = bits.view(np.uint8)
-    past = Past(mask_coder)
+    past = Past(mask_rans)
     coefficients, coded = [], []
     for part in all_parts(side.layout):
         runs = slice(0, part.runs)
@@ -55,13 +55,13 @@ def code_mask(bits: NDArray[np.bool_], side: Side) -> bytes:
         piece = part.view(octets)
         piece = np.ascontiguousarray(piece) if evidence.flipped is None else piece ^ evidence.flipped.view(np.uint8)
         coefficients.append(fit(part, evidence, piece, hints))
-        coded.append((piece.reshape(-1), shares_of(evidence, coefficients[-1], hints, runs, mask_coder)))
+        coded.append((piece.reshape(-1), shares_of(evidence, coefficients[-1], hints, runs, mask_rans)))
         past.note(part, runs, evidence, piece)
-    states = np.full(mask_coder.lanes_of(bits.size), LOWEST, np.uint32)
+    states = np.full(mask_rans.lanes_of(bits.size), LOWEST, np.uint32)
     words = np.empty(bits.size, np.uint16)
     start = words.size
     for symbols, shares in reversed(coded):
-        start = mask_coder.encode(symbols, shares, states, words, start)
+        start = mask_rans.encode(symbols, shares, states, words, start)
     check = _CHECK.pack(zlib.crc32(pack_bits(bits)))
     stream = states.astype("<u4").tobytes() + words[start:].astype("<u2").tobytes()
     return np.concatenate(coefficients).tobytes() + check + stream
@@ -87,7 +87,7 @@ def _decode(body: bytes | memoryview, side: Side) -> tuple[NDArray[np.bool_], by
     parts = list(all_parts(side.layout))
     terms = [term_count(part, side.trending) for part in parts]
     head = 2 * sum(terms)
-    lanes = mask_coder.lanes_of(count)
+    lanes = mask_rans.lanes_of(count)
     stream = head + _CHECK.size + 4 * lanes
     if not stream <= len(body) < packed_size(count):
         raise PayloadError(f"body codes a mask of {count} bits in {len(body)} bytes")
@@ -102,15 +102,15 @@ def _decode(body: bytes | memoryview, side: Side) -> tuple[NDArray[np.bool_], by
     if (states < LOWEST).any():
         raise PayloadError("coded body starts from a state that is none")
     octets = np.empty(count, np.uint8)
-    past = Past(mask_coder)
+    past = Past(mask_rans)
     place = 0
     for part, coefficients in zip(parts, fitted, strict=True):
         hints = past.hints(part)
         for runs in part.pieces():
             evidence = side.evidence(part, runs)
-            shares = shares_of(evidence, coefficients, hints, runs, mask_coder)
+            shares = shares_of(evidence, coefficients, hints, runs, mask_rans)
             symbols = np.empty(shares.size, np.uint8)
-            place = mask_coder.decode(shares, states, words, place, symbols)
+            place = mask_rans.decode(shares, states, words, place, symbols)
             if place < 0:
                 raise PayloadError("coded body ends before its last symbol")
             piece = symbols.reshape(evidence.size.shape)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedmrn_app.config.compose import load_config
-from fedmrn_app.config.types import Config
+from fedmrn_app.config.schema import Config
 from fedmrn_app.federation.server import open_round
 from fedmrn_app.federation.worker import Worker
 from fedmrn_app.learning.sgd import Precision
@@ -77,10 +77,10 @@ class TimedClient:
 
     def __init__(self, config: Config) -> None:
         self.worker = Worker(config)
-        _, agreement = self.worker.model()
-        state = agreement.begin()
-        self.opened = open_round(agreement, state, 1, {0: self.worker.sample_count(0)}, 1)
-        self.weights = agreement.layout.count
+        _, protocol = self.worker.model()
+        state = protocol.begin()
+        self.opened = open_round(protocol, state, 1, {0: self.worker.sample_count(0)}, 1)
+        self.weights = protocol.layout.count
 
     def train(self) -> Payload:
         """Train as a client does, from the server's order to the payload, which holds the times it took."""

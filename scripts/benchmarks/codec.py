@@ -36,7 +36,7 @@ def bench_codec(arguments: argparse.Namespace) -> Any:
 
 def codec_runs(client: TimedClient) -> tuple[dict[str, Run], float]:
     """What is timed of a method, and the body's bits per weight."""
-    codec, opened = client.opened.agreement.method.codec, client.opened
+    codec, opened = client.opened.protocol.method.codec, client.opened
     body = client.train().body
     vector = opened.state.vector
     total = np.zeros_like(vector)

@@ -16,12 +16,12 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedmrn_app.errors import RunError
-from fedmrn_app.messages import content_bytes
+from fedmrn_app.flower.messages import content_bytes
 
 App = Callable[[Message, Context], Message]
 
 
-class Nodes:
+class LiveNodes:
     """Runs a ClientApp on a message, for one of some nodes.
 
     Attributes:
@@ -60,7 +60,7 @@ class Nodes:
             return Message(Error(0, f"{type(error).__name__}: {error}"), reply_to=message)
 
 
-class LocalGrid(Nodes):
+class LocalGrid(LiveNodes):
     """Nodes 1 to n, which must not fail.
 
     Attributes:

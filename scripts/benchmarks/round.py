@@ -13,9 +13,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedmrn_app.config.build import measure
+from fedmrn_app.config.build import resolve_from_data
 from fedmrn_app.config.compose import compose_values, quote_override
-from fedmrn_app.simulation import run_simulation
+from fedmrn_app.runtime.simulation import run_simulation
 
 
 def bench_round(arguments: argparse.Namespace) -> Any:
@@ -23,7 +23,7 @@ def bench_round(arguments: argparse.Namespace) -> Any:
     if arguments.data is None:
         raise SystemExit("round: needs --data, the folder with Fashion-MNIST's parquet files")
     path = quote_override("dataset.path", str(Path(arguments.data).expanduser().resolve()))
-    values, config, _ = measure(compose_values(("experiment=fmnist_iid", f"rounds={arguments.rounds}", path)))
+    values, config, _ = resolve_from_data(compose_values(("experiment=fmnist_iid", f"rounds={arguments.rounds}", path)))
     with tempfile.TemporaryDirectory() as folder:
         run_simulation(values, config, Path(folder), on_line=print)
         with (Path(folder) / "rounds.csv").open() as file:

@@ -16,10 +16,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedmrn_app.config.build import measure
+from fedmrn_app.config.build import resolve_from_data
 from fedmrn_app.config.compose import compose_values, quote_override
-from fedmrn_app.processes import private_home
-from fedmrn_app.simulation import private_environment, run_simulation, start_app
+from fedmrn_app.runtime.cleanup import private_home
+from fedmrn_app.runtime.simulation import private_environment, run_simulation, start_app
 from scripts.benchmarks.usage import Usage
 
 PEER = Path(__file__).with_name("peer_app")
@@ -62,7 +62,7 @@ def _overrides(clients: int, arguments: argparse.Namespace) -> tuple[str, ...]:
 
 def ours(overrides: tuple[str, ...]) -> dict[str, Any]:
     """What a run takes; the first round, which starts and compiles what the others use, is left out of the means."""
-    values, config, task = measure(compose_values(overrides))
+    values, config, task = resolve_from_data(compose_values(overrides))
     task.load("train")
     usage, marks = Usage(), []
 
@@ -95,7 +95,7 @@ def ours(overrides: tuple[str, ...]) -> dict[str, Any]:
 
 def peer(overrides: tuple[str, ...]) -> dict[str, Any]:
     """The same of Flower's own strategy, with a simulated node per client."""
-    values, config, task = measure(compose_values(overrides))
+    values, config, task = resolve_from_data(compose_values(overrides))
     task.load("train")
     at_once = min(os.cpu_count() or 1, config.clients_per_round)
     federation = {

@@ -19,13 +19,13 @@ from functools import partial
 import numpy as np
 import torch
 
-from fedmrn_app.federation.agreement import Agreement, GlobalState, Order
+from fedmrn_app.federation.protocol import GlobalState, Order, RunProtocol
 from fedmrn_app.federation.server import OpenRound, close_round, open_round
 from fedmrn_app.federation.upload import Update, header_of, write_upload
+from fedmrn_app.flower.messages import pack_state, unpack_state
+from fedmrn_app.kernels.counter_rng import known_key
 from fedmrn_app.kernels.thresholds import uniforms
-from fedmrn_app.kernels.words import known_key
 from fedmrn_app.layout import Float32Array, Layout
-from fedmrn_app.messages import pack_state, unpack_state
 from fedmrn_app.methods import build_method
 from fedmrn_app.methods.fedmrn import NoiseMask
 from fedmrn_app.methods.method import RunOptions
@@ -57,7 +57,7 @@ def aggregate(weights: int, replies: int, coder: Coder, threads: int | None) -> 
     close_round(opened, dict(payloads), threads)  # compiles, or reads what has been compiled
     memory = PeakMemory()
     opened, payloads = made_up_round(weights, replies, coder)
-    vector = opened.agreement.first
+    vector = opened.protocol.first
     scale = copy_seconds(vector)
     memory.start()
     start, worked = time.perf_counter(), time.process_time()
@@ -76,26 +76,26 @@ def made_up_round(weights: int, replies: int, coder: Coder) -> tuple[OpenRound, 
     """A round of rows of a thousand weights, and its replies."""
     method = build_method("fedmrn", {}, RunOptions(NOISE, coder=coder))
     vector = np.zeros(weights // 1000 * 1000, np.float32)
-    agreement = Agreement(method, Layout(((weights // 1000, 1000),)), (DENSE.size,), vector, seed=1, dense_bits=32)
+    protocol = RunProtocol(method, Layout(((weights // 1000, 1000),)), (DENSE.size,), vector, seed=1, dense_bits=32)
     state = unpack_state(pack_state(GlobalState(vector, DENSE)))  # as Flower passes it on
-    opened = open_round(agreement, state, 1, dict.fromkeys(range(replies), SAMPLES), replies)
-    return opened, {client: make_payload(agreement, opened.order(client), coder) for client in opened.clients}
+    opened = open_round(protocol, state, 1, dict.fromkeys(range(replies), SAMPLES), replies)
+    return opened, {client: make_payload(protocol, opened.order(client), coder) for client in opened.clients}
 
 
-def make_payload(agreement: Agreement, order: Order, coder: Coder) -> bytes:
+def make_payload(protocol: RunProtocol, order: Order, coder: Coder) -> bytes:
     """A mask as training would give it, or random bits where they are packed plainly anyway."""
-    count = agreement.layout.count
+    count = protocol.layout.count
     random = np.random.default_rng(order.client)
     if coder == "packed":
         body = Body(random.bytes(packed_size(count) - 1) + b"\0")
     else:
-        codec, noise = agreement.method.codec, NOISE(order.seed, count)
+        codec, noise = protocol.method.codec, NOISE(order.seed, count)
         assert isinstance(codec, NoiseMask)
         update = random.standard_normal(count, np.float32) * np.float32(NOISE.alpha / 4)
         kept = uniforms(known_key(order.seed), count) < update / noise  # drawn with less memory than a client's
-        body = pack_mask(kept, partial(codec.side, noise, agreement.unpack(order.vector, None), order.seed), "auto")
-    header = header_of(agreement, order.seed, SAMPLES, count)
-    return write_upload(agreement, header, Update(body, DENSE), DENSE)
+        body = pack_mask(kept, partial(codec.side, noise, protocol.unpack(order.vector, None), order.seed), "auto")
+    header = header_of(protocol, order.seed, SAMPLES, count)
+    return write_upload(protocol, header, Update(body, DENSE), DENSE)
 
 
 def copy_seconds(vector: Float32Array) -> float:

@@ -19,18 +19,18 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedmrn_app.config.build import measure
+from fedmrn_app.config.build import resolve_from_data
 from fedmrn_app.config.compose import compose_values
-from fedmrn_app.deploy.connection import Connection, add_connection
 from fedmrn_app.deploy.device import Bundle, supernode_words
 from fedmrn_app.deploy.folder import Federation, create
+from fedmrn_app.deploy.fork_server import warm_words, write_forwarder
 from fedmrn_app.deploy.processes import service_environment, start, together
 from fedmrn_app.deploy.register import register
 from fedmrn_app.deploy.server import start_server
-from fedmrn_app.deploy.warm import warm_words, write_forwarder
-from fedmrn_app.local_run import command, free_port
-from fedmrn_app.processes import private_home
-from fedmrn_app.submit import run_on
+from fedmrn_app.runtime.cleanup import private_home
+from fedmrn_app.runtime.connection import Connection, add_connection
+from fedmrn_app.runtime.flower_cli import command, free_port
+from fedmrn_app.runtime.remote import run_on
 from scripts.tools.relay import Counts, Relay
 
 NODES = 2
@@ -133,7 +133,7 @@ def _run(method: str, rounds: int, home: Path, relays: list[Relay], console: Con
     np.savez(home / "rows.npz", x=x, y=y, x_test=x[:100], y_test=y[:100])
     words = (f"strategy={method}", "dataset=own", f"dataset.path={home / 'rows.npz'}", "model=cnn4", "local.epochs=1")
     counts = (f"clients={NODES}", f"clients_per_round={NODES}", f"rounds={rounds}")
-    values, _, _ = measure(compose_values((*words, *counts)))
+    values, _, _ = resolve_from_data(compose_values((*words, *counts)))
     snapshots: list[list[Counts]] = []
 
     def on_line(line: str) -> None:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedmrn_app.config.compose import load_config
-from fedmrn_app.federation.agreement import Order
+from fedmrn_app.federation.protocol import Order
 from fedmrn_app.federation.upload import header_of
 from fedmrn_app.federation.worker import Worker
 from fedmrn_app.wire.payload import Payload, decode_payload
@@ -41,10 +41,10 @@ class NarrowClient:
 
     def train(self) -> Payload:
         """Train the narrow model from its first weights."""
-        model, agreement = self.worker.model(self.capacity)
-        order = Order(0, 1, SEED, agreement.pack(agreement.first, None), model.state()[1])
+        model, protocol = self.worker.model(self.capacity)
+        order = Order(0, 1, SEED, protocol.pack(protocol.first, None), model.state()[1])
         reply = self.worker.train(order)
-        header = header_of(agreement, SEED, self.worker.sample_count(0), agreement.layout.count)
+        header = header_of(protocol, SEED, self.worker.sample_count(0), protocol.layout.count)
         return decode_payload(reply.payload, header)
 
     def seconds(self) -> float:

@@ -45,12 +45,12 @@ AGGREGATES = ("fill", "coverage")
 def accuracy_and_held(overrides: Sequence[str]) -> tuple[float, float]:
     """Of a whole run: test accuracy, and the share of the weights that a client has held in some round."""
     worker = Worker(load_config((*BASE, *overrides)))
-    model, agreement = worker.model()
-    seen = np.zeros(agreement.layout.count, np.bool_)
+    model, protocol = worker.model()
+    seen = np.zeros(protocol.layout.count, np.bool_)
     method, seed = worker.method, worker.config.seed
     for number in range(1, worker.config.rounds + 1):
         for client in range(worker.config.clients):
-            held = method.selection.held(agreement.layout, client, number, method.client_seed(seed, number, client))
+            held = method.selection.held(protocol.layout, client, number, method.client_seed(seed, number, client))
             seen |= True if held is None else held
     state = run_rounds(worker)
     model.load(state.vector, state.dense)

@@ -36,8 +36,8 @@ from torch.nn import functional
 
 from fedmrn_app.config.build import build_task
 from fedmrn_app.config.compose import load_config
-from fedmrn_app.federation.agreement import Agreement, GlobalState
 from fedmrn_app.federation.client import train_client
+from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.federation.server import close_round, open_round
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.models.build import build_model
@@ -102,11 +102,11 @@ def train(problem: Problem, method_at: Callable[[int], Method], rounds: int, nam
     wanted = set(np.unique(np.geomspace(1, rounds, 60).astype(int)).tolist())
     curve = []
     for number in track(range(1, rounds + 1), name, console=console, transient=True):
-        agreement = Agreement(method_at(number), model.layout, model.dense_sizes, first, seed=0, dense_bits=32)
+        protocol = RunProtocol(method_at(number), model.layout, model.dense_sizes, first, seed=0, dense_bits=32)
         local = LocalSettings(1, BATCH, step_size((number - 1) * STEPS), steps=STEPS, weight_decay=L2)
-        opened = open_round(agreement, state, number, samples, CLIENTS)
+        opened = open_round(protocol, state, number, samples, CLIENTS)
         replies = {
-            client: train_client(agreement, model, problem.task, own, opened.order(client), local).payload
+            client: train_client(protocol, model, problem.task, own, opened.order(client), local).payload
             for client, own in enumerate(problem.clients)
         }
         state, _ = close_round(opened, replies)

@@ -17,13 +17,13 @@ from rich.table import Table
 
 from fedmrn_app.layout import Layout
 from fedmrn_app.methods.drive import DriveSigns, Scale
-from fedmrn_app.methods.known import Known
+from fedmrn_app.methods.shared_context import SharedContext
 
 
 def mean_error(scale: Scale, elements: int, clients: int) -> float:
     """The squared error of the mean of the clients' estimates, over the squared norm."""
     x = np.random.default_rng(0).standard_normal(elements, np.float32)
-    codec, known = DriveSigns(scale), Known(Layout(((elements,),)), x, x)
+    codec, known = DriveSigns(scale), SharedContext(Layout(((elements,),)), x, x)
     total = np.zeros(elements)
     for seed in range(clients):
         total += codec.decode(codec.encode(x, known, seed, 0), known, seed)

@@ -30,15 +30,15 @@ BLOCK = 10_000  # draws at a time
 def client_updates(overrides: Sequence[str]) -> np.ndarray:
     """Train every client for one round as FedAvg does; return the updates of all trained parameters, (clients, d)."""
     worker = Worker(load_config((*overrides, "strategy=fedavg", "local.lr=0.01")))
-    _, agreement = worker.model()
-    state = agreement.begin()
+    _, protocol = worker.model()
+    state = protocol.begin()
     samples = {client: worker.sample_count(client) for client in range(worker.config.clients)}
-    opened = open_round(agreement, state, 1, samples, len(samples))
+    opened = open_round(protocol, state, 1, samples, len(samples))
     updates = []
     for client in opened.clients:
         known = opened.known(client)
         data = worker.train(opened.order(client)).payload
-        upload = read_upload(data, agreement, opened.header(client, known), known, state.dense)
+        upload = read_upload(data, protocol, opened.header(client, known), known, state.dense)
         updates.append(np.concatenate([upload.vector, upload.dense - state.dense]))
     return np.array(updates, np.float64)
 

@@ -18,15 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.federation.accounting import Release, Sampling, epsilon
-from fedmrn_app.federation.agreement import Agreement
-from fedmrn_app.federation.privacy import Privacy, PrivacyConfig
+from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.federation.server import OpenRound, close_round, open_round
 from fedmrn_app.federation.upload import Update, write_upload
 from fedmrn_app.layout import Layout
 from fedmrn_app.methods import build_method
 from fedmrn_app.methods.method import RunOptions
 from fedmrn_app.noise import Noise
+from fedmrn_app.privacy.accounting import Release, Sampling, epsilon
+from fedmrn_app.privacy.mechanism import Privacy, PrivacyConfig
 
 CLIP, DELTA, CONFIDENCE = 0.5, 1e-5, 0.95
 LAYOUT = Layout(((3, 4),))
@@ -35,7 +35,7 @@ DENSE = 4
 CANARY = 0
 DIRECTION = np.full(LAYOUT.count + DENSE, 1 / 4, np.float32)  # of norm 1, in weights and dense part
 FIRST = np.zeros(LAYOUT.count, np.float32)
-AGREEMENT = Agreement(build_method("fedavg", {}, RunOptions(Noise())), LAYOUT, (DENSE,), FIRST, 3, 32, LAYOUT.count)
+AGREEMENT = RunProtocol(build_method("fedavg", {}, RunOptions(Noise())), LAYOUT, (DENSE,), FIRST, 3, 32, LAYOUT.count)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmrn_app.config.build import measure
+from fedmrn_app.config.build import resolve_from_data
 from fedmrn_app.config.compose import compose_values
-from fedmrn_app.config.privacy import open_privacy
+from fedmrn_app.config.privacy_checks import open_privacy
 from fedmrn_app.federation.loop import run_rounds
 from fedmrn_app.federation.worker import Worker
 from fedmrn_app.learning.evaluate import evaluate
@@ -24,10 +24,10 @@ PLAIN = ("uplink.bits=null", "downlink.dtype=float32", "privacy.noise_seed=run")
 
 def accuracy(words: tuple[str, ...]) -> tuple[float, float, float]:
     """Of a whole run: final accuracy, epsilon, noise multiplier; the last two are 0 where no noise is added."""
-    _, config, task = measure(compose_values(words))
+    _, config, task = resolve_from_data(compose_values(words))
     worker = Worker(config)
-    model, agreement = worker.model()
-    privacy = open_privacy(config, agreement, None)
+    model, protocol = worker.model()
+    privacy = open_privacy(config, protocol, None)
     state = run_rounds(worker, privacy=privacy)
     model.load(worker.method.server.weights(state.vector, model.layout), state.dense)
     reached = evaluate(model, task, task.load("test")).headline

@@ -18,9 +18,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from fedmrn_app.kernels.counter_rng import step_key
 from fedmrn_app.kernels.masked_step import masked_step
 from fedmrn_app.kernels.masking import MaskKind, Vectors
-from fedmrn_app.kernels.words import step_key
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.noise import generate_noise
 

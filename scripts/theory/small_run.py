@@ -8,8 +8,8 @@ from torch.nn import functional
 
 from fedmrn_app.config.build import build_task
 from fedmrn_app.config.compose import load_config
-from fedmrn_app.federation.agreement import Agreement, GlobalState
 from fedmrn_app.federation.client import train_client
+from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.federation.server import close_round, open_round
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.models.build import build_model
@@ -59,15 +59,15 @@ class SmallRun:
 
     def mean_squared_gradient(self, method: Method, lr: float, steps: int, rounds: int, seed: int) -> float:
         """Train from the first weights, and return the mean of |grad F|^2 over the global models of all rounds."""
-        agreement = Agreement(method, self.model.layout, self.model.dense_sizes, self.first, seed, dense_bits=32)
+        protocol = RunProtocol(method, self.model.layout, self.model.dense_sizes, self.first, seed, dense_bits=32)
         state = GlobalState(self.first.copy(), self.dense)
         samples = {client: len(part) for client, part in enumerate(self.parts)}
         local, total = LocalSettings(1, self.batch, lr, steps=steps), 0.0
         for number in range(1, rounds + 1):
             total += float(np.square(self.loss_and_gradient(state.vector)[1]).sum())
-            opened = open_round(agreement, state, number, samples, len(samples))
+            opened = open_round(protocol, state, number, samples, len(samples))
             replies = {
-                client: train_client(agreement, self.model, self.task, part, opened.order(client), local).payload
+                client: train_client(protocol, self.model, self.task, part, opened.order(client), local).payload
                 for client, part in enumerate(self.parts)
             }
             state, _ = close_round(opened, replies)

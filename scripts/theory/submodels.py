@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from fedmrn_app.layout import Layout
 from fedmrn_app.methods.method import RunOptions
-from fedmrn_app.methods.parts import PartOfModel
 from fedmrn_app.methods.submodel import SubModel
+from fedmrn_app.methods.submodel_parts import PartOfModel
 from fedmrn_app.noise import Noise
 from fedmrn_app.seeds import derive_seed
 

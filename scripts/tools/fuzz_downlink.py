@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.config.compose import load_config
-from fedmrn_app.federation.agreement import Order
 from fedmrn_app.federation.download import Version, read_download
+from fedmrn_app.federation.protocol import Order
 from fedmrn_app.federation.server import close_round, open_round
 from fedmrn_app.federation.versions import Versions
 from fedmrn_app.federation.worker import Worker
@@ -65,15 +65,15 @@ def make_orders() -> list[OrderSample]:
 
 def _make_order(name: str, overrides: tuple[str, ...]) -> OrderSample:
     worker = Worker(load_config((*overrides, "local.epochs=1")))
-    _, agreement = worker.model()
-    state, kept = agreement.begin(), None
-    versions = Versions(agreement.grid_rule(None).sizes) if worker.config.downlink.remembers else None
+    _, protocol = worker.model()
+    state, kept = protocol.begin(), None
+    versions = Versions(protocol.grid_rule(None).sizes) if worker.config.downlink.remembers else None
     for number in (1, 2):
-        opened = open_round(agreement, state, number, {0: worker.sample_count(0)}, 1, versions)
+        opened = open_round(protocol, state, number, {0: worker.sample_count(0)}, 1, versions)
         reply = worker.train(opened.order(0), kept)
         state, _ = close_round(opened, {0: reply.payload})
         kept = reply.kept
-    order = open_round(agreement, state, 3, {0: worker.sample_count(0)}, 1, versions).order(0)
+    order = open_round(protocol, state, 3, {0: worker.sample_count(0)}, 1, versions).order(0)
     assert (order.base == 2) == (versions is not None)
     return OrderSample(name, order, worker, kept.version if kept is not None else None)
 

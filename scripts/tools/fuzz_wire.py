@@ -77,7 +77,7 @@ class Sample:
         """Read a payload as the server does."""
         known = self.opened.known(0)
         header = self.opened.header(0, known)
-        upload = read_upload(data, self.opened.agreement, header, known, self.opened.dense)
+        upload = read_upload(data, self.opened.protocol, header, known, self.opened.dense)
         return upload.vector, upload.dense
 
 
@@ -94,10 +94,10 @@ def make_samples(names: list[str]) -> list[Sample]:
 def make_sample(method: tuple[str, ...], coder: str, bits: int) -> Sample:
     wire = (f"uplink.coder={coder}", f"uplink.dense_bits={bits}", "uplink.bits=null")
     worker = Worker(load_config((*method, *wire, "local.epochs=1")))
-    _, agreement = worker.model()
-    state = agreement.begin()
+    _, protocol = worker.model()
+    state = protocol.begin()
     for number in (1, 2):
-        opened = open_round(agreement, state, number, {0: worker.sample_count(0)}, 1)
+        opened = open_round(protocol, state, number, {0: worker.sample_count(0)}, 1)
         data = worker.train(opened.order(0)).payload
         state, _ = close_round(opened, {0: data})
     return Sample(f"{' '.join(method)} {coder} {bits}", data, opened)

@@ -32,8 +32,8 @@ from sklearn.cluster import KMeans
 
 from fedmrn_app.layout import Layout
 from fedmrn_app.methods import build_method
-from fedmrn_app.methods.known import Known
 from fedmrn_app.methods.method import RunOptions
+from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import Noise
 
 Vector = NDArray[np.float32]
@@ -87,7 +87,7 @@ def quickstart_update() -> Vector:
 
 def by_method(x: Vector, name: str, options: dict[str, Any]) -> Coded:
     method = build_method(name, options, RunOptions(Noise()))
-    known = Known(Layout((x.shape,)), np.zeros_like(x), np.zeros_like(x))
+    known = SharedContext(Layout((x.shape,)), np.zeros_like(x), np.zeros_like(x))
     body = method.codec.encode(x, known, 1, 2)
     return len(body), method.codec.decode(body, known, 1)
 

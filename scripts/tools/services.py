@@ -8,11 +8,11 @@ import sys
 import time
 from pathlib import Path
 
-from fedmrn_app.local_run import free_port
-from fedmrn_app.processes import end_processes
+from fedmrn_app.runtime.cleanup import end_processes
+from fedmrn_app.runtime.flower_cli import free_port
 
 UNIT = "FEDMRN_UNIT"  # of a service's processes, which all end before it is started again
-_DEPLOY = (sys.executable, "-m", "fedmrn_app.deploy.command")
+_DEPLOY = (sys.executable, "-m", "fedmrn_app.deploy.cli")
 _PAUSE_SECONDS = 2.0  # before a service that has ended is started again
 
 

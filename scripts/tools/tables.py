@@ -13,8 +13,8 @@ import shlex
 from pathlib import Path
 
 from fedmrn_app.errors import RunError
-from fedmrn_app.results.groups import FOOTNOTE
-from fedmrn_app.results.report import add_kinds, find_summaries, table_of
+from fedmrn_app.report.cli import add_kinds, find_summaries, table_of
+from fedmrn_app.report.groups import FOOTNOTE
 
 ROOT = Path(__file__).resolve().parents[2]
 _TABLE = re.compile(rf"<!-- fedmrn-report (?P<words>.+) -->\n\n(?P<rows>(?:\|.*\n)*(?:\n{FOOTNOTE}.*\n)?)")

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.tasks.task import Task
-from fedmrn_app.typed import check_call
+from fedmrn_app.validation import check_call
 
 _BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from torch import Tensor, nn
 
-from fedmrn_app.typed import Count, Positive, Range
+from fedmrn_app.validation import Count, Positive, Range
 
 
 class CharLSTM(nn.Module):

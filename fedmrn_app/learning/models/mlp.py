@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from fedmrn_app.learning.models.narrow import Scaler, narrowed
-from fedmrn_app.typed import Count
+from fedmrn_app.validation import Count
 
 
 def mlp(

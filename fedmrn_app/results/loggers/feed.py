@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedmrn_app.config.types import LogConfig, Values
+from fedmrn_app.config.schema import LogConfig, Values
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.results.loggers.logger import Logger
 

@@ -11,7 +11,7 @@ from filelock import FileLock
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
-from fedmrn_app.config.types import LogConfig, Values
+from fedmrn_app.config.schema import LogConfig, Values
 from fedmrn_app.results.loggers.logger import Logger, run_name
 from fedmrn_app.results.settings import flat
 

@@ -11,7 +11,7 @@ from matplotlib.image import imread
 from omegaconf import OmegaConf
 from torch.utils.tensorboard import SummaryWriter
 
-from fedmrn_app.config.types import LogConfig, Values
+from fedmrn_app.config.schema import LogConfig, Values
 from fedmrn_app.results.loggers.logger import Logger, run_name
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import wandb
 
-from fedmrn_app.config.types import LogConfig, Values
+from fedmrn_app.config.schema import LogConfig, Values
 from fedmrn_app.results.loggers.logger import Logger, run_name
 
 

@@ -9,7 +9,7 @@ from flwr.clientapp import ClientApp
 
 from fedmrn_app import client_app as honest
 from fedmrn_app.federation.upload import header_of
-from fedmrn_app.messages import payload_content, read_order, read_payload
+from fedmrn_app.flower.messages import payload_content, read_order, read_payload
 from fedmrn_app.wire.payload import decode_payload, encode_payload
 
 MISDEEDS = ("raise", "truncate", "lie about samples", "send NaN", "another seed", "late")
@@ -37,9 +37,9 @@ def train(message: Message, context: Context) -> Message:
     if misdeed == "truncate":
         data = data[:-1]
     else:
-        _, agreement = worker.model()
+        _, protocol = worker.model()
         samples = worker.sample_count(order.client)
-        known = header_of(agreement, order.seed, samples, agreement.layout.count)
+        known = header_of(protocol, order.seed, samples, protocol.layout.count)
         payload = decode_payload(data, known)
         if misdeed == "lie about samples":
             payload = replace(payload, header=replace(known, samples=10_000))  # with a correct checksum, as those below

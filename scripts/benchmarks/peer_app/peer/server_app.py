@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from fedmrn_app.config.build import build_module, measure
+from fedmrn_app.config.build import build_module, resolve_from_data
 from fedmrn_app.config.compose import compose_values
 
 app = ServerApp()
@@ -17,7 +17,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run all rounds."""
-    _, config, task = measure(compose_values(json.loads(str(context.run_config["overrides"]))))
+    _, config, task = resolve_from_data(compose_values(json.loads(str(context.run_config["overrides"]))))
     ended: list[float] = []
 
     def note(server_round: int, arrays: ArrayRecord) -> MetricRecord:

@@ -1,0 +1,28 @@
+"""What a device's warm process does once: import what clients need, and compile what FedMRN and FedMRNS do."""
+
+import importlib
+
+import numpy as np
+import torch
+
+from fedmrn_app.kernels.masked_step import masked_step
+from fedmrn_app.kernels.masking import MaskKind, Vectors
+from fedmrn_app.layout import Layout
+from fedmrn_app.methods import build_method, find_methods
+from fedmrn_app.methods.method import RunOptions
+from fedmrn_app.methods.shared_context import SharedContext
+from fedmrn_app.noise import Noise
+
+_FEW = 64  # elements: too few to start threads, which copies of the process would lack
+
+
+def prepare() -> None:
+    """Do it, on vectors that mean nothing."""
+    for module in ("fedmrn_app.client_app", "sklearn.datasets", "fedmrn_app.learning.models.resnet"):
+        importlib.import_module(module)
+    find_methods()
+    layout, zeros = Layout(((_FEW,),)), np.zeros(_FEW, np.float32)
+    for name, signed in (("fedmrn", False), ("fedmrns", True)):
+        vectors = Vectors(*(torch.zeros(_FEW) for _ in range(4)))
+        masked_step(MaskKind(signed), vectors)(0, torch.zeros(_FEW), 0.1, 0.5, 1)
+        build_method(name, {}, RunOptions(Noise())).encode(zeros, None, SharedContext(layout, zeros, zeros), 1, 1)

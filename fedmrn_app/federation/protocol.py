@@ -1,0 +1,188 @@
+"""What all parties of a run agree on before its first round, and what the server asks of a client in one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.learning.flat import FlatModel
+from fedmrn_app.methods.method import Method
+from fedmrn_app.methods.shared_context import SharedContext
+from fedmrn_app.wire.downlink import GRID_FINE, GRID_STEP, pack_downlink, unpack_downlink
+from fedmrn_app.wire.lattice import Lattice, LatticeRule
+
+
+@dataclass(frozen=True)
+class RunProtocol:
+    """What is the same on all sides; of a narrower model where a client trains one.
+
+    Attributes:
+        method: the method.
+        layout: the masked tensors, d elements in all.
+        dense_sizes: the elements of each tensor of the dense part, m in all.
+        first: the global vector before the first round, float32 (d,).
+        seed: the run's.
+        dense_bits: how a value of the dense part is written, see `wire/dense.py`.
+        parameters: trained ones, by which bits per parameter are counted.
+        grid_step: of the grid on which the vector is sent, where it is, see `wire/lattice.py`.
+        first_dense: the dense part before the first round, float32 (m,); None for zeros.
+        max_norm: how many times the round's median the norm of a reply may be; None for any.
+        equal_weights: whether each client counts the same in the mean; else by its samples.
+        server_lr: how many times the mean update is added to the global model, above 0.
+    """
+
+    method: Method
+    layout: Layout
+    dense_sizes: Sequence[int]
+    first: Float32Array
+    seed: int
+    dense_bits: int
+    parameters: int = 0
+    grid_step: float = GRID_STEP
+    first_dense: Float32Array | None = None
+    max_norm: float | None = None
+    equal_weights: bool = False
+    server_lr: float = 1.0
+
+    @classmethod
+    def of(
+        cls,
+        method: Method,
+        model: FlatModel,
+        seed: int,
+        dense_bits: int,
+        grid_step: float = GRID_STEP,
+        max_norm: float | None = None,
+        equal_weights: bool = False,
+        server_lr: float = 1.0,
+    ) -> RunProtocol:
+        """Agree on a model that holds its first weights."""
+        weights, dense = model.state()
+        first = method.server.first(weights, model.layout)
+        sizes, parameters = model.dense_sizes, model.parameter_count
+        return cls(
+            method,
+            model.layout,
+            sizes,
+            first,
+            seed,
+            dense_bits,
+            parameters,
+            grid_step,
+            dense,
+            max_norm,
+            equal_weights,
+            server_lr,
+        )
+
+    def weight(self, samples: int) -> int:
+        """What a client with so many samples counts in the mean."""
+        return 1 if self.equal_weights else samples
+
+    def begin(self) -> GlobalState:
+        """The state before the first round."""
+        steering = self.method.steering
+        return GlobalState(self.first.copy(), self._first_dense.copy(), None if steering is None else steering.first())
+
+    def pack(self, vector: Float32Array, held: NDArray[np.bool_] | None) -> NDArray[Any]:
+        """The global vector (d,), or only what is held of it, as it is sent where that is not on a grid."""
+        assert self.method.packing != "grid"
+        values = vector if held is None else vector[held]
+        return pack_downlink(values, self.layout.held_sizes(held), self.method.packing)
+
+    def unpack(self, packed: NDArray[Any], held: NDArray[np.bool_] | None) -> SharedContext:
+        """What both sides know once `packed` was sent, which `pack` made.
+
+        Raises:
+            PayloadError: it is malformed, has another shape or type, or holds values that are not finite.
+        """
+        assert self.method.packing != "grid"
+        return self.known(unpack_downlink(packed, self.layout.held_sizes(held), self.method.packing), held)
+
+    def known(self, values: Float32Array, held: NDArray[np.bool_] | None) -> SharedContext:
+        """What both sides know where clients received these values of what they hold, float32."""
+        if held is None:
+            return SharedContext(self.layout, values, self.first)
+        vector = np.zeros(held.size, np.float32)
+        vector[held] = values
+        return SharedContext(self.layout, vector, self.first, held)
+
+    def grid(self, state: GlobalState, held: NDArray[np.bool_] | None) -> Lattice:
+        """The global model, or what is held of it and the dense part, rounded to the grid around the first one."""
+        return Lattice.rounded(_joined(state.vector, state.dense, held), self._reference(held), self.grid_rule(held))
+
+    def grid_rule(self, held: NDArray[np.bool_] | None) -> LatticeRule:
+        """How that grid is laid."""
+        sizes = self.layout.held_sizes(held)
+        return LatticeRule([*sizes, *self.dense_sizes], len(sizes), self.grid_step, GRID_FINE)
+
+    def read_grid(self, grid: Lattice, held: NDArray[np.bool_] | None) -> tuple[SharedContext, Float32Array]:
+        """What both sides know once a grid was sent, and the dense part, float32 (m,).
+
+        Raises:
+            PayloadError: it holds values that are not finite.
+        """
+        values = grid.values(self._reference(held), self.grid_rule(held).sizes)
+        count = values.size - sum(self.dense_sizes)
+        return self.known(values[:count], held), values[count:]
+
+    def _reference(self, held: NDArray[np.bool_] | None) -> Float32Array:
+        return self._whole_reference if held is None else _joined(self.first, self._first_dense, held)
+
+    @cached_property
+    def _whole_reference(self) -> Float32Array:
+        return _joined(self.first, self._first_dense, None)
+
+    @property
+    def _first_dense(self) -> Float32Array:
+        return np.zeros(sum(self.dense_sizes), np.float32) if self.first_dense is None else self.first_dense
+
+
+def _joined(vector: Float32Array, dense: Float32Array, held: NDArray[np.bool_] | None) -> Float32Array:
+    return np.concatenate([vector if held is None else vector[held], dense])
+
+
+@dataclass(frozen=True)
+class GlobalState:
+    """What goes from round to round.
+
+    Attributes:
+        vector: the method's, float32 (d,).
+        dense: the dense part, float32 (m,).
+        steering: of the noise's scale, see `methods/rate_control.py`; None where it is fixed.
+    """
+
+    vector: Float32Array
+    dense: Float32Array
+    steering: Float32Array | None = None
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the server asks of one client in one round.
+
+    Attributes:
+        client: its number.
+        server_round: number of the round, from 1.
+        seed: the 64-bit seed that the client is given.
+        vector: the global vector as `RunProtocol.pack` makes it; on a grid, the coded bytes of that and the dense part.
+        dense: the global dense part, float32 (m,); None on a grid.
+        base: the round of the version from which the grid is coded; 0 is the first vector.
+        checksum: of that version, see `Lattice.checksum`; 0 for the first vector.
+        scale: of the noise in this round, where the server sets it.
+    """
+
+    client: int
+    server_round: int
+    seed: int
+    vector: NDArray[Any]
+    dense: Float32Array | None
+    base: int = 0
+    checksum: int = 0
+    scale: float | None = None

@@ -1,0 +1,219 @@
+"""Differential privacy of whole clients: contributions are clipped, and the server adds noise to their sum.
+
+Algorithm 1 of McMahan et al. 2018, "Learning Differentially Private Recurrent Language Models", with equal weights and
+a fixed denominator. `docs/privacy.md` says what that promises, and what it does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Annotated, Literal
+
+import numpy as np
+
+from fedmrn_app.errors import FedMRNError, PayloadError
+from fedmrn_app.federation.upload import CheckedUpload
+from fedmrn_app.kernels.secure_random import draw, normals, random_words
+from fedmrn_app.layout import Float32Array
+from fedmrn_app.methods.contribution import VectorContribution
+from fedmrn_app.methods.randomized_response import RandomizedResponse
+from fedmrn_app.privacy.accounting import Release, Sampling, epsilon, find_noise_multiplier
+from fedmrn_app.privacy.ledger import Ledger
+from fedmrn_app.seeds import derive_seed
+from fedmrn_app.validation import Positive, Range
+
+_ROUNDING = 1e-6  # of the clip, left to the rounding of float32
+
+
+@dataclass(frozen=True)
+class PrivacyConfig:
+    """What is to be private; by default nothing.
+
+    Attributes:
+        clip: largest L2 norm of a client's contribution, the dense part included; None for that of masked noise.
+        noise_multiplier: standard deviation of the noise on the sum, in units of `clip`; None if found from `epsilon`.
+        epsilon: that the run must not exceed.
+        delta: at which epsilon is meant.
+        sampling: of a round's clients: each with the same probability, or a fixed number.
+        noise_seed: where noise, sampling and flips come from: the operating system, or the run's seed, which repeats
+            a run, and which every client knows.
+        flip: probability that a client flips a bit of its mask.
+        local_epsilon: of each bit, from which `flip` follows.
+    """
+
+    clip: Positive | None = None
+    noise_multiplier: Positive | None = None
+    epsilon: Positive | None = None
+    delta: Annotated[float, Range(above=0, below=1)] = 1e-5
+    sampling: Sampling = "poisson"
+    noise_seed: Literal["system", "run"] = "system"
+    flip: Annotated[float, Range(least=1e-9, below=0.5)] | None = None
+    local_epsilon: Annotated[float, Range(least=0.005, most=20)] | None = None  # 2^-32 is the step of probabilities
+
+    @property
+    def noised(self) -> bool:
+        """Whether the server clips and adds noise."""
+        return self.noise_multiplier is not None or self.epsilon is not None
+
+    @property
+    def secret(self) -> bool:
+        """Whether nobody can repeat what is random."""
+        return self.noise_seed == "system"
+
+    @property
+    def flips(self) -> RandomizedResponse | None:
+        """What clients do to their masks; None for nothing."""
+        if self.local_epsilon is not None:
+            return RandomizedResponse.of_epsilon(self.local_epsilon, self.secret)
+        return None if self.flip is None else RandomizedResponse(self.flip, self.secret)
+
+
+class BudgetSpent(FedMRNError):
+    """A further round would exceed privacy.epsilon; the run ends with what it has."""
+
+
+@dataclass(frozen=True)
+class PrivateRound:
+    """A round whose sum is made private.
+
+    Attributes:
+        privacy: of the run.
+        number: of the round.
+        clients: who is drawn, in ascending order; maybe nobody.
+        release: how the sum is made.
+    """
+
+    privacy: Privacy
+    number: int
+    clients: list[int]
+    release: Release
+
+    def clipped(self, upload: CheckedUpload, dense: Float32Array) -> CheckedUpload:
+        """A client's contribution, scaled down to the clip where it is larger; its dense part becomes a difference.
+
+        Args:
+            upload: checked.
+            dense: the dense part that the client was sent, float32 (m,).
+
+        Raises:
+            PayloadError: it is not finite.
+        """
+        vector = np.zeros(self.privacy.weights, np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):  # checked below
+            change = upload.dense - dense
+            upload.decoded.add_to(vector, np.float32(1))
+        norm = math.sqrt(sum(float(np.square(part, dtype=np.float64).sum()) for part in (vector, change)))
+        if not math.isfinite(norm):
+            raise PayloadError("the contribution is not finite")
+        share = np.float32(min(1.0, self.release.clip * (1 - _ROUNDING) / norm) if norm else 1.0)
+        return replace(upload, decoded=VectorContribution(vector), dense=change, share=share)
+
+    def finish(self, total: Float32Array, dense_total: Float32Array) -> float:
+        """Note the release in the ledger, add the noise to both sums and divide them, in place; return epsilon.
+
+        The denominator is the number of clients that were to be drawn: how many came is nobody's business.
+        """
+        privacy = self.privacy
+        privacy.ledger.add(self.number, self.release)
+        seed = None if privacy.config.secret else derive_seed(privacy.seed, "privacy", self.number)
+        noise = normals(total.size + dense_total.size, seed)
+        noise *= self.release.noise_multiplier * self.release.clip
+        for part, added in ((total, noise[: total.size]), (dense_total, noise[total.size :])):
+            part += added.astype(np.float32)
+            part /= np.float32(self.release.asked)
+        return privacy.spent
+
+
+class Privacy:
+    """The server's side of a run's privacy.
+
+    Attributes:
+        config: what is asked for.
+        seed: the run's.
+        weights: masked ones, d.
+        ledger: what has been released.
+        typical: a release as all are whose clients are all there.
+    """
+
+    def __init__(
+        self,
+        config: PrivacyConfig,
+        *,
+        seed: int,
+        weights: int,
+        clip: float,
+        clients: int,
+        clients_per_round: int,
+        rounds: int,
+        ledger: Ledger | None = None,
+    ) -> None:
+        """Find the noise multiplier where it is not given, so that `rounds`, those of the ledger included, are paid.
+
+        Raises:
+            BudgetSpent: no noise multiplier fits.
+        """
+        self.config = config
+        self.seed = seed
+        self.weights = weights
+        self.ledger = Ledger() if ledger is None else ledger
+        typical = Release(config.sampling, clients_per_round, clients, config.noise_multiplier or 0.0, clip)
+        if config.noise_multiplier is None:
+            typical = replace(typical, noise_multiplier=self._found(typical, rounds))
+        self.typical = typical
+
+    def _found(self, typical: Release, rounds: int) -> float:
+        assert self.config.epsilon is not None
+        target, delta, spent = self.config.epsilon, self.config.delta, self.ledger.releases
+        planned = find_noise_multiplier([], typical, rounds, target, delta)
+        as_planned = planned is not None and all(
+            release.cost == replace(typical, noise_multiplier=planned).cost for release in spent
+        )
+        if planned is not None and as_planned:
+            return planned  # to the last bit that of a run that was never stopped
+        found = find_noise_multiplier(spent, typical, max(1, rounds - len(spent)), target, delta)
+        if found is None:
+            raise BudgetSpent(
+                f"privacy.epsilon={target:g}: no noise is enough for {rounds} rounds at delta {delta:g}, of which "
+                f"{len(spent)} have cost {self.spent:.4g}; say a larger privacy.epsilon or fewer rounds"
+            )
+        return found
+
+    @property
+    def spent(self) -> float:
+        """Epsilon of all that has been released."""
+        return epsilon(self.ledger.releases, self.config.delta)
+
+    @cached_property
+    def deviation(self) -> float:
+        """Standard deviation of the noise on each weight of the mean."""
+        return self.typical.noise_multiplier * self.typical.clip / self.typical.asked
+
+    def open(self, number: int, clients: Iterable[int]) -> PrivateRound:
+        """Draw the clients of a round from those that are there.
+
+        Raises:
+            BudgetSpent: its release would exceed privacy.epsilon.
+        """
+        there = sorted(clients)
+        release = self.typical
+        if release.sampling == "fixed":  # fewer clients are drawn more often
+            release = replace(release, asked=min(release.asked, len(there)), clients=len(there))
+        limit = self.config.epsilon
+        if limit is not None:
+            next_epsilon = epsilon([*self.ledger.releases, release], self.config.delta)
+            if next_epsilon > limit:
+                raise BudgetSpent(
+                    f"privacy.epsilon={limit:g}: the run ends before round {number}, with which epsilon would be "
+                    f"{next_epsilon:.4g}; it is {self.spent:.4g} at delta {self.config.delta:g}"
+                )
+        seed = None if self.config.secret else derive_seed(self.seed, "private_sampling", number)
+        if release.sampling == "fixed":
+            order = np.argsort(random_words(len(there), seed), kind="stable")
+            chosen = sorted(there[place] for place in order[: release.asked])
+        else:
+            drawn = draw(release.asked / release.clients, len(there), seed)
+            chosen = [client for client, taken in zip(there, drawn, strict=True) if taken]
+        return PrivateRound(self, number, chosen, release)

@@ -1,0 +1,141 @@
+"""A run on a SuperLink that is there already, `fedmrn --on NAME`: handed over, followed, stopped by Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedmrn_app.config.schema import Values
+from fedmrn_app.errors import ConfigError, DiedError, RunError
+from fedmrn_app.runtime.connection import Connection, read_connection
+from fedmrn_app.runtime.flower_cli import CompletionFlag, Tail, command, write_app, write_run_config
+
+_POLL_SECONDS = 0.2
+_LOST_SECONDS = 10.0  # without a sign of life, then the SuperLink counts as gone
+_END_SECONDS = 5.0  # for the last lines of a run that Flower calls finished to be on disk
+
+
+def take_on(arguments: list[str]) -> tuple[list[str], str | None]:
+    """Take `--on NAME` out of a command line; return what is left, and the name.
+
+    Raises:
+        ConfigError: the name is missing.
+    """
+    for place, word in enumerate(arguments):
+        if word == "--on":
+            if len(arguments) <= place + 1 or "=" in arguments[place + 1] or arguments[place + 1].startswith("-"):
+                raise ConfigError("--on: say the name of a connection in Flower's config.toml")
+            return arguments[:place] + arguments[place + 2 :], arguments[place + 1]
+        if word.startswith("--on="):
+            return arguments[:place] + arguments[place + 1 :], word.removeprefix("--on=")
+    return arguments, None
+
+
+def run_on(name: str, values: Values, folder: Path, on_line: Callable[[str], None]) -> None:
+    """Run on a SuperLink until the run ends; Ctrl-C stops the run there.
+
+    Args:
+        name: of a connection in Flower's config.toml.
+        values: the resolved configuration.
+        folder: the run's folder, which must be the SuperLink's machine's too.
+        on_line: called with each line that the run adds to run.log.
+
+    Raises:
+        ConfigError: there is no such connection.
+        DiedError: its ServerApp or the SuperLink died; the message says what to do.
+        RunError: the run did not complete for another reason; the message says why.
+    """
+    connection = read_connection(name)
+    if fault := connection.fault():
+        raise DiedError(
+            f"--on {name}: the SuperLink at {connection.address} does not answer ({fault}); is it running, and is this "
+            "its machine or the tunnel to it open?"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    ending = CompletionFlag(folder)
+    tail = Tail(folder / "run.log")
+    run = _submit(connection, values, folder)
+    try:
+        with _stream(connection, run, folder) as log:
+            _follow(connection, log, ending, lambda: tail.read(on_line))
+    except KeyboardInterrupt:
+        _stop(connection, run)
+        raise
+    if not ending.reached():
+        raise DiedError(_reason(connection, run, folder))
+    ending.check()
+
+
+def _submit(connection: Connection, values: Values, folder: Path) -> str:
+    with tempfile.TemporaryDirectory(prefix="fedmrn-") as temporary:
+        app = write_app(Path(temporary) / "app")
+        settings = {"config": json.dumps(values), "run-dir": str(folder)}
+        config = write_run_config(Path(temporary) / "run.toml", settings)
+        return str(connection.ask("run", str(app), options=("-c", str(config)))["run-id"])
+
+
+@contextmanager
+def _stream(connection: Connection, run: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Flower's own log of the run, into flower.log; the process ends when the run does."""
+    with (folder / "flower.log").open("ab") as file:
+        process = subprocess.Popen(
+            [command("flwr"), "log", run, connection.name, "--stream"],
+            stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+            env={**os.environ, "FLWR_DISABLE_UPDATE_CHECK": "1", "PYTHONUNBUFFERED": "1"}, start_new_session=True,
+        )  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _follow(
+    connection: Connection, log: subprocess.Popen[bytes], ending: CompletionFlag, read: Callable[[], None]
+) -> None:
+    """Return when the run has left its last file, Flower says that it has ended, or the SuperLink is gone."""
+    heard = checked = time.monotonic()
+    ended = None
+    while not ending.reached():
+        read()
+        now = time.monotonic()
+        if log.poll() is not None:
+            ended = ended or now
+            if now > ended + _END_SECONDS:
+                break
+        if now > checked + _LOST_SECONDS / 5:
+            checked = now
+            if connection.fault() is None:
+                heard = now
+            elif now > heard + _LOST_SECONDS:
+                break
+        time.sleep(_POLL_SECONDS)
+    read()
+
+
+def _stop(connection: Connection, run: str) -> None:
+    try:
+        connection.ask("stop", run)
+    except RunError:
+        return  # it has ended, or the SuperLink has
+
+
+def _reason(connection: Connection, run: str, folder: Path) -> str:
+    """Why a run has no summary, and what to do."""
+    again = f"`fedmrn --on {connection.name} resume=true hydra.run.dir={folder}` with the same settings goes on with it"
+    if fault := connection.fault():
+        return f"the SuperLink at {connection.address} is gone ({fault}); once it is up again, {again}"
+    try:
+        (state,) = connection.ask("list", options=("--run-id", run))["runs"]
+        status = str(state["status"])
+    except (RunError, KeyError, ValueError) as problem:
+        return f"run {run} ended without a result, and Flower cannot say why: {problem}"
+    if status == "finished:completed":
+        return f"run {run} completed, but left nothing in {folder}; if the SuperLink is on another machine, see there"
+    return f"run {run} ended without a result ({status}, the ServerApp was killed or stopped); {again}"

@@ -1,0 +1,73 @@
+"""A sweep's runs, wherever they run: each leaves its outcome in the sweep's folder, and the command reads them."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+
+from fedmrn_app.federation.reduce import cores
+from fedmrn_app.report.tables import Outcome
+from fedmrn_app.results.atomic_io import write_durably
+
+_OUTCOMES = ".outcomes"  # in a sweep's folder
+_BEST = "optimization_results.yaml"  # of Hydra's sweepers that search
+
+
+def is_sweep() -> bool:
+    """Whether the run that this process is in is one of a sweep."""
+    return bool(HydraConfig.get().mode == RunMode.MULTIRUN)
+
+
+def forget_outcomes(folder: Path) -> None:
+    """Before a sweep starts: its folder may hold the outcomes of the command before."""
+    shutil.rmtree(folder / _OUTCOMES, ignore_errors=True)
+    (folder / _BEST).unlink(missing_ok=True)
+
+
+def leave_outcome(overrides: str, result: Mapping[str, Any] | str) -> None:
+    """Leave what became of a run of a sweep: its summary, or the reason why it has none."""
+    settings = HydraConfig.get()
+    folder = Path(settings.sweep.dir) / _OUTCOMES
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"number": settings.job.num, "overrides": overrides, "result": result})
+    write_durably(folder / f"{settings.job.num}.json", text.encode())
+
+
+def read_outcomes(folder: Path) -> list[tuple[int, Outcome]]:
+    """The outcomes of a sweep's runs with their numbers, in ascending order."""
+    found = [json.loads(path.read_text()) for path in (folder / _OUTCOMES).glob("*.json")]
+    return sorted((one["number"], (one["overrides"], one["result"])) for one in found)
+
+
+def read_best(folder: Path) -> str | None:
+    """What a sweeper that searches has found, in a line; None where there was none."""
+    path = folder / _BEST
+    if not path.is_file():
+        return None
+    found: Any = OmegaConf.load(path)
+    best = " ".join(f"{key}={value}" for key, value in (found.get("best_params") or {}).items())
+    return f"best: {best}, which reached {found.get('best_value', math.nan):.4f}" if best else None
+
+
+def runs_at_once() -> int:
+    """How many runs of this sweep share this machine, as far as Hydra's settings say."""
+    settings = HydraConfig.get()
+    if settings.mode != RunMode.MULTIRUN:
+        return 1
+    if "n_jobs" in settings.launcher:  # joblib; -1 for all cores
+        return cores() if settings.launcher.n_jobs < 0 else max(1, settings.launcher.n_jobs)
+    local = str(settings.launcher["_target_"]).endswith("submitit_launcher.LocalLauncher")
+    return int(settings.sweeper.get("max_batch_size") or 1) if local else 1
+
+
+def in_parallel() -> bool:
+    """Whether runs of this sweep share the console, or have none."""
+    return is_sweep() and not str(HydraConfig.get().launcher["_target_"]).endswith("BasicLauncher")

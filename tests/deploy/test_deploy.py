@@ -1,0 +1,240 @@
+"""An operator's folder: keys that only their owner may read, bundles, certificates that hold, connections, services."""
+
+import base64
+import json
+import os
+import shutil
+import socket
+import ssl
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedmrn_app.deploy import service_files as units
+from fedmrn_app.deploy.certificates import public_pem
+from fedmrn_app.deploy.device import check_server, explain, read_bundle
+from fedmrn_app.deploy.folder import Federation, create, load
+from fedmrn_app.deploy.gateway import Keys
+from fedmrn_app.deploy.server import superlink_words
+from fedmrn_app.errors import ConfigError, RunError
+from fedmrn_app.runtime.connection import add_connection, read_connection
+from fedmrn_app.runtime.remote import take_on
+from scripts.tools.relay import Relay
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Federation:
+    return create(tmp_path / "fed", ["127.0.0.1", "server.example"], 2, port=49390, control_port=49391)
+
+
+def run(*words: str, home: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "FLWR_HOME": str(home)}
+    words = (sys.executable, "-m", "fedmrn_app.deploy.cli", *words)
+    return subprocess.run(words, capture_output=True, text=True, env=environment, timeout=60, check=False)
+
+
+def test_only_the_owner_reads_what_is_secret(federation: Federation) -> None:
+    secret = [
+        file for file in federation.path.rglob("*") if b"PRIVATE" in (file.read_bytes() if file.is_file() else b"")
+    ]
+    assert len(secret) == 4  # authority, server, two devices
+    assert {stat.S_IMODE(file.stat().st_mode) for file in secret} == {0o600}
+    assert stat.S_IMODE(federation.path.stat().st_mode) == 0o700
+    assert (federation.path / ".gitignore").read_text() == "*\n"
+
+
+def test_a_bundle_holds_what_its_device_needs_and_nothing_else(federation: Federation) -> None:
+    units.write_device_services(federation, "device-1")
+    bundle = federation.bundle("device-1")
+    services = {"fedmrn-device.service", "compose.yaml", "Dockerfile", "requirements.txt"}
+    assert {file.name for file in bundle.iterdir()} == {"device.key", "device.pub", "ca.crt", "device.json", *services}
+    other = federation.bundle("device-0") / "device.key"
+    for file in bundle.iterdir():
+        assert file.read_bytes() not in (other.read_bytes(), federation.authority_key.read_bytes())
+    read = read_bundle(bundle)
+    assert (read.server, read.node_config) == ("127.0.0.1:49390", "partition-id=1 num-partitions=2")
+    (bundle / "device.key").chmod(0o644)
+    with pytest.raises(ConfigError, match=r"device\.key: others may read it; say chmod 600"):
+        read_bundle(bundle)
+
+
+def test_settings_are_read_as_they_were_written(federation: Federation) -> None:
+    federation.devices["device-1"].config = 'data-path="/data"'
+    federation.save()
+    again = load(federation.path)
+    assert again == federation
+    assert again.device_name("1") == "device-1"
+    with pytest.raises(ConfigError, match=r"device-7: is no device of .*, which has device-0, device-1"):
+        again.device_name("7")
+    (federation.path / "federation.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"federation\.json: cannot be read"):
+        load(federation.path)
+
+
+def test_keys_tell_devices_apart(federation: Federation) -> None:
+    keys = Keys(federation.path)
+    mine = base64.b64encode(public_pem(federation.public_key("device-1"))).decode()
+    assert keys.name(mine) == "device-1"
+    assert keys.name(base64.b64encode(b"another").decode()) is None
+    assert keys.name("\u00e4") is None
+    assert keys.refusal(mine) == "its key is not registered yet"
+    federation.devices["device-1"].revoked = True
+    federation.save()
+    assert keys.refusal(mine) == "its key was revoked"
+    federation.devices["device-1"].node_id = 5
+    federation.save()
+    assert keys.refusal(mine).startswith("it is connected already")
+
+
+@contextmanager
+def served(federation: Federation, *, tls: bool) -> Iterator[int]:
+    """One connection on loopback, with the server's certificate."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            link, _ = listener.accept()
+            with link:
+                if not tls:
+                    link.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                    return
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+                context.load_cert_chain(federation.certificate, federation.key)
+                try:
+                    context.wrap_socket(link, server_side=True).close()
+                except ssl.SSLError:
+                    return  # the other side refuses
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join(10)
+
+
+def test_a_device_says_why_it_does_not_trust_a_server(federation: Federation, tmp_path: Path) -> None:
+    def check(host: str, port: int) -> None:
+        bundle = federation.bundle("device-0")
+        settings = json.loads((bundle / "device.json").read_text())
+        (bundle / "device.json").write_text(json.dumps({**settings, "server": f"{host}:{port}"}))
+        check_server(read_bundle(bundle))
+
+    for host in ("127.0.0.1", "localhost"):
+        with served(federation, tls=True) as port:
+            check(host, port)
+    with served(federation, tls=False) as port, pytest.raises(RunError, match="it speaks no TLS"):
+        check("127.0.0.1", port)
+    with pytest.raises(RunError, match="it cannot be reached"):
+        check("127.0.0.1", port)
+    stranger = create(tmp_path / "other", ["127.0.0.1"], 1)
+    shutil.copy(stranger.authority, federation.bundle("device-0") / "ca.crt")
+    with (
+        served(federation, tls=True) as port,
+        pytest.raises(RunError, match=r"its certificate is refused: .*is .*ca.crt"),
+    ):
+        check("127.0.0.1", port)
+
+
+def test_why_a_supernode_ended() -> None:
+    flower = ["Exit Code: 305", "Failed to initialize the connection.", "[code: 2004] Failed to activate SuperNode."]
+    assert explain([*flower, "its key was revoked"]) == "the server does not let it in: its key was revoked"
+    assert explain(["Exit Code: 1", "No port is free."]) == "No port is free."
+    assert explain(["Terminated"]) is None
+
+
+def test_the_superlink_serves_loopback_and_registered_devices_only(federation: Federation) -> None:
+    words = " ".join(superlink_words(federation))
+    assert "--host 127.0.0.1 --port 49391" in words
+    assert "--enable-supernode-auth" in words
+    assert "--insecure" not in words
+
+
+def test_services_restart_for_ever_and_rotate_their_logs(federation: Federation) -> None:
+    for files in (units.write_server_services(federation), units.write_device_services(federation, "device-0")):
+        unit, compose, _, pinned = (file.read_text() for file in files)
+        assert "Restart=on-failure" in unit
+        assert "StartLimitIntervalSec=0" in unit
+        (service,) = yaml.safe_load(compose)["services"].values()
+        assert service["restart"] == "on-failure"
+        assert service["logging"]["options"]["max-file"] == "5"
+        assert "PRIVATE" not in unit + compose
+        assert f"flwr=={version('flwr')}\n" in pinned
+
+
+def test_connections_are_added_to_those_that_are_there(tmp_path: Path, federation: Federation) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "config.toml").write_text('# mine\n[superlink.mine]\naddress = "a:1"\ninsecure = true\n')
+    add_connection("fedmrn", "127.0.0.1:1", federation.authority, home)
+    add_connection("fedmrn", "127.0.0.1:1", federation.authority, home)
+    assert (home / "config.toml").read_text().startswith("# mine\n")
+    assert read_connection("fedmrn", home).authority == federation.authority
+    assert read_connection("mine", home).authority is None
+    with pytest.raises(ConfigError, match=r"fedmrn: is another connection in .* already"):
+        add_connection("fedmrn", "127.0.0.1:2", federation.authority, home)
+    with pytest.raises(ConfigError, match=r"--on lab: is no connection of .*, which has fedmrn, mine"):
+        read_connection("lab", home)
+
+
+def test_the_command_refuses_what_it_cannot_do(tmp_path: Path) -> None:
+    made = run("init", "--host", "127.0.0.1", "--devices", "1", str(tmp_path / "fed"), home=tmp_path / "home")
+    assert made.returncode == 0, made.stderr
+    assert "PRIVATE" not in made.stdout + made.stderr
+    for words, reason in (
+        (["init", "--host", "x", "--devices", "1", str(tmp_path / "fed")], "is there already"),
+        (["init", "--host", "x", "--devices", "0", str(tmp_path / "new")], "--devices=0: must be at least 1"),
+        (["init", "--host", "x", "--devices", "1", "--name", "a b", str(tmp_path / "new")], "--name=a b"),
+        (["status", str(tmp_path / "none")], "holds no federation"),
+        (["device", "--run", str(tmp_path)], "is no device's folder"),
+    ):
+        done = run(*words, home=tmp_path / "home")
+        assert (done.returncode, done.stdout) == (2, "")
+        (line,) = done.stderr.splitlines()
+        assert reason in line
+    down = run("status", str(tmp_path / "fed"), home=tmp_path / "home")
+    assert down.returncode == 1
+    assert "start it with `fedmrn-deploy server" in down.stderr
+
+
+def test_on_is_taken_out_of_the_command_line() -> None:
+    assert take_on(["a=1", "--on", "lab", "-m"]) == (["a=1", "-m"], "lab")
+    assert take_on(["--on=lab", "a=1"]) == (["a=1"], "lab")
+    assert take_on(["a=1"]) == (["a=1"], None)
+    for words in (["--on"], ["--on", "a=1"], ["--on", "--multirun"]):
+        with pytest.raises(ConfigError, match="--on: say the name"):
+            take_on(words)
+
+
+def test_a_relay_counts_each_part_of_what_passes() -> None:
+    request = b"POST /a HTTP/1.1\r\nContent-Length: 3\r\n\r\nabcPOST /b HTTP/1.1\r\n\r\n"
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        relay = Relay(listener.getsockname(), plain=True)
+        with socket.create_connection(("127.0.0.1", relay.port)) as near:
+            near.sendall(request[:30])
+            far, _ = listener.accept()
+            with far:
+                near.sendall(request[30:])
+                received = b""
+                while len(received) < len(request):
+                    received += far.recv(100)
+                far.sendall(answer)
+                assert near.recv(100) == answer
+        counts = relay.counts
+        assert (counts.up, counts.down) == (len(request), len(answer))
+        assert counts.requests == {"/a": 1, "/b": 1}
+        assert counts.parts["up", "/a", "body"] == 3
+        assert counts.parts["down", "/a", "body"] == 5
+        assert sum(counts.parts.values()) == len(request) + len(answer)
+        relay.stop()
+
+
+def test_command_starts_without_pytorch() -> None:
+    code = "import sys, fedmrn_app.deploy.cli; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,85 @@
+"""The noise's scale: known to both sides, and steered to a budget of bits."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fedmrn_app.errors import PayloadError
+from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.methods.fedmrn import FedMRN, FedMRNS
+from fedmrn_app.methods.method import Method, RunOptions
+from fedmrn_app.methods.rate_control import GROWTH, SHRINKAGE, RateControl
+from fedmrn_app.methods.shared_context import SharedContext
+from fedmrn_app.noise import DISTRIBUTIONS, MAX_ALPHA, MIN_ALPHA, Distribution, Noise
+
+LAYOUT = Layout(((200, 150), (40, 40), (12, 500)))
+ZEROS = np.zeros(LAYOUT.count, np.float32)
+KNOWN = SharedContext(LAYOUT, ZEROS, ZEROS)
+SIZES = np.array([0.004, 0.03, 0.0007])  # mean |update| of each tensor
+
+
+def laplace(seed: int, sizes: NDArray[np.float64]) -> Float32Array:
+    random = np.random.default_rng(seed)
+    return np.concatenate(
+        [random.laplace(0, size, count) for size, count in zip(sizes, LAYOUT.sizes, strict=True)]
+    ).astype(np.float32)
+
+
+def steered(recipe: type[FedMRN], bits: float = 0.4, noise: Noise | None = None) -> tuple[Method, RateControl]:
+    method = recipe().build(RunOptions(noise or Noise(), bits=bits))
+    assert method.steering is not None
+    return method, method.steering
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("recipe", [FedMRN, FedMRNS])
+def test_both_sides_take_the_scale_of_the_round(recipe: type[FedMRN], distribution: Distribution) -> None:
+    x, set_by_server = laplace(1, SIZES), KNOWN.with_scale(0.07)
+    codec = recipe().build(RunOptions(Noise(distribution, 0.5))).codec
+    fixed = recipe().build(RunOptions(Noise(distribution, 0.07))).codec
+    body = codec.encode(x, set_by_server, 5, 0)
+    assert body == fixed.encode(x, KNOWN, 5, 0)
+    assert np.array_equal(codec.decode(body, set_by_server, 5), fixed.decode(body, KNOWN, 5))
+    assert np.array_equal(set_by_server.noise(Noise(distribution, 0.5), 9), Noise(distribution, 0.07)(9, LAYOUT.count))
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf"), 1e-38, 1e38])
+def test_wrong_scales_are_refused(scale: float) -> None:
+    with pytest.raises(PayloadError, match=r"noise scale .* out of range"):
+        KNOWN.with_scale(scale)
+
+
+@pytest.mark.parametrize("recipe", [FedMRN, FedMRNS])
+@pytest.mark.parametrize("bits", [0.3, 0.45, 0.6])
+def test_budget_is_met_from_the_fifth_round_on(recipe: type[FedMRN], bits: float) -> None:
+    """While updates shrink in each round, but for those of one tensor."""
+    method, steering = steered(recipe)
+    state, spent = steering.first(), []
+    for number in range(1, 13):
+        sizes = SIZES * np.array([0.95**number, 1, 0.95**number])
+        known = KNOWN.with_scale(float(state[0]))
+        bodies = []
+        for client in range(4):
+            seed = 100 * number + client
+            body = method.codec.encode(laplace(seed, sizes), known, seed, 0)
+            method.codec.decode(body, known, seed)
+            bodies.append(8 * len(body) / LAYOUT.count)
+        spent.append(float(np.mean(bodies)))
+        state = steering.next(state, spent[-1], bits)
+    assert np.abs(np.array(spent[4:]) / bits - 1).max() < 0.05, spent
+
+
+def test_scale_changes_gradually_and_stays_in_range() -> None:
+    _, steering = steered(FedMRN)
+    for spent, left, factor in ((0.9, 0.1, GROWTH), (0.1, 0.9, 1 / SHRINKAGE)):
+        state = steering.next(steering.first(), spent, left)
+        assert state[0] == pytest.approx(0.01 * factor, rel=1e-6)
+        for _ in range(200):
+            state = steering.next(state, spent, left)
+        assert MIN_ALPHA <= float(state[0]) <= MAX_ALPHA
+
+
+def test_nothing_left_for_masks_makes_them_as_short_as_they_get() -> None:
+    _, steering = steered(FedMRN)
+    least, none = (steering.next(steering.first(), 0.3, left) for left in (0.001, -0.2))
+    assert np.array_equal(least, none)

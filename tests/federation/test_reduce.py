@@ -1,0 +1,86 @@
+"""Many replies on several threads: the sums of one thread, whatever goes wrong with some of them."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from fedmrn_app.errors import PayloadError
+from fedmrn_app.federation.protocol import GlobalState, RunProtocol
+from fedmrn_app.federation.reduce import MOST_COPIES, cores, thread_count
+from fedmrn_app.federation.server import OpenRound, close_round
+from fedmrn_app.federation.upload import Update, write_upload
+from fedmrn_app.layout import Layout
+from fedmrn_app.methods import build_method
+from fedmrn_app.methods.method import Method, RunOptions
+from fedmrn_app.noise import Noise
+from fedmrn_app.wire.body import CODED, CODERS, Body, Coder
+from tests.helpers import METHODS, make_method
+
+LAYOUT = Layout(((60, 30, 3, 3), (7, 11), (300, 500)))
+CLIENTS = {client: 10 + client for client in range(11)}
+VECTOR = np.random.default_rng(0).standard_normal(LAYOUT.count, np.float32)
+DENSE = np.ones(5, np.float32)
+
+
+def round_of(method: Method) -> OpenRound:
+    protocol = RunProtocol(method, LAYOUT, (5,), VECTOR * np.float32(0.9), 3, 32, LAYOUT.count)
+    state = GlobalState(VECTOR, DENSE, protocol.begin().steering)
+    return OpenRound(protocol, 1, state, CLIENTS)
+
+
+def replies_of(round_: OpenRound) -> dict[int, bytes | PayloadError]:
+    found: dict[int, bytes | PayloadError] = {}
+    for client in CLIENTS:
+        known, random = round_.known(client), np.random.default_rng(client)
+        x = random.laplace(0, 0.002, LAYOUT.count).astype(np.float32)
+        body = round_.protocol.method.codec.encode(x, known, round_.seed(client), 0)
+        dense = DENSE * np.float32(client)
+        found[client] = write_upload(round_.protocol, round_.header(client, known), Update(body, dense), DENSE)
+    return found
+
+
+@pytest.mark.parametrize("name", ["fedmrn", "fedmrns"])
+@pytest.mark.parametrize("coder", CODERS)
+@pytest.mark.parametrize("bits", [None, 0.5])
+def test_sums_are_the_same_on_any_number_of_threads(name: str, coder: Coder, bits: float | None) -> None:
+    method = build_method(name, {}, RunOptions(Noise(), coder=coder, bits=bits))
+    replies = replies_of(round_of(method))
+    damaged = bytearray(replies[4])  # type: ignore[arg-type]
+    damaged[-1] ^= 1
+    replies |= {4: bytes(damaged), 7: PayloadError("failed with: boom")}
+    del replies[9]
+    (state, report), *others = (close_round(round_of(method), replies, threads) for threads in (1, 2, 3))
+    assert list(report.failures) == [4, 7, 9]
+    for again, told in others:
+        assert again.vector.tobytes() == state.vector.tobytes()
+        assert again.dense.tobytes() == state.dense.tobytes()
+        assert told.failures == report.failures
+        assert list(told.losses) == list(report.losses)
+        if state.steering is not None and again.steering is not None:
+            assert np.array_equal(again.steering, state.steering)
+    assert (state.steering is None) == (bits is None)
+
+
+def test_mask_that_reads_wrongly_leaves_the_others_alone() -> None:
+    """Its payload is whole, but its body is not one: found while others are being read."""
+    method = build_method("fedmrn", {}, RunOptions(Noise()))
+    round_ = round_of(method)
+    replies = replies_of(round_)
+    good = {client: data for client, data in replies.items() if client != 5}
+    header = round_.header(5, round_.known(5))
+    replies[5] = write_upload(round_.protocol, header, Update(Body(bytes(9000), CODED), DENSE), DENSE)
+    states = [close_round(round_of(method), some, threads)[0] for some in (replies, good) for threads in (1, 2)]
+    assert len({state.vector.tobytes() for state in states}) == 1
+
+
+def test_threads_are_the_cores_that_memory_allows() -> None:
+    count = partial(thread_count, elements=1 << 20, replies=1 << 20)
+    for name in METHODS:
+        codec = make_method(name).codec
+        copies = codec.reading_copies
+        assert count(codec) == (1 if copies is None else min(cores(), int(MOST_COPIES / copies)))
+    assert thread_count(make_method("fedmrn").codec, 1 << 20, 1) == 1
+    assert thread_count(make_method("fedmrn").codec, 1000, 1 << 20) == 1
+    assert count(make_method("fedmrn", masking="dm").codec) == 1
+    assert count(make_method("fedmrn", noise=Noise("gaussian")).codec) == 1

@@ -1,0 +1,73 @@
+"""How many times the mean update is added to the global model."""
+
+import numpy as np
+import pytest
+
+from fedmrn_app.config.compose import load_config
+from fedmrn_app.errors import ConfigError, RunError
+from fedmrn_app.federation.fedbuff import Buffered
+from fedmrn_app.federation.protocol import GlobalState
+from fedmrn_app.federation.server import close_round, open_round
+from fedmrn_app.federation.server_optimizer import server_step
+from fedmrn_app.federation.worker import Worker
+
+RUN = ("clients=3", "clients_per_round=3", "rounds=1", "local.epochs=1", "downlink.dtype=float32", "uplink.bits=null")
+CLIENTS = range(3)
+
+
+def in_rounds(worker: Worker) -> tuple[GlobalState, GlobalState]:
+    """The state before and after a round."""
+    protocol = worker.model()[1]
+    opened = open_round(protocol, protocol.begin(), 1, {client: worker.sample_count(client) for client in CLIENTS}, 3)
+    replies = {client: worker.train(opened.order(client)).payload for client in opened.clients}
+    return protocol.begin(), close_round(opened, replies)[0]
+
+
+def in_versions(worker: Worker) -> tuple[GlobalState, GlobalState]:
+    """The same of a buffer that all clients have replied to."""
+    protocol = worker.model()[1]
+    buffered = Buffered(protocol, protocol.begin(), version=0, max_staleness=4)
+    for client in CLIENTS:
+        order = buffered.order(client, worker.sample_count(client))
+        buffered.add(client, order.server_round, worker.train(order).payload)
+    buffered.flush()
+    return protocol.begin(), buffered.state
+
+
+@pytest.mark.parametrize("times", [0.5, 2.0])
+@pytest.mark.parametrize("strategy", ["fedavg", "fedmrn", "drive", "submodel"])
+def test_so_many_times_the_mean_update_is_added(strategy: str, times: float) -> None:
+    for run in (in_rounds, in_versions) if strategy != "submodel" else (in_rounds,):
+        options = (*RUN, f"strategy={strategy}", "uplink.dense_bits=32")
+        before, once = run(Worker(load_config(options)))
+        _, after = run(Worker(load_config((*options, f"server_lr={times}"))))
+        assert np.abs(once.vector - before.vector).max() > 1e-3
+        moved = times * (once.vector - before.vector)
+        np.testing.assert_allclose(after.vector - before.vector, moved, atol=1e-6)
+        # variances are among it, which an extrapolation could make negative
+        np.testing.assert_allclose(after.dense - before.dense, min(times, 1) * (once.dense - before.dense), atol=1e-6)
+
+
+def test_once_is_what_it_was() -> None:
+    (_, given), (_, default) = (in_rounds(Worker(load_config((*RUN, *more)))) for more in (("server_lr=1",), ()))
+    assert given.vector.tobytes() + given.dense.tobytes() == default.vector.tobytes() + default.dense.tobytes()
+
+
+def test_a_step_that_is_not_finite_ends_the_run_in_one_line() -> None:
+    protocol = Worker(load_config((*RUN, "strategy=fedavg", "server_lr=100"))).model()[1]
+    state = protocol.begin()
+    mean = np.full_like(state.vector, 1e37)
+    with pytest.raises(RunError, match=r"round 1: the global model is no longer finite; take a smaller local\.lr"):
+        server_step(protocol, state.vector, mean, state.dense, state.dense, 3, "round 1")
+
+
+@pytest.mark.parametrize("strategy", ["fedpm", "fedsparsify"])
+def test_methods_that_send_no_updates_are_refused(strategy: str) -> None:
+    with pytest.raises(ConfigError, match=f"server_lr=0.5: {strategy} sends no updates"):
+        load_config((f"strategy={strategy}", "server_lr=0.5"))
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "101", "fast"])
+def test_what_is_no_step_is_refused(value: str) -> None:
+    with pytest.raises(ConfigError, match="server_lr"):
+        load_config((f"server_lr={value}",))

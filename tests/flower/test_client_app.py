@@ -1,0 +1,234 @@
+"""A node says who it hosts, keeps the run's configuration, trains, and runs no code that it was not allowed to."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tests.reference  # noqa: F401  (Flower makes no message without)
+from fedmrn_app import client_app
+from fedmrn_app.client_app import open_worker, query, train
+from fedmrn_app.config.build import check_targets, resolve_from_data
+from fedmrn_app.config.compose import quote_override
+from fedmrn_app.config.schema import Values
+from fedmrn_app.environment import ALLOW_TARGETS
+from fedmrn_app.errors import ConfigError, PayloadError
+from fedmrn_app.federation.upload import read_upload
+from fedmrn_app.federation.worker import Worker
+from fedmrn_app.flower.messages import Hosted, order_content, read_hosted, read_lost
+from tests.one_node import ask, asking, first_round, node, small, train_on
+
+NET = """\
+from torch import nn
+class Net(nn.Sequential):
+    def __init__(self, channels, size, classes):
+        super().__init__(nn.Flatten(), nn.Linear(channels * size[0] * size[1], classes))
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDMRN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv(ALLOW_TARGETS, raising=False)
+    client_app._worker.cache_clear()
+
+
+@pytest.fixture
+def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module `brought.nets` with a model, which leaves a file when it is imported."""
+    package = tmp_path / "code" / "brought"
+    package.mkdir(parents=True)
+    mark = tmp_path / "imported"
+    (package / "__init__.py").write_text("")
+    (package / "nets.py").write_text(f"from pathlib import Path\nPath({str(mark)!r}).touch()\n{NET}")
+    monkeypatch.syspath_prepend(tmp_path / "code")
+    for name in ("brought", "brought.nets"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return mark
+
+
+def test_query_says_how_many_samples_each_client_has() -> None:
+    values = small("partition=dirichlet")
+    hosted = read_hosted(query(asking(values), node(partition_id=1, num_partitions=2)))
+    worker = Worker(resolve_from_data(values)[1])
+    assert hosted == Hosted({client: worker.sample_count(client) for client in (1, 3)}, nodes=2)
+
+
+def test_query_that_fails_names_the_clients_and_why(tmp_path: Path) -> None:
+    values = small()
+    values["model"] = {"name": "own", "_target_": "os.system"}
+    hosted = read_hosted(query(asking(values), node(partition_id=1, num_partitions=2)))
+    assert hosted.samples == {1: 0, 3: 0}
+    assert str(hosted.refusal).startswith("model._target_=os.system: this node runs code from fedmrn_app.")
+    assert "\n" not in str(hosted.refusal)
+    unsaid = read_hosted(query(asking(small()), node()))
+    assert unsaid == Hosted({}, "partition-id: is missing in the node's configuration; say partition-id=NUMBER")
+    nowhere = read_hosted(query(asking(small()), node(partition_id=2, data_path=str(tmp_path / "nowhere"))))
+    assert nowhere.samples == {2: 0}
+    assert str(nowhere.refusal).startswith("data-path=nowhere: no such")  # where it is stays with the node
+
+
+def test_node_trains_no_client_that_it_does_not_host() -> None:
+    values, context = small(), node(partition_id=1, num_partitions=2)
+    query(asking(values), context)
+    round_ = first_round(Worker(resolve_from_data(values)[1]))
+    with pytest.raises(PayloadError, match="client=2: this node does not host it"):
+        ask(context, round_.order(2))
+
+
+def test_node_without_the_configuration_says_so_and_takes_it_again() -> None:
+    values, context = small("strategy=fedavg"), node(partition_id=0, num_partitions=1)
+    round_ = first_round(Worker(resolve_from_data(values)[1]))
+    assert read_lost(ask(context, round_.order(2))) == "configuration"
+    order = round_.order(2)
+    train(asking(values, "train", order_content(order, None, None)), context)
+    assert train_on(context, round_, 2).vector.any()  # kept from then on
+    fresh = node(partition_id=0, num_partitions=1)
+    query(asking(values), fresh)
+    assert train_on(fresh, round_, 2).vector.any()
+
+
+def test_training_on_a_node_is_the_worker_s() -> None:
+    values, context = small(), node(partition_id=0, num_partitions=1)
+    worker = Worker(resolve_from_data(values)[1])
+    round_ = first_round(worker)
+    query(asking(values), context)
+    for client in (3, 0):
+        upload = train_on(context, round_, client)
+        known = round_.known(client)
+        header, dense = round_.header(client, known), round_.state.dense
+        same = read_upload(worker.train(round_.order(client)).payload, round_.protocol, header, known, dense)
+        assert np.array_equal(upload.vector, same.vector)
+        assert np.array_equal(upload.dense, same.dense)
+        assert upload.payload.loss == same.payload.loss
+
+
+TARGETS = [
+    ("os.system", "this node runs code from"),
+    ("brought.nets.Net", "this node runs code from"),
+    ("fedmrn_app.runtime.cli.main", "this node runs code from"),
+    ("fedmrn_app.learning.modelsX.evil", "this node runs code from"),
+    ("fedmrn_app.learning.models", "this node runs code from"),
+    (" fedmrn_app.learning.models.cnn.cnn4", "this node runs code from"),
+    ("", "this node runs code from"),
+    (["fedmrn_app.learning.models.cnn.cnn4"], "this node runs code from"),
+    ("fedmrn_app.learning.models.cnn.nn.Linear", "cannot import fedmrn_app.learning.models.cnn.nn"),
+    ("fedmrn_app.learning.models.cnn.nn", "is a module, not a class or function"),
+    ("fedmrn_app.learning.models.cnn.none", "has no none"),
+    ("fedmrn_app.learning.models.build.check_call", "belongs to fedmrn_app.validation, which this node does not run"),
+    ("fedmrn_app.learning.models.build.Any", "belongs to typing, which this node does not run"),
+    ("fedmrn_app.tasks.task.dataclass", "belongs to dataclasses, which this node does not run"),
+    ("fedmrn_app.tasks.characters.read_hub_split", "belongs to fedmrn_app.data.hub, which this node does not run"),
+    ("fedmrn_app.learning.models.nothing.at_all", "cannot import fedmrn_app.learning.models.nothing"),
+]
+
+
+@pytest.mark.parametrize("group", ["model", "task"])
+@pytest.mark.parametrize(("target", "reason"), TARGETS)
+def test_code_that_is_not_allowed_is_refused(group: str, target: Any, reason: str, own_code: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_targets({"model": {}, group: {"_target_": target}}, [])
+    assert str(caught.value).startswith(f"{group}._target_=")
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not own_code.exists()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"model": {"name": "default"}, "task": {"name": "default"}},
+        {"model": {"_target_": "fedmrn_app.learning.models.cnn.cnn4"}},
+        {"task": {"_target_": "fedmrn_app.tasks.characters.Characters"}},
+    ],
+)
+def test_shipped_code_is_allowed(values: Values) -> None:
+    check_targets(values, [])
+
+
+def test_every_shipped_model_is_allowed() -> None:
+    from omegaconf import OmegaConf
+
+    from fedmrn_app.config.build import find_conf
+
+    for path in (find_conf() / "model").glob("*.yaml"):
+        values = OmegaConf.to_container(OmegaConf.load(path))
+        assert isinstance(values, dict)
+        if values.get("_target_") not in (None, "???"):
+            check_targets({"model": values}, [])
+
+
+def test_brought_code_is_refused_before_it_is_imported(own_code: Path) -> None:
+    values = small()
+    values["model"] = {"name": "own", "_target_": "brought.nets.Net"}
+    hosted = read_hosted(query(asking(values), node(partition_id=0)))
+    assert str(hosted.refusal).startswith("model._target_=brought.nets.Net: this node runs code from")
+    assert str(hosted.refusal).endswith("its owner may allow more with allow-targets in the node's configuration")
+    refused = read_hosted(query(asking(values), node(partition_id=0, allow_targets="brought.other. elsewhere.")))
+    assert "brought.other., elsewhere. only" in str(refused.refusal)
+    assert not own_code.exists()
+    assert "brought.nets" not in sys.modules
+
+
+@pytest.mark.parametrize("allowed", ["brought.", "elsewhere. brought.nets.", "elsewhere.,brought.nets.Net"])
+@pytest.mark.parametrize("by", ["node", "environment"])
+def test_code_that_the_node_allows_runs(allowed: str, by: str, own_code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = small()
+    values["model"] = {"name": "own", "_target_": "brought.nets.Net"}
+    if by == "environment":
+        monkeypatch.setenv(ALLOW_TARGETS, allowed)
+    context = node(partition_id=0, **({"allow_targets": allowed} if by == "node" else {}))
+    assert read_hosted(query(asking(values), context)).refusal is None
+    worker = open_worker(asking(None), context)
+    assert worker.model()[0].weights.numel() == 640
+    assert own_code.exists()
+
+
+def test_node_s_own_words_win_over_the_environment(own_code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ALLOW_TARGETS, "brought.")
+    values = small()
+    values["model"] = {"name": "own", "_target_": "brought.nets.Net"}
+    hosted = read_hosted(query(asking(values), node(partition_id=0, allow_targets="")))
+    assert "this node runs code from" in str(hosted.refusal)
+    assert not own_code.exists()
+
+
+def write_rows(path: Path, rows: int, features: int = 4) -> None:
+    random = np.random.default_rng(rows)
+    y = np.arange(rows) % 3
+    np.savez(path, x=random.standard_normal((rows, features)) + y[:, None], y=y)
+
+
+def own_rows(tmp_path: Path) -> Values:
+    write_rows(tmp_path / "run.npz", 60)
+    return small("dataset=own", quote_override("dataset.path", str(tmp_path / "run.npz")), "strategy=fedavg")
+
+
+def test_node_with_data_path_trains_on_all_of_its_rows(tmp_path: Path) -> None:
+    values = own_rows(tmp_path)
+    write_rows(tmp_path / "device.npz", 21)
+    context = node(partition_id=2, data_path=str(tmp_path / "device.npz"))
+    assert read_hosted(query(asking(values), context)) == Hosted({2: 21})
+    assert open_worker(asking(None), context).samples_of(2).x.__getitem__(slice(None)).shape == (21, 4)
+
+
+def test_node_with_rows_that_do_not_fit_takes_no_part(tmp_path: Path) -> None:
+    values = own_rows(tmp_path)
+    write_rows(tmp_path / "device.npz", 21, features=5)
+    hosted = read_hosted(query(asking(values), node(partition_id=2, data_path=str(tmp_path / "device.npz"))))
+    assert hosted.samples == {2: 0}
+    assert str(hosted.refusal) == "data-path=device.npz: rows have 5 columns, the run's have 4"
+
+
+def test_node_with_a_copy_of_the_data_set_reads_that(tmp_path: Path) -> None:
+    values = own_rows(tmp_path)
+    (tmp_path / "run.npz").rename(tmp_path / "copy.npz")
+    context = node(partition_id=1, num_partitions=5)
+    assert "no such folder or file" in str(read_hosted(query(asking(values), context)).refusal)
+    copy = node(partition_id=1, num_partitions=5, dataset_path=str(tmp_path / "copy.npz"))
+    hosted = read_hosted(query(asking(values), copy))
+    assert hosted.refusal is None
+    assert list(hosted.samples) == [1]

@@ -1,0 +1,59 @@
+"""What error feedback keeps on a node's disk."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Context
+
+import tests.reference  # noqa: F401  (Flower makes no message without)
+from fedmrn_app import client_app
+from fedmrn_app.client_app import query
+from fedmrn_app.config.build import resolve_from_data
+from fedmrn_app.environment import ALLOW_TARGETS
+from fedmrn_app.federation.server import open_round
+from fedmrn_app.federation.upload import read_upload
+from fedmrn_app.federation.worker import Worker
+from fedmrn_app.flower.device_storage import StateError
+from fedmrn_app.flower.messages import read_hosted
+from tests.one_node import asking, first_round, node, small, train_on
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDMRN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv(ALLOW_TARGETS, raising=False)
+    client_app._worker.cache_clear()
+
+
+def test_residual_is_kept_on_the_disk_and_taken_by_its_round(tmp_path: Path) -> None:
+    values = small("strategy=topk", "strategy.error_feedback=true")
+    worker = Worker(resolve_from_data(values)[1])
+    first = first_round(worker)
+    second = open_round(first.protocol, first.state, 2, first.clients, 5)
+    kept = worker.train(first.order(1)).kept
+    known = second.known(1)
+    header, dense = second.header(1, known), second.state.dense
+    expected = read_upload(worker.train(second.order(1), kept).payload, second.protocol, header, known, dense)
+
+    def restarted() -> Context:
+        context = node(partition_id=1, num_partitions=2, state_path=str(tmp_path))
+        query(asking(values), context)
+        return context
+
+    train_on(restarted(), first, 1)
+    for _ in range(2):  # the server asks for a round again
+        assert np.array_equal(train_on(restarted(), second, 1).vector, expected.vector)
+    assert len(list(tmp_path.rglob("client-1-round-*.residual"))) == 2
+    (last,) = tmp_path.rglob("client-1-round-1.residual")
+    last.write_bytes(last.read_bytes()[:-4])
+    with pytest.raises(StateError, match=r"client-1-round-1\.residual: is damaged"):
+        train_on(restarted(), second, 1)
+
+
+def test_node_that_cannot_keep_residuals_takes_no_part(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    values = small("strategy=topk", "strategy.error_feedback=true")
+    hosted = read_hosted(query(asking(values), node(partition_id=1, state_path=str(tmp_path / "file"))))
+    assert "cannot be written (Not a directory); say state-path=FOLDER" in str(hosted.refusal)
+    assert read_hosted(query(asking(small()), node(partition_id=1, state_path=str(tmp_path / "file")))).samples

@@ -1,0 +1,130 @@
+"""FedPM: the posterior, the networks it stands for, and training that sees the frozen weights only."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedmrn_app.errors import ConfigError
+from fedmrn_app.kernels.counter_rng import random_words, step_key, unit_floats
+from fedmrn_app.layout import Layout
+from fedmrn_app.methods import build_method
+from fedmrn_app.methods.fedpm import FedPM, FrozenNetwork, Probabilities
+from fedmrn_app.methods.method import RunOptions
+from fedmrn_app.methods.shared_context import SharedContext
+from fedmrn_app.noise import Noise
+from fedmrn_app.wire.body import CODERS
+from tests.helpers import local_round, make_method, new_known, new_model
+
+RUN = RunOptions(Noise(), seed=1)
+
+
+def test_posterior_and_networks() -> None:
+    server = FedPM().build(RUN).server
+    mean = np.array([0, 0.25, 1], np.float32)
+    assert np.array_equal(server.combine(mean, mean, 4), mean)  # Beta(1, 1): the mode is the mean mask
+    informed = FedPM(prior=3.0).build(RUN).server.combine(mean, mean, 4)
+    np.testing.assert_allclose(informed, [2 / 8, 3 / 8, 6 / 8])
+    layout = new_model().layout
+    frozen = FrozenNetwork(1).weights(layout)
+    assert isinstance(server, Probabilities)
+    assert np.array_equal(frozen, server.network.weights(layout))
+    assert not np.array_equal(frozen, FrozenNetwork(2).weights(layout))
+    assert np.abs(frozen[:288]) == pytest.approx(np.sqrt(2 / 9))  # 32 kernels of 1x3x3
+    p = np.full(frozen.size, 0.5, np.float32)
+    assert np.array_equal(server.weights(p, layout), frozen / 2)
+    sampled = server.sampled(p, layout, 3)
+    assert sampled is not None
+    assert set(np.unique(sampled != 0)) == {False, True}
+    assert ((sampled == 0) | (sampled == frozen)).all()
+
+
+def test_threshold_keeps_the_likelier_weights() -> None:
+    layout = new_model().layout
+    p = np.linspace(0, 1, layout.count, dtype=np.float32)
+    server = FedPM(evaluation="threshold").build(RUN).server
+    assert np.array_equal(server.weights(p, layout), FrozenNetwork(1).weights(layout) * (p >= 0.5))
+
+
+def test_trains_with_masked_frozen_weights_only() -> None:
+    method, model = FedPM().build(RUN), new_model()
+    frozen = torch.from_numpy(FrozenNetwork(1).weights(model.layout))
+    model.weights.fill_(0.5)
+    seen: list[torch.Tensor] = []
+    model.module.register_forward_pre_hook(lambda *_: seen.append(model.weights.clone()))
+    known = new_known(method.server.first(model.state()[0], model.layout))
+    trained = method.training.train(model, local_round(known=known))
+    assert all(((weights == 0) | (weights == frozen)).all() for weights in seen)
+    assert abs(float((seen[0] != 0).float().mean()) - 0.5) < 0.02
+    assert ((trained.x >= 0) & (trained.x <= 1)).all()
+
+
+def test_adam_on_the_scores_is_pytorchs() -> None:
+    """Against scores that autograd differentiates: masks straight through, sigmoid, +-e / sqrt(fan_in)."""
+    run, known = RUN, new_known(np.full(new_model().layout.count, 0.5, np.float32))
+    method = FedPM(optimizer="adam", score_lr=0.01, network="e").build(run)
+    model = new_model()
+    model.weights.fill_(0.5)
+    local = local_round(epochs=1, known=known)
+    trained = method.training.train(model, local)
+
+    model = new_model()
+    frozen = torch.from_numpy(FrozenNetwork(1, np.e**2).weights(model.layout))
+    assert float(frozen[:288].abs().max()) == pytest.approx(np.e / 3)  # 32 kernels of 1x3x3
+    scores = torch.zeros(frozen.shape, requires_grad=True)
+    adam = torch.optim.Adam([scores], 0.01)
+    again = local_round(epochs=1, known=known)
+    for step, (x, y) in enumerate(again.batches, 1):
+        probabilities = torch.sigmoid(scores)
+        drawn = unit_floats(random_words(step_key(again.private_seed, step), scores.numel())) < probabilities
+        model.weights.copy_(frozen * drawn)
+        model.zero_grads()
+        torch.autograd.backward(again.batches.loss(model.module.train()(x), y))
+        adam.zero_grad()
+        torch.autograd.backward(probabilities, model.weight_grads * frozen)
+        adam.step()
+        model.dense_step(again.lr)
+    np.testing.assert_allclose(trained.x, torch.sigmoid(scores).detach().numpy(), atol=1e-4)
+    assert np.abs(trained.x - 0.5).max() > 0.005
+
+
+@pytest.mark.parametrize("coder", CODERS)
+def test_masks_match_their_probabilities(coder: str) -> None:
+    """Over the server's seeds, of which the uniforms of the last draw are a function."""
+    codec, draws = make_method("fedpm", coder).codec, 2000
+    p = np.linspace(0, 1, 60, dtype=np.float32)
+    known = SharedContext(Layout(((6, 10),)), np.full_like(p, 0.5), np.full_like(p, 0.5))
+    masks = [codec.decode(codec.encode(p, known, seed, 0), known, seed) for seed in range(draws)]
+    assert set(np.unique(masks)) == {0.0, 1.0}
+    standard_error = np.sqrt(p * (1 - p) / draws)
+    assert (np.abs(np.mean(masks, 0) - p) <= 4 * standard_error + 1e-9).all()
+
+
+def test_a_mask_near_the_servers_probabilities_costs_little() -> None:
+    codec, random = make_method("fedpm").codec, np.random.default_rng(0)
+    vector = random.random(40_000, np.float32)
+    known = SharedContext(Layout(((200, 200),)), vector, vector)
+    moved = (vector + random.normal(0, 0.02, vector.size).astype(np.float32)).clip(0, 1)
+    assert 8 * len(codec.encode(moved, known, 5, 0)) / vector.size < 0.3  # the mask alone has 0.72 bit
+
+
+def test_sends_its_probabilities_exactly() -> None:
+    with pytest.raises(ConfigError, match=r"downlink\.dtype=float16: fedpm"):
+        build_method("fedpm", {}, RunOptions(Noise(), downlink="float16"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"score_lr": 0.0}, r"strategy\.score_lr=0\.0"),
+        ({"optimizer": "adam"}, r"strategy\.score_lr=1000: .* say 0\.01"),
+        ({"network": "x"}, r"strategy\.network=x: must be one of he, e"),
+        ({"prior": 0.5}, r"strategy\.prior=0\.5"),
+        ({"min_probability": 0.5}, r"strategy\.min_probability=0\.5"),
+        ({"evaluation": "x"}, r"strategy\.evaluation=x: must be one of expected, threshold"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_method("fedpm", **options)

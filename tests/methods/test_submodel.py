@@ -1,0 +1,270 @@
+"""Sub-models: who holds what and when, what travels, and what the mean is."""
+
+import dataclasses
+import inspect
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from fedmrn_app.config.build import find_conf, locate
+from fedmrn_app.config.compose import load_config
+from fedmrn_app.errors import ConfigError, PayloadError
+from fedmrn_app.federation.protocol import Order, RunProtocol
+from fedmrn_app.federation.worker import Worker
+from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.learning.flat import FlatModel, state_sha256
+from fedmrn_app.learning.models.build import build_model
+from fedmrn_app.methods.method import Method, RunOptions
+from fedmrn_app.methods.submodel import SubModel
+from fedmrn_app.methods.submodel_parts import PartOfModel
+from fedmrn_app.noise import Noise
+from fedmrn_app.tasks.classification import Classification
+from fedmrn_app.wire.body import Body
+from fedmrn_app.wire.payload import HEADER_SIZE
+from tests.helpers import final_state, image_task, local_round, make_method, new_model
+
+LAYOUT = Layout(((10, 100), (3, 7)))
+SMALL = ("rounds=3", "clients=4", "clients_per_round=4", "local.epochs=1", "local.lr=0.03", "uplink.dense_bits=32")
+
+
+def method(**options: Any) -> Method:
+    return SubModel(**options).build(RunOptions(Noise(), seed=5))
+
+
+def selection(**options: Any) -> PartOfModel:
+    part = method(**options).selection
+    assert isinstance(part, PartOfModel)
+    return part
+
+
+@pytest.mark.parametrize("capacity", [1.0, 0.5, 0.25, 0.3, 1 / 16, 0.001])
+def test_every_window_is_visited_once_an_epoch(capacity: float) -> None:
+    part = selection(capacities=[capacity])
+    size = math.ceil(1000 * capacity) + math.ceil(21 * capacity)
+    windows = math.ceil(1 / capacity)
+    orders = set()
+    for epoch in range(3):
+        rounds = range(1 + epoch * windows, 1 + (epoch + 1) * windows)
+        visits = [part.held(LAYOUT, 0, server_round, 7) for server_round in rounds]
+        assert all(held.sum() == size for held in visits)
+        assert np.logical_or.reduce(visits).all()
+        assert len({held[:1000].tobytes() for held in visits}) == min(windows, 1000)
+        orders.add(tuple(int(np.argmax(held)) for held in visits))
+    assert len(orders) > 1 or windows < 4
+
+
+def test_random_masks_have_the_capacity_and_differ() -> None:
+    layout = Layout(((1000, 1000),))
+    part = selection(masking="random", capacities=[0.25])
+    one, other = part.held(layout, 0, 1, 7), part.held(layout, 0, 2, 8)
+    assert one.mean() == pytest.approx(0.25, abs=4 * (0.25 * 0.75 / 1e6) ** 0.5)
+    assert (one & other).mean() == pytest.approx(1 / 16, abs=0.002)
+    assert np.array_equal(one, part.held(layout, 3, 9, 7))  # the seed alone decides
+
+
+def test_static_and_full() -> None:
+    static = [selection(masking="static", capacities=[0.1]).held(LAYOUT, 0, r, r) for r in range(1, 9)]
+    assert all(held.nonzero()[0].tolist() == [*range(100), 1000, 1001, 1002] for held in static)
+    assert selection(masking="full", capacities=[0.1]).held(LAYOUT, 0, 1, 1).all()
+
+
+def test_capacities_are_spread_over_the_clients_and_stay() -> None:
+    part = selection()
+    drawn = [part.capacity(client, 1) for client in range(1000)]
+    assert drawn == [part.capacity(client, 1) for client in range(1000)]
+    assert all(drawn.count(capacity) == pytest.approx(200, abs=60) for capacity in part.capacities)
+
+
+def test_only_channels_make_models_narrower() -> None:
+    assert selection(granularity="weight").widths == selection(granularity="channel", masking="full").widths == (1.0,)
+    part = selection(granularity="channel")
+    assert part.widths == part.capacities
+    assert [part.width(client, 1) for client in range(9)] == [part.capacity(client, 1) for client in range(9)]
+    assert {selection().width(client, 1) for client in range(9)} == {1.0}
+
+
+@pytest.mark.parametrize("masking", ["random", "rolling"])
+def test_with_all_weights_it_is_fedavg(masking: str) -> None:
+    whole = (*SMALL, "strategy=submodel", f"strategy.masking={masking}", "strategy.capacities=[1.0]")
+    assert state_sha256(*final_state(whole)) == state_sha256(*final_state((*SMALL, "strategy=fedavg")))
+    covered = (*whole, "strategy.aggregate=coverage")
+    np.testing.assert_allclose(final_state(covered)[0], final_state(whole)[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("aggregate", ["fill", "coverage"])
+@pytest.mark.parametrize("masking", ["random", "rolling", "static"])
+def test_what_nobody_held_keeps_its_bits(masking: str, aggregate: str) -> None:
+    overrides = (
+        *SMALL, "rounds=1", "strategy=submodel", f"strategy.masking={masking}", f"strategy.aggregate={aggregate}",
+        "strategy.capacities=[0.25]",
+    )  # fmt: skip
+    worker = Worker(load_config(overrides))
+    first = worker.model()[1].first
+    held = np.logical_or.reduce(held_by_all(worker))
+    vector, _ = final_state(overrides)
+    assert 0.2 < held.mean() < 0.8
+    assert np.array_equal(vector[~held], first[~held])
+    assert (vector[held] != first[held]).mean() > 0.2  # the next layer sees nothing of channels that nobody held
+
+
+def held_by_all(worker: Worker) -> list[Any]:
+    """What each client holds in the first round."""
+    built, layout = worker.method, worker.model()[1].layout
+    return [built.selection.held(layout, c, 1, built.client_seed(0, 1, c)) for c in range(worker.config.clients)]
+
+
+def test_only_held_values_travel_and_others_are_zero_in_training() -> None:
+    built = make_method("submodel", masking="random", capacities=[0.25])
+    model = new_model()
+    vector, dense = model.state()
+    held = built.selection.held(model.layout, 0, 1, 7)
+    assert held is not None
+    protocol = RunProtocol.of(built, model, seed=0, dense_bits=32)
+    sent = protocol.pack(vector, held)
+    assert sent.nbytes == 4 * held.sum()
+    known = protocol.unpack(sent, held)
+    assert np.array_equal(known.vector, np.where(held, vector, 0))
+    model.load(known.vector, dense)
+    model.module.register_forward_pre_hook(lambda *_: seen.append(model.weights.clone()))
+    seen: list[torch.Tensor] = []
+    trained = built.training.train(model, dataclasses.replace(local_round(), seed=7, known=known))
+    body = built.codec.encode(trained.x, known, 7, 2)
+    assert all((weights.numpy()[~held] == 0).all() for weights in seen)
+    assert not torch.equal(seen[0], seen[-1])
+    assert len(body) == 4 * held.sum()
+    decoded = built.codec.decode(body, known, 7)
+    assert not decoded[~held].any()
+    np.testing.assert_allclose(known.vector + decoded, model.weights.numpy(), atol=1e-7)
+    with pytest.raises(PayloadError, match="body has"):
+        built.codec.decode(Body(bytes(body.data) + b"\0" * 4), known, 7)
+
+
+def test_coverage_is_the_mean_over_the_holders() -> None:
+    same: tuple[str, ...] = (*SMALL, "rounds=1", "strategy=submodel")
+    overrides = (*same, "strategy.masking=static", "strategy.capacities=[0.5]")
+    fill, cover = both_means(overrides)
+    np.testing.assert_allclose(fill, cover, atol=1e-7)  # everybody holds the same here
+    overrides = (*same, "strategy.capacities=[1.0,0.5]", "clients=2", "clients_per_round=2", "seed=1")
+    worker = Worker(load_config(overrides))
+    first, layout = worker.model()[1].first, worker.model()[1].layout
+    masks = np.array([worker.method.selection.held(layout, client, 1, 0) for client in range(2)])
+    fill, cover = both_means(overrides)
+    assert set(np.unique(masks.sum(0))) <= {0, 1, 2}
+    counts = np.array([worker.sample_count(client) for client in range(2)])
+    held = (counts / counts.sum()) @ masks
+    np.testing.assert_allclose((cover - first) * held, fill - first, atol=1e-7)
+
+
+def both_means(overrides: tuple[str, ...]) -> tuple[Float32Array, Float32Array]:
+    fill, cover = (final_state((*overrides, f"strategy.aggregate={kind}"))[0] for kind in ("fill", "coverage"))
+    return fill, cover
+
+
+NARROW: list[tuple[str, Classification, dict[str, Any]]] = [
+    ("digits", image_task(1, 8), {"norm": "static"}),
+    ("cnn4", image_task(3, 32), {"norm": "static"}),
+    ("cnn8", image_task(1, 28), {"norm": "static"}),
+    ("mlp", image_task(1, 8), {"hidden": (50, 30)}),
+    ("preact_resnet18", image_task(3, 32), {}),
+]
+
+
+def target_of(name: str) -> Any:
+    values: Any = OmegaConf.to_container(OmegaConf.load(find_conf() / "model" / f"{name}.yaml"))
+    return locate(values["_target_"], "model") if values.get("_target_", "???") != "???" else None
+
+
+def test_every_model_that_can_be_narrowed_is_tested() -> None:
+    targets = {path.stem: target_of(path.stem) for path in (find_conf() / "model").glob("*.yaml")}
+    narrowable = {name for name, t in targets.items() if t and "width" in inspect.signature(t).parameters}
+    assert {name for name, _, _ in NARROW} == narrowable
+
+
+@pytest.mark.parametrize("capacity", [0.5, 0.3, 1 / 16])
+@pytest.mark.parametrize("masking", ["random", "rolling", "static"])
+@pytest.mark.parametrize(("name", "task", "options"), NARROW, ids=[name for name, _, _ in NARROW])
+def test_narrower_model_is_the_full_one_without_the_other_channels(
+    name: str, task: Classification, options: dict[str, Any], masking: str, capacity: float
+) -> None:
+    full = FlatModel(build_model(target_of(name), options, task, 1), whole=True)
+    narrow = FlatModel(build_model(target_of(name), options, task, 2, width=capacity), whole=True)
+    held = selection(masking=masking, granularity="channel", capacities=[capacity]).held(full.layout, 0, 3, 99)
+    generator = torch.Generator().manual_seed(0)
+    vector = (torch.randn(full.weights.shape, generator=generator) * 0.1 + 0.05).numpy()
+    full.load(np.where(held, vector, np.float32(0)), full.state()[1])
+    narrow.load(vector[held], narrow.state()[1])
+    x = torch.randn(4, *task.inputs()["shape"], generator=generator)
+    with torch.no_grad():
+        expected, got = full.module.eval()(x), narrow.module.eval()(x)
+    assert expected.std() > 0.01
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+
+
+CHANNEL = (*SMALL, "strategy=submodel", "strategy.granularity=channel", "model=digits", "model.norm=static")
+
+
+@pytest.mark.parametrize("masking", ["random", "rolling"])
+def test_narrow_clients_send_their_channels_only(masking: str) -> None:
+    overrides = (*CHANNEL, "rounds=1", f"strategy.masking={masking}", "strategy.capacities=[0.25]")
+    worker = Worker(load_config(overrides))
+    full, protocol = worker.model()
+    assert full.dense.numel() == 0
+    first, masks = protocol.first.copy(), held_by_all(worker)
+    for client, held in enumerate(masks):
+        sent = protocol.pack(first, held)
+        seed = worker.method.client_seed(0, 1, client)
+        reply = worker.train(Order(client, 1, seed, sent, np.zeros(0, np.float32)))
+        assert sent.nbytes == 4 * held.sum() == len(reply.payload) - HEADER_SIZE
+        assert worker.model(0.25)[0].weights.numel() == held.sum() < 0.1 * first.size
+    union = np.logical_or.reduce(masks)
+    vector, _ = final_state(overrides)
+    assert (masking == "rolling") == (union.mean() < 0.1)
+    assert np.array_equal(vector[~union], first[~union])
+    assert (vector[union] != first[union]).mean() > 0.9
+
+
+def test_with_all_channels_it_is_fedavg() -> None:
+    whole = final_state((*CHANNEL, "strategy.capacities=[1.0]"))[0]
+    parts = final_state((*SMALL, "strategy=fedavg", "model=digits", "model.norm=static"))
+    np.testing.assert_allclose(np.sort(whole), np.sort(np.concatenate(parts)), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("model=resnet18", "dataset=cifar10"), r"model\.name=resnet18: cannot be narrowed; take .*cnn4"),
+        (("model=digits",), r"model\.name=digits: running statistics .*model\.norm=static"),
+        (("model=digits", "model.norm=some"), r"norm=some: must be one of tracked, static"),
+    ],
+)
+def test_models_that_cannot_be_narrowed_are_refused(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(("strategy=submodel", "strategy.granularity=channel", *overrides))
+
+
+def test_projection_onto_the_ball() -> None:
+    w = np.array([3.0, 4.0], np.float32)
+    zero = np.zeros(2, np.float32)
+    np.testing.assert_allclose(method(radius=1.0).server.combine(w, zero, 1), [0.6, 0.8], rtol=1e-6)
+    assert np.array_equal(method(radius=5.1).server.combine(w, zero, 1), w)
+    assert np.array_equal(method().server.combine(w, zero, 1), w)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"masking": "some"}, r"strategy\.masking=some: must be one of random, rolling, static, full"),
+        ({"granularity": "layer"}, r"strategy\.granularity=layer: must be one of weight, channel"),
+        ({"aggregate": "sum"}, r"strategy\.aggregate=sum: must be one of fill, coverage"),
+        ({"capacities": []}, r"strategy\.capacities=\[\]"),
+        ({"capacities": [0.5, 2.0]}, r"strategy\.capacities\[1\]=2\.0"),
+        ({"radius": 0.0}, r"strategy\.radius=0\.0"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_method("submodel", **options)

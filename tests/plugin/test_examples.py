@@ -1,0 +1,48 @@
+"""Every example by a real Flower run, and what it takes to change Flower's quickstart."""
+
+import difflib
+from pathlib import Path
+
+import pytest
+
+from tests.flower_app import run_flower_app
+from tests.paths import ROOT
+
+EXAMPLES = ROOT / "examples"
+
+
+def test_six_lines_change() -> None:
+    changed = []
+    for name in ("client_app.py", "server_app.py"):
+        plain, ours = ((EXAMPLES / "quickstart" / kind / name).read_text() for kind in ("plain", "quickstart"))
+        changed += [line for line in difflib.ndiff(plain.splitlines(), ours.splitlines()) if line.startswith("+ ")]
+    assert 0 < len(changed) <= 6
+    shown = (EXAMPLES / "quickstart" / "README.md").read_text()
+    assert all(f"+{line[2:]}" in shown for line in changed)
+
+
+@pytest.mark.flower
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "strategy"), [("eden", "fedavg"), ("fedmrn", "fedprox")])
+def test_quickstart(method: str, strategy: str, tmp_path: Path) -> None:
+    config: dict[str, str | int | float] = {"method": method, "strategy": strategy, "num-server-rounds": 3}
+    assert run_flower_app(EXAMPLES / "quickstart", config, tmp_path, nodes=5)["accuracy"][-1] > 0.4
+
+
+@pytest.mark.flower
+@pytest.mark.slow
+def test_adapters(tmp_path: Path) -> None:
+    for name in ("transformers", "peft"):
+        pytest.importorskip(name, reason='pip install -e ".[examples]"')
+    config = {"num-server-rounds": 2, "local-steps": 4}
+    found = run_flower_app(EXAMPLES / "lora-text", config, tmp_path, nodes=3)
+    assert len(found["accuracy"]) == 3
+    assert found["accuracy"][-1] > 0.1
+
+
+@pytest.mark.flower
+@pytest.mark.slow
+def test_lightning(tmp_path: Path) -> None:
+    pytest.importorskip("lightning", reason='pip install -e ".[examples]"')
+    found = run_flower_app(EXAMPLES / "lightning", {"num-server-rounds": 3}, tmp_path, nodes=3)
+    assert found["accuracy"][-1] > 0.6

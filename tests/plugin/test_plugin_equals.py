@@ -1,0 +1,114 @@
+"""The plug-in in a loop of PyTorch's own learns what the `fedmrn` command does: bit for bit in a round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+
+from fedmrn_app.config.build import build_module, resolve_from_data
+from fedmrn_app.config.compose import compose_values
+from fedmrn_app.federation.server import close_round, open_round
+from fedmrn_app.federation.upload import Update, header_of, write_upload
+from fedmrn_app.federation.worker import Worker
+from fedmrn_app.layout import Float32Array
+from fedmrn_app.learning.batches import Batches
+from fedmrn_app.methods.method import TrainContext
+from fedmrn_app.plugin import Compressed, MaskedSGD, compress_uplink
+from fedmrn_app.seeds import derive_seed, mix
+from scripts.benchmarks.local_grid import LocalGrid
+
+CLIENTS = 3
+SETTINGS = (
+    f"clients={CLIENTS}", f"clients_per_round={CLIENTS}", "local.epochs=1", "seed=4",
+    "uplink.dense_bits=32", "uplink.bits=null", "downlink.dtype=float32",
+)  # fmt: skip
+
+
+@pytest.fixture
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
+    monkeypatch.setenv("FEDMRN_CACHE", str(tmp_path))
+    return Worker(resolve_from_data(compose_values(SETTINGS))[1])
+
+
+def batches_of(worker: Worker, server_round: int, client: int) -> Batches:
+    local, seed = worker.config.local, derive_seed(worker.config.seed, "batches", server_round, client)
+    samples = worker.samples_of(client)
+    return Batches(worker.task, samples, batch_size=local.batch_size, epochs=local.epochs, steps=local.steps, seed=seed)
+
+
+def by_the_commands_parts(worker: Worker, rounds: int) -> Float32Array:
+    """The masked weights in the end, with the private seeds of the plug-in."""
+    model, protocol = worker.model()
+    method, state = worker.method, protocol.begin()
+    samples = {client: worker.sample_count(client) for client in range(CLIENTS)}
+    for number in range(1, rounds + 1):
+        opened = open_round(protocol, state, number, samples, CLIENTS)
+        replies: dict[int, bytes | Any] = {}
+        for client in opened.clients:
+            order = opened.order(client)
+            known, private_seed = protocol.unpack(order.vector, None), mix(order.seed ^ 1)
+            model.load(known.vector, opened.dense)
+            batches = batches_of(worker, number, client)
+            local = TrainContext(batches, worker.config.local.lr, "float32", order.seed, known, private_seed)
+            trained = method.training.train(model, local)
+            body = method.codec.encode(trained.x, known, order.seed, private_seed)
+            header = header_of(protocol, order.seed, samples[client], known.count)
+            update = Update(body, model.dense.cpu().numpy(), trained.loss)
+            replies[client] = write_upload(protocol, header, update, opened.dense)
+        state, _ = close_round(opened, replies)
+    return state.vector
+
+
+def by_the_plugin(worker: Worker, rounds: int) -> Float32Array:
+    app, config = ClientApp(mods=[compress_uplink]), worker.config
+
+    @app.train()
+    def _(message: Message, context: Context) -> Message:
+        client = int(context.node_config["partition-id"])
+        net = build_module(config, worker.task)
+        net.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+        batches = batches_of(worker, int(cast(Any, message.content["config"])["server-round"]), client)
+        optimizer = MaskedSGD(net, message, config.local.lr, steps=len(batches))
+        net.train()
+        for x, y in batches:
+            optimizer.zero_grad()
+            torch.autograd.backward(worker.task.loss(net(x), y))
+            optimizer.step()
+        metrics = MetricRecord({"num-examples": worker.sample_count(client)})
+        return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message)
+
+    first: Mapping[str, torch.Tensor] = build_module(config, worker.task).state_dict()
+    strategy = Compressed(FedAvg(fraction_evaluate=0.0), alpha=config.noise.alpha, dense_bits=32, seed=config.seed)
+    grid = LocalGrid(app, CLIENTS, {})
+    result = strategy.start(cast(Grid, grid), ArrayRecord(dict(first)), num_rounds=rounds)
+    state = result.arrays.to_torch_state_dict()
+    order = [tensor.numpy() for tensor in state.values() if tensor.dim() >= 2]
+    flat = [a.transpose(0, 2, 3, 1) if a.ndim == 4 else a for a in order]
+    return np.concatenate([a.reshape(-1) for a in flat])
+
+
+def test_a_round_is_the_same_but_for_the_last_bits_of_the_mean(worker: Worker) -> None:
+    """Flower's mean is one of weights, `fedmrn`'s one of updates that is added to the weights."""
+    ours, plugin = by_the_commands_parts(worker, 1), by_the_plugin(worker, 1)
+    assert ours.shape == plugin.shape
+    np.testing.assert_allclose(plugin, ours, rtol=0, atol=1e-6)
+    assert np.abs(ours - plugin).max() < 1e-4 * worker.config.noise.alpha
+
+
+@pytest.mark.slow
+def test_later_rounds_go_the_same_way(worker: Worker) -> None:
+    """Training amplifies the last bits, as it does any difference; the weights move in the same direction still."""
+    first = worker.model()[1].first
+    ours, plugin = by_the_commands_parts(worker, 3) - first, by_the_plugin(worker, 3) - first
+    cosine = float(ours @ plugin / np.linalg.norm(ours) / np.linalg.norm(plugin))
+    print(f"cosine {cosine:.3f} of the two movements after 3 rounds, {CLIENTS} clients")
+    assert cosine > 0.95

@@ -1,0 +1,151 @@
+"""The report's page: what stands in its table, and that it needs no other file."""
+
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from fedmrn_app.errors import RunError
+from fedmrn_app.report.archive import keep_runs
+from fedmrn_app.report.groups import read_groups
+from fedmrn_app.report.page import markdown_means, write_page
+from fedmrn_app.report.published import published
+from tests.run_folder import make_run
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    return [
+        make_run(tmp_path / "a", "fedmrn", 1, (0.5, 0.92)),
+        make_run(tmp_path / "b", "fedmrn", 0, (0.4, 0.90)),
+        make_run(tmp_path / "c", "eden", 0, (0.6, 0.8), bits=1),
+        make_run(tmp_path / "d", "eden", 0, (0.6, 0.7), bits=2),
+    ]
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_row(runs: list[Path], tmp_path: Path) -> None:
+    groups = read_groups(runs)
+    assert [group.name for group in groups] == ["fedmrn", "eden strategy.bits=1", "eden strategy.bits=2"]
+    assert [[run.settings["seed"] for run in group.runs] for group in groups] == [[0, 1], [0], [0]]
+    write_page(groups, tmp_path / "page")
+    rows = (tmp_path / "page" / "report.md").read_text().splitlines()
+    assert rows[2].startswith("| fedmrn | shakespeare, natural | 2 | 2 | 91.00 ± 1.41 | 91.00 ± 1.41 | 51.1 | +39.9 |")
+    assert rows[3].startswith("| eden strategy.bits=1 | shakespeare, natural | 1 | 2 | 80.00 | 80.00 | 49.6 | +30.4 |")
+    means = markdown_means(groups)
+    assert [line.startswith(row.rpartition(" | ")[0]) for line, row in zip(means, rows[:5], strict=True)] == [True] * 5
+    assert "seconds" not in means[0]
+
+
+def test_runs_from_before_a_key_was_added_are_as_those_with_its_default(runs: list[Path]) -> None:
+    older, newer, eden = (run.parent / "config.yaml" for run in runs[:3])
+    newer.write_text(newer.read_text() + "server_lr: 1.0\n")
+    eden.write_text(eden.read_text() + "server_lr: 0.5\n")
+    assert "server_lr" not in older.read_text()
+    assert [len(group.runs) for group in read_groups(runs)] == [2, 1, 1]
+    names = [group.name for group in read_groups(runs)]
+    assert names == ["fedmrn", "eden strategy.bits=1 server_lr=0.5", "eden strategy.bits=2"]
+
+
+def test_settings_of_a_grid_count_where_there_is_one(tmp_path: Path) -> None:
+    def names(*downlinks: str) -> list[str]:
+        runs = []
+        for downlink in downlinks:
+            runs.append(make_run(tmp_path / str(len(list(tmp_path.iterdir()))), "eden", 0, (0.6,)))
+            config = runs[-1].parent / "config.yaml"
+            config.write_text(f"{config.read_text()}downlink: {{{downlink}}}\n")
+        return [group.name for group in read_groups(runs)]
+
+    assert names("dtype: float32, step: 1.0", "dtype: float32, step: 0.2") == ["eden"]
+    exact, grid = "eden downlink.dtype=float32", "eden downlink.dtype=grid"
+    assert names("dtype: float32, step: 1.0", "dtype: grid, step: 0.2") == [exact, grid]
+    three = names("dtype: float32", "dtype: grid, step: 1.0", "dtype: grid, step: 0.2")
+    assert three == [exact, "eden downlink.step=1.0", "eden downlink.step=0.2"]  # two of three have a grid
+
+
+def test_runs_of_other_lengths_have_names_and_rows_of_their_own(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, "eden", 0, (0.6,) * rounds) for name, rounds in (("a", 1), ("b", 2))]
+    assert [(group.name, len(group.runs)) for group in read_groups(runs)] == [("eden", 1), ("eden", 1)]
+
+
+def test_kept_runs_give_the_same_table_and_hold_no_path(runs: list[Path], tmp_path: Path) -> None:
+    kept = keep_runs(runs, tmp_path / "kept")
+    assert [path.name for path in kept] == ["a", "b", "c", "d"]
+    again = [path / "summary.json" for path in kept]
+    assert markdown_means(read_groups(again)) == markdown_means(read_groups(runs))
+    assert {path.name for path in kept[0].iterdir()} == {"summary.json", "rounds.csv", "config.yaml"}
+    (one,) = keep_runs(runs[:1], tmp_path / "one")
+    assert one == tmp_path / "one" / "a"
+    config = runs[0].parent / "config.yaml"
+    config.write_text("dataset:\n  path: /home/somebody/data\n")
+    keep_runs(runs[:1], tmp_path / "one")
+    assert (one / "config.yaml").read_text() == "dataset:\n  path: null\n"
+    config.unlink()
+    with pytest.raises(RunError, match=r"a: cannot be read as a run's folder \(FileNotFoundError"):
+        keep_runs(runs[:1], tmp_path / "one")
+
+
+def test_page_is_whole_in_itself_and_the_same_each_time(runs: list[Path], tmp_path: Path) -> None:
+    groups = read_groups(runs)
+    page = write_page(groups, tmp_path / "page").read_text()
+    assert write_page(groups, tmp_path / "again").read_text() == page
+    for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
+        text = "".join(ElementTree.fromstring(svg).itertext())
+        assert all(group.name in text for group in groups)
+    assert page.count("<svg") == 4
+    ids = re.findall(r' id="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:href="|url\()#([^")]+)', page)) <= set(ids)
+    outside = re.findall(r'(?:src|href)="(?!#)([^"]+)"', page)
+    assert outside == []
+    for name in ("rounds", "seconds", "traffic", "bits"):
+        assert (tmp_path / "page" / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+        assert f"({name}.svg)" in (tmp_path / "page" / "report.md").read_text()
+
+
+@pytest.mark.parametrize(("rounds", "shown"), [(49, True), (50, False)])
+def test_long_runs_are_drawn_without_their_first_tenth(tmp_path: Path, rounds: int, shown: bool) -> None:
+    run = make_run(tmp_path / "a", "eden", 0, (0.0,) * 5 + (0.8, 0.9) * 22 + (0.85,) * (rounds - 49))
+    write_page(read_groups([run]), tmp_path / "page")
+    ticks = re.findall(r"<text [^>]*>(0\.\d+)</text>", (tmp_path / "page" / "rounds.svg").read_text())
+    assert ("0.2" in ticks) is shown, ticks
+
+
+def test_names_cannot_bring_code_into_the_page(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", "<script>alert(1)</script>", 0, (0.5,))
+    assert "<script" not in write_page(read_groups([run]), tmp_path / "page").read_text()
+
+
+def test_traffic_counts_all_clients_and_adds_up(runs: list[Path]) -> None:
+    group = read_groups(runs)[0]
+    assert group.traffic(["uplink"])[0] == pytest.approx([9 * 100 / 1e6, 2 * 9 * 100 / 1e6])
+    assert group.traffic(["uplink", "downlink"])[0] == pytest.approx([(900 + 4000) / 1e6, 2 * (900 + 4000) / 1e6])
+
+
+def test_what_the_paper_says() -> None:
+    assert published("fedmrn", "fashion_mnist", "label_shard", 200) == 88.6
+    assert published("fedmrn", "fashion_mnist", "label_shard", 99) is None
+    assert published("eden", "cifar100", "dirichlet", 200) == 53.1
+    assert published("fedmrn", "pascal_voc", "natural", 200) == 54.2
+    assert published("fedmrn", "digits", "iid", 200) is None
+    assert published("fedscalar", "svhn", "iid", 200) is None
+
+
+def test_run_without_its_configuration_is_refused(runs: list[Path]) -> None:
+    (runs[0].parent / "config.yaml").write_text("a: [b")
+    with pytest.raises(RunError, match="cannot be read as a run's folder") as refused:
+        read_groups(runs)
+    assert "\n" not in str(refused.value)
+
+
+def test_page_says_what_the_runs_were_made_with(runs: list[Path], tmp_path: Path) -> None:
+    assert "Made with" not in write_page(read_groups(runs), tmp_path / "page").read_text()  # runs of older versions
+    for run, commit in zip(runs, ("abc", "abc", None, "abc-dirty"), strict=True):
+        made = {"fedmrn": "1.2", "commit": commit, "torch": "3.4", "cores": 2, "processor": "a CPU", "gpus": ["a GPU"]}
+        run.write_text(json.dumps({**json.loads(run.read_text()), "made_with": made}))
+    page = write_page(read_groups(runs), tmp_path / "page").read_text()
+    said = [f"Made with fedmrn 1.2{commit}, PyTorch 3.4, 2 cores of a CPU, a GPU." for commit in (" (abc)", "")]
+    assert all(page.count(line) == 1 for line in said)
+    assert page.count("Made with") == 3
+    assert "1.2 (abc-dirty), PyTorch" in (tmp_path / "page" / "report.md").read_text()

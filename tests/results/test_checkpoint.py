@@ -1,0 +1,178 @@
+"""What a run goes on from is whole, or refused in one line that names the file."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from fedmrn_app.errors import RunError
+from fedmrn_app.results.checkpoint import BEFORE, STATE, State, read_state, write_state
+from fedmrn_app.results.run_folder import RunFolder
+from tests.run_folder import VALUES, model, row, rows_on_disk, state
+
+Damage = Callable[[Path, Path], object]  # to a run's folder, beside that of another run
+
+
+def three_rounds(path: Path) -> None:
+    """A run's folder after three of five rounds."""
+    folder = RunFolder(path)
+    folder.start({**VALUES, "rounds": 5}, model(), state(), resume=False)
+    for number in (1, 2, 3):
+        folder.add_round(row(number, number / 10), model(number), state(number))
+
+
+def flip(name: str, place: float) -> Damage:
+    """Turn one bit round, somewhere from 0, the file's begin, to 1."""
+
+    def damage(run: Path, _: Path) -> None:
+        data = bytearray((run / name).read_bytes())
+        data[int(place * (len(data) - 1))] ^= 4
+        (run / name).write_bytes(data)
+
+    return damage
+
+
+def cut(name: str, share: float) -> Damage:
+    return lambda run, _: os.truncate(run / name, int(share * (run / name).stat().st_size))
+
+
+def put(name: str, content: bytes) -> Damage:
+    return lambda run, _: (run / name).write_bytes(content)
+
+
+def add(name: str, content: bytes) -> Damage:
+    return lambda run, _: (run / name).write_bytes((run / name).read_bytes() + content)
+
+
+def drop(name: str) -> Damage:
+    return lambda run, _: (run / name).unlink()
+
+
+def foreign(name: str) -> Damage:
+    return lambda run, other: shutil.copy(other / name, run / name)
+
+
+def plain_model(run: Path, _: Path) -> None:
+    tensors = load_file(run / STATE)
+    save_file(tensors, run / STATE)
+
+
+def other_round(run: Path, _: Path) -> None:
+    state, _lines = read_state(run)
+    write_state(run, state)
+    text = (run / STATE).read_bytes().replace(b'\\"round\\":3', b'\\"round\\":4')
+    (run / STATE).write_bytes(text)
+
+
+def swap(run: Path, _: Path) -> None:
+    (run / STATE).rename(run / "aside")
+    (run / BEFORE).rename(run / STATE)
+    (run / "aside").rename(run / BEFORE)
+
+
+def folder_instead(run: Path, _: Path) -> None:
+    (run / STATE).unlink()
+    (run / STATE).mkdir()
+
+
+def both(one: Damage, two: Damage) -> Damage:
+    def damage(run: Path, other: Path) -> None:
+        one(run, other)
+        two(run, other)
+
+    return damage
+
+
+MENDED: dict[str, tuple[Damage, int, str]] = {  # the round that it goes on from, and the file that is named
+    "state is gone": (drop(STATE), 2, STATE),
+    "state is empty": (put(STATE, b""), 2, STATE),
+    "state is cut in half": (cut(STATE, 0.5), 2, STATE),
+    "state lacks its end": (cut(STATE, 0.9999), 2, STATE),
+    "state is longer": (add(STATE, b"\0"), 2, STATE),
+    "state is text": (put(STATE, b"hello" * 1000), 2, STATE),
+    "state has a wrong bit in its length": (flip(STATE, 0), 2, STATE),
+    "state has a wrong bit in its header": (flip(STATE, 0.002), 2, STATE),
+    "state has a wrong bit in its weights": (flip(STATE, 0.5), 2, STATE),
+    "state has a wrong bit at its end": (flip(STATE, 1), 2, STATE),
+    "state is a plain model": (plain_model, 2, STATE),
+    "state says another round": (other_round, 3, STATE),
+    "states are swapped": (swap, 3, ""),
+    "state before is damaged": (flip(BEFORE, 0.5), 3, BEFORE),
+    "state before is gone": (drop(BEFORE), 3, ""),
+    "a state was being written": (put(f"{STATE}.partial", b"half"), 3, ""),
+    "rows are gone": (drop("rounds.csv"), 3, "rounds.csv"),
+    "rows are empty": (put("rounds.csv", b""), 3, "rounds.csv"),
+    "rows are cut": (cut("rounds.csv", 0.7), 3, "rounds.csv"),
+    "rows are no text": (put("rounds.csv", b"\xff\xfe\0"), 3, "rounds.csv"),
+    "rows are those of another run": (foreign("rounds.csv"), 3, "rounds.csv"),
+    "row stands twice": (add("rounds.csv", b"3,0.3\r\n"), 3, "rounds.csv"),
+    "configuration is gone": (drop("config.yaml"), 3, "config.yaml"),
+    "configuration is no YAML": (put("config.yaml", b"a: [b"), 3, "config.yaml"),
+    "configuration is another's": (foreign("config.yaml"), 3, "config.yaml"),
+}
+REFUSED: dict[str, tuple[Damage, str]] = {
+    "both states are gone": (both(drop(STATE), drop(BEFORE)), "model.safetensors: is not there"),
+    "both states are damaged": (both(flip(STATE, 0.5), cut(BEFORE, 0.5)), "previous.safetensors: is damaged"),
+    "only a damaged state": (both(flip(STATE, 0.5), drop(BEFORE)), "model.safetensors: is damaged"),
+    "state is a folder": (folder_instead, "model.safetensors: is a folder; take it away"),
+    "state is of another run": (foreign(STATE), "is of another run than"),
+    "both states are of another run": (both(foreign(STATE), foreign(BEFORE)), "seed was 1 and is now 0"),
+}
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[Path, Path]:
+    """A run's folder, and that of another run."""
+    three_rounds(tmp_path / "run")
+    three_rounds(tmp_path / "other")
+    stored, _ = read_state(tmp_path / "other")
+    facts = {**stored.facts, "config": {**stored.facts["config"], "seed": 1}}
+    for _ in range(2):
+        write_state(tmp_path / "other", State(stored.tensors, facts))
+    (tmp_path / "other" / "rounds.csv").write_text("round\r\n1\r\n")
+    (tmp_path / "other" / "config.yaml").write_text("rounds: 5\nseed: 1\n")
+    return tmp_path / "run", tmp_path / "other"
+
+
+@pytest.mark.parametrize("name", MENDED)
+def test_damaged_folder_goes_on_from_what_is_whole(name: str, runs: tuple[Path, Path]) -> None:
+    damage, expected, file = MENDED[name]
+    run, other = runs
+    damage(run, other)
+    lines: list[str] = []
+    again, loaded, kept = RunFolder(run), model(9), state(9)
+    done = again.start({**VALUES, "rounds": 5}, loaded, kept, resume=True, report=lines.append)
+    assert done == expected
+    assert [r["round"] for r in rows_on_disk(run)] == [str(n) for n in range(1, expected + 1)]
+    assert np.array_equal(kept.vector, state(expected).vector)
+    assert all(np.array_equal(a, b) for a, b in zip(loaded.state(), model(expected).state(), strict=True))
+    assert [line for line in lines if line.startswith(f"{run / file}: ")] or not file
+    assert all("\n" not in line for line in lines)
+    assert file or not lines
+    # whatever was damaged, the next round leaves two states that are whole
+    again.add_round(row(done + 1, 0.5), loaded, kept)
+    (run / STATE).write_bytes(b"")
+    assert read_state(run)[0].round == done
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_folder_without_anything_whole_is_refused(name: str, runs: tuple[Path, Path]) -> None:
+    damage, reason = REFUSED[name]
+    run, other = runs
+    damage(run, other)
+    with pytest.raises(RunError, match=reason) as refused:
+        RunFolder(run).start({**VALUES, "rounds": 5}, model(9), state(9), resume=True)
+    assert "\n" not in str(refused.value)
+    assert str(run) in str(refused.value) or "seed" in str(refused.value)
+
+
+def test_state_opens_as_any_safetensors_file(tmp_path: Path) -> None:
+    three_rounds(tmp_path)
+    names = set(model().module.state_dict())
+    assert names <= load_file(tmp_path / STATE).keys()
+    assert json.loads(json.dumps(read_state(tmp_path)[0].facts))["round"] == 3

@@ -1,0 +1,226 @@
+"""Windows of texts: the same as a plain loop cuts, split by time, in both layouts, and refused in one line."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedmrn_app.errors import DataError
+from fedmrn_app.tasks.characters import ALPHABET, OUTSIDE, Characters, encode
+from fedmrn_app.tasks.task import Samples
+from tests.paths import SHARED
+
+LETTERS = np.array(list(ALPHABET[1:]))
+WINDOW = 6
+
+Pairs = list[tuple[int, str, str]]  # role number, window, the character after it
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDMRN_CACHE", str(tmp_path / "cache"))
+
+
+def random_texts() -> dict[str, str]:
+    """Texts of roles, not in the order of their ids; one is too short for a window."""
+    generator = np.random.default_rng(0)
+    lengths = {"HAMLET": 200, "BOY": WINDOW, "ROMEO": 61, "ANNE": 40, "YORK": WINDOW + 1}
+    return {role: "".join(generator.choice(LETTERS, length)) for role, length in lengths.items()}
+
+
+def write_rows(folder: Path, columns: dict[str, list[Any]]) -> str:
+    from datasets import Dataset
+
+    folder.mkdir(exist_ok=True)
+    Dataset.from_dict(columns).to_parquet(str(folder / "train-00000-of-00001.parquet"))
+    return str(folder)
+
+
+def write_texts(folder: Path, texts: dict[str, str]) -> str:
+    return write_rows(folder, {"character_id": list(texts), "text": list(texts.values())})
+
+
+def write_windows(folder: Path, texts: dict[str, str]) -> str:
+    """LEAF's layout: a row for each window."""
+    rows = [(r, t[i : i + WINDOW], t[i + WINDOW]) for r, t in texts.items() for i in range(len(t) - WINDOW)]
+    role, x, y = (list(column) for column in zip(*rows, strict=True))
+    return write_rows(folder, {"character_id": role, "x": x, "y": y})
+
+
+def reference(texts: dict[str, str], test_share: float) -> tuple[Pairs, Pairs]:
+    """Both splits by a plain loop."""
+    train, test = [], []
+    for number, role in enumerate(sorted(texts)):
+        text = texts[role]
+        windows = [(number, text[i : i + WINDOW], text[i + WINDOW]) for i in range(len(text) - WINDOW)]
+        split = len(windows) - int(len(windows) * test_share)
+        train += windows[:split]
+        test += windows[split + WINDOW :]
+    return train, test
+
+
+def pairs(samples: Samples) -> Pairs:
+    assert samples.groups is not None
+    x, y = samples.take(slice(None))
+    return [
+        (int(group), "".join(ALPHABET[i] for i in window), ALPHABET[target])
+        for group, window, target in zip(samples.groups, x, y, strict=True)
+    ]
+
+
+def test_the_alphabet_is_leafs() -> None:
+    assert len(set(ALPHABET)) == len(ALPHABET) == 80
+    assert encode("\n}A").tolist() == [0, 79, ALPHABET.index("A")]
+    assert encode("\t$é€\U0001f600\ud800").tolist() == [OUTSIDE] * 6
+    assert encode("").tolist() == []
+
+
+@pytest.mark.parametrize("test_share", [0.2, 0.5])
+def test_whole_texts_are_cut_like_a_plain_loop_does(tmp_path: Path, test_share: float) -> None:
+    texts = random_texts()
+    task = Characters(path=write_texts(tmp_path / "data", texts), window=WINDOW, test_share=test_share)
+    train, test = reference(texts, test_share)
+    assert pairs(task.load("train")) == train
+    assert pairs(task.load("test")) == test
+    assert {group for group, _, _ in train} == {0, 2, 3, 4}  # BOY, number 1, has no window
+
+
+def test_leafs_rows_give_the_same_windows(tmp_path: Path) -> None:
+    texts = {role: text for role, text in random_texts().items() if role != "BOY"}
+    task = Characters(path=write_windows(tmp_path / "data", texts), window=WINDOW)
+    assert (pairs(task.load("train")), pairs(task.load("test"))) == reference(texts, 0.2)
+
+
+def test_rows_of_a_role_may_lie_apart(tmp_path: Path) -> None:
+    columns = {"character_id": ["b", "a", "b"], "text": ["first words", "aside", "second"]}
+    task = Characters(path=write_rows(tmp_path / "data", columns), window=4, test_share=0)
+    found = pairs(task.load("train"))
+    assert [x for group, x, _ in found if group == 1] == [
+        *(("first words")[i : i + 4] for i in range(7)),
+        "seco",
+        "econ",
+    ]
+    assert [x + y for group, x, y in found if group == 0] == ["aside"]
+
+
+def test_no_character_of_the_test_is_trained_on(tmp_path: Path) -> None:
+    text = ALPHABET[1:79]  # every character once
+    task = Characters(path=write_texts(tmp_path / "data", {"a": text}), window=WINDOW)
+    seen, held_out = (
+        {c for _, x, y in pairs(task.load(split)) for c in x + y}
+        for split in ("train", "test")  # type: ignore[arg-type]
+    )
+    assert seen | held_out == set(text)
+    assert not seen & held_out
+
+
+def test_limits_keep_evenly_spaced_windows_of_each_role(tmp_path: Path) -> None:
+    texts = random_texts()
+    path = write_texts(tmp_path / "data", texts)
+    train, test = reference(texts, 0.2)
+    task = Characters(path=path, window=WINDOW, max_samples=7, max_test_samples=3)
+    expected = []
+    for number in range(5):
+        windows = [row for row in train if row[0] == number]
+        kept = min(7, len(windows))
+        expected += [windows[i * len(windows) // kept] for i in range(kept)]
+    assert pairs(task.load("train")) == expected
+    found = pairs(task.load("test"))
+    assert set(found) < set(test)
+    assert len(found) == 3 * len({row[0] for row in test})
+    assert pairs(Characters(path=path, window=WINDOW).load("train")) == train  # another limit is read anew
+
+
+def test_rows_are_made_when_asked_for_and_decoded_once(tmp_path: Path) -> None:
+    task = Characters(path=write_texts(tmp_path / "data", random_texts()), window=WINDOW)
+    lines: list[str] = []
+    train = task.load("train", lines.append)
+    again = task.load("train", lines.append)
+    assert len(lines) == 1
+    assert isinstance(train.y, np.memmap)
+    rows = np.array([5, 0, 5])
+    x, y = again.take(rows)
+    assert (x.dtype.name, x.shape, y.dtype.name, y.shape) == ("uint8", (3, WINDOW), "int64", (3,))
+    assert np.array_equal(x, train.x[:6][rows])
+    assert len(train) == len(train.x) == len(train.x[:])
+    assert train.labels is not None
+    assert np.array_equal(train.labels, train.y)
+    inputs, targets = task.batch(torch.from_numpy(x), torch.from_numpy(y))
+    assert (inputs.dtype, targets.dtype) == (torch.int64, torch.int64)
+    assert inputs.tolist() == x.tolist()
+
+
+def test_example_and_inputs_fit_the_model() -> None:
+    task = Characters()
+    assert dict(task.inputs()) == {"vocabulary": 80, "classes": 80, "window": 80}
+    example = task.example(3)
+    assert (example.shape, example.dtype, int(example.max())) == ((3, 80), torch.int64, 79)
+    assert task.model_name() == "char_lstm"
+    assert task.check_outputs(torch.zeros(3, 80), 3) is None
+
+
+@pytest.mark.parametrize("write", [write_texts, write_windows])
+def test_a_device_trains_on_all_of_its_own_rows(tmp_path: Path, write: Any) -> None:
+    own = Characters(window=WINDOW).local(write(tmp_path / "own", {"me": random_texts()["ROMEO"]}))
+    assert len(own.load("train")) == 61 - WINDOW
+    with pytest.raises(DataError, match=r"dataset\.test_share=0\.0: leaves no test window in data-path="):
+        own.load("test")
+
+
+def test_a_missing_folder_is_named() -> None:
+    with pytest.raises(DataError, match=r"^dataset\.path=/nowhere: no such folder; it must hold parquet .* text, or "):
+        Characters(path="/nowhere").load("train")
+    with pytest.raises(DataError, match=r"^data-path=/nowhere: no such folder"):
+        Characters().local("/nowhere")
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (
+            {"character_id": ["a"], "words": ["x"]},
+            "dataset.text_column=text: .* columns character_id, words; say dataset",
+        ),
+        (
+            {"role": ["a"], "text": ["x"]},
+            "dataset.group_column=character_id: dataset.path=.* has only the columns role",
+        ),
+        (
+            {"character_id": ["a"], "text": ["123456"]},
+            "dataset.window=6: dataset.path=.* no text of 7 characters; take",
+        ),
+        ({"character_id": ["a"], "text": [3]}, "dataset.path=.*: column text must hold text, and one row has 3"),
+        ({"character_id": ["a"], "x": ["12345"], "y": ["6"]}, "dataset.window=6: .*; say dataset.window=5"),
+        ({"character_id": ["a"], "x": ["123456"], "y": ["78"]}, "dataset.window=6: .* 2 characters in column y"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused_in_one_line(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
+    task = Characters(path=write_rows(tmp_path / "data", columns), window=WINDOW)
+    with pytest.raises(DataError, match=f"^{message}") as error:
+        task.load("train")
+    assert "\n" not in str(error.value)
+
+
+def test_the_roles_of_all_plays(tmp_path: Path) -> None:
+    folder = SHARED / "shakespeare_roles"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is missing")
+    from datasets import Dataset
+
+    rows = Dataset.from_parquet(str(folder / "train-00000-of-00001.parquet"), cache_dir=str(tmp_path / "rows"))
+    texts = dict(zip(rows["character_id"], rows["text"], strict=True))
+    task = Characters(path=str(folder))
+    train, test = task.load("train"), task.load("test")
+    assert train.groups is not None
+    assert test.groups is not None
+    counts = np.array([len(texts[role]) - 80 for role in sorted(texts)])
+    held_out = (counts * 0.2).astype(int)
+    assert np.array_equal(np.bincount(train.groups), counts - held_out)
+    assert np.array_equal(np.bincount(test.groups, minlength=len(texts)), np.maximum(held_out - 80, 0))
+    role = sorted(texts)[int(train.groups[3_000_000])]
+    place = 3_000_000 - int(np.searchsorted(train.groups, train.groups[3_000_000]))
+    x, y = train.take(np.array([3_000_000]))
+    assert x[0].tolist() == encode(texts[role][place : place + 80]).tolist()
+    assert y[0] == encode(texts[role][place + 80])[0]

@@ -1,0 +1,70 @@
+"""Rows that are held out: the same for all, trained on by nobody, and the only ones that are evaluated."""
+
+import numpy as np
+import pytest
+
+from fedmrn_app.config.build import resolve_from_data
+from fedmrn_app.config.compose import compose_values, load_config
+from fedmrn_app.errors import ConfigError
+from fedmrn_app.federation.worker import Worker
+from fedmrn_app.report.runs import data_of
+from fedmrn_app.report.tables import split_of
+from fedmrn_app.tasks.characters import Characters
+from fedmrn_app.tasks.task import Samples
+from fedmrn_app.tasks.validation import load_evaluation, load_training
+
+DIGITS = resolve_from_data(compose_values(()))[2]
+
+
+def rows_of(samples: Samples) -> list[bytes]:
+    return [row.tobytes() for row in samples.take(slice(None))[0]]
+
+
+def test_held_out_rows_and_the_rest_are_the_training_split() -> None:
+    train, held, left = DIGITS.load("train"), load_evaluation(DIGITS, 0.1, 3), load_training(DIGITS, 0.1, 3)
+    assert (len(held), len(left)) == (int(0.1 * len(train)), len(train) - len(held))
+    assert sorted(rows_of(held) + rows_of(left)) == sorted(rows_of(train))
+    assert left.labels is not None
+    assert np.array_equal(left.labels, left.y[np.arange(len(left))])
+    assert rows_of(held) == rows_of(load_evaluation(DIGITS, 0.1, 3))
+    assert rows_of(held) != rows_of(load_evaluation(DIGITS, 0.1, 4))
+
+
+def test_without_it_the_test_split_is_evaluated() -> None:
+    assert rows_of(load_evaluation(DIGITS, None, 0)) == rows_of(DIGITS.load("test"))
+    assert rows_of(load_training(DIGITS, None, 0)) == rows_of(DIGITS.load("train"))
+
+
+def test_no_client_has_a_held_out_row() -> None:
+    worker = Worker(load_config(("validation=0.2", "clients=4", "clients_per_round=4", "partition=dirichlet")))
+    clients = [row for client in range(4) for row in rows_of(worker.samples_of(client))]
+    assert sum(worker.sample_count(client) for client in range(4)) == len(clients) == len(worker.samples)
+    assert sorted(clients) == sorted(rows_of(load_training(DIGITS, 0.2, 0)))
+
+
+def test_natural_groups_lose_their_last_rows() -> None:
+    groups = np.array([0, 1, 0, 0, 1, 0, 1, 1, 0, 0])
+
+    class Grouped(Characters):
+        def load(self, split: object, report: object = None) -> Samples:
+            return Samples(np.arange(10), np.arange(10), None, groups)
+
+    held = load_evaluation(Grouped(path="unused"), 0.34, 0)
+    assert held.take(slice(None))[0].tolist() == [7, 8, 9]  # 2 of the six rows of group 0, 1 of the four of group 1
+    left = load_training(Grouped(path="unused"), 0.34, 0)
+    assert left.groups is not None
+    assert left.groups.tolist() == [0, 1, 0, 0, 1, 0, 1]
+
+
+def test_share_that_holds_out_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="validation=1e-06: of 1437 training rows, 0 would be held out"):
+        load_evaluation(DIGITS, 1e-6, 0)
+    with pytest.raises(ConfigError, match=r"validation=1\.0: must be above 0 and below 1"):
+        load_config(("validation=1.0",))
+
+
+def test_it_is_said_wherever_a_metric_stands() -> None:
+    summary = {"dataset": "digits", "partition": "iid", "evaluated_on": "validation"}
+    assert (data_of(summary), split_of(summary)) == ("digits, iid, validation", "validation ")
+    del summary["evaluated_on"]  # of an older version
+    assert (data_of(summary), split_of(summary)) == ("digits, iid", "")
