@@ -1,8 +1,26 @@
-"""The errors a person may meet; each message is one line that names the thing, its value and the way out."""
+"""The errors that a person may meet.
+
+Each message is one line that names the thing, its value and the way out. Programs and tests read the attributes `code`,
+`key` and `value` instead of the text.
+"""
+
+from __future__ import annotations
 
 
 class FedMRNError(Exception):
-    """Base of all errors that are shown as one line, without a traceback."""
+    """Base class of all errors that are shown as one line, without a traceback.
+
+    Attributes:
+        code: short fixed name of what is wrong, such as `range`; empty where the class says enough.
+        key: what is wrong, such as the configuration key `local.lr`; empty where there is no such name.
+        value: the value that is refused; None where there is none.
+    """
+
+    def __init__(self, message: str, *, code: str = "", key: str = "", value: object = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.key = key
+        self.value = value
 
 
 class ConfigError(FedMRNError):
@@ -22,4 +40,4 @@ class RunError(FedMRNError):
 
 
 class DiedError(RunError):
-    """A run's processes ended without a word; it can go on from its last finished round."""
+    """A run's processes ended without reporting a result; the run can resume from its last finished round."""
