@@ -1,13 +1,14 @@
-"""What the server does in a run: find the clients, train round by round, evaluate, leave the run's folder."""
+"""Flower's ServerApp: it finds the clients, trains round by round, evaluates, and leaves the run's folder."""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -16,7 +17,7 @@ from fedmrn_app.config.agree import agree
 from fedmrn_app.config.build import build_flat_model, build_run_method, resolve_from_data
 from fedmrn_app.config.compose import compose_values, default_values, parse_overrides
 from fedmrn_app.config.privacy_checks import open_privacy, privacy_facts, privacy_lines
-from fedmrn_app.config.schema import Values
+from fedmrn_app.config.schema import Config, Values
 from fedmrn_app.errors import FedMRNError
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.federation.server import OpenRound
@@ -24,7 +25,7 @@ from fedmrn_app.federation.upload import Update, header_of, write_upload
 from fedmrn_app.flower.client_directory import ClientDirectory
 from fedmrn_app.flower.liveness import LiveNodes
 from fedmrn_app.flower.messages import content_bytes, order_content, pack_config, payload_content
-from fedmrn_app.flower.sync_loop import Run, run_asynchronously, run_rounds
+from fedmrn_app.flower.run_loop import ServerRun, train
 from fedmrn_app.learning.flat import FlatModel, state_sha256
 from fedmrn_app.learning.memory import keep_freed_memory
 from fedmrn_app.methods import build_method
@@ -38,16 +39,18 @@ from fedmrn_app.results.progress import Progress, Splits
 from fedmrn_app.results.provenance import made_with
 from fedmrn_app.results.run_folder import RunFolder
 from fedmrn_app.runtime.cleanup import end_with_parent
+from fedmrn_app.tasks.task import Task
 from fedmrn_app.tasks.validation import load_evaluation, load_training
 from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.values import pack_floats
 
 app = ServerApp()
+Report = Callable[[str], None]
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the whole training; whatever ends it early is left in the run's folder too."""
+    """Run the whole training; the run's folder tells why it ended if it ends early."""
     end_with_parent()
     path = _run_path(str(context.run_config["run-dir"]))
     with locked(path, "run"):
@@ -64,7 +67,10 @@ def _run(grid: Grid, context: Context, folder: RunFolder) -> None:
     try:
         resolved = str(context.run_config.get("config", ""))
         overrides = parse_overrides(str(context.run_config["overrides"]))
-        _train(grid, json.loads(resolved) if resolved else compose_values(overrides), folder, report)
+        values, config, task = resolve_from_data(
+            json.loads(resolved) if resolved else compose_values(overrides), report
+        )
+        _train(grid, Setup(values, config, task), folder, report)
     except Exception as error:
         reason = str(error) if isinstance(error, FedMRNError) else f"{type(error).__name__}: {error}"
         report(f"error: {reason}")
@@ -73,17 +79,34 @@ def _run(grid: Grid, context: Context, folder: RunFolder) -> None:
 
 
 def _run_path(run_dir: str) -> Path:
-    """The run's folder: the one asked for, else a new one below the folder in which the SuperLink was started."""
+    """Return the run's folder: the given one, or a new one below the folder in which the SuperLink was started."""
     return Path(run_dir or f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S.%f}").expanduser().resolve()
 
 
-def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str], None]) -> None:
-    values, config, task = resolve_from_data(values, report)
+@dataclass(frozen=True)
+class Setup:
+    """A checked configuration: its values, the same with types, and the task that it names."""
+
+    values: Values
+    config: Config
+    task: Task
+
+    def splits(self, report: Report) -> Splits:
+        """Load the rows on which the global model is evaluated."""
+        config = self.config
+        rows = (self.task, config.validation, config.seed, report)
+        by_train = config.static_norm == "train"
+        train_rows = load_training(*rows) if config.evaluate_train or by_train else None
+        return Splits(
+            load_evaluation(*rows), train_rows if config.evaluate_train else None, train_rows if by_train else None
+        )
+
+
+def _train(grid: Grid, setup: Setup, folder: RunFolder, report: Report) -> None:
+    """Prepare the run, train it and write its summary."""
+    values, config, task = setup.values, setup.config, setup.task
     folder.metrics = task.metrics
-    by_train = config.static_norm == "train"
-    rows = (task, config.validation, config.seed, report)
-    train = load_training(*rows) if config.evaluate_train or by_train else None
-    splits = Splits(load_evaluation(*rows), train if config.evaluate_train else None, train if by_train else None)
+    splits = setup.splits(report)
     method = build_run_method(config)
     model = build_flat_model(config, task, method)
     protocol = agree(config, method, model)
@@ -100,47 +123,49 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
         report(line)
     packed = pack_config(values, folder.name)
     nodes = LiveNodes(grid)
-    finder = ClientDirectory(grid, nodes, config, packed, report)
-    if done < config.rounds:  # else it ended between its last round and its summary, and needs nobody any more
-        finder.find()
-    run = Run(
-        config,
-        protocol,
-        replace(state, dense=model.state()[1]),
-        packed,
-        grid,
-        nodes,
-        finder,
-        Progress(protocol, model, task, splits, folder, config.rounds, report),
-        Participants(folder.path, done),
-        report,
-        done,
-        privacy,
+    directory = ClientDirectory(grid, nodes, config, packed=packed, report=report)
+    if done < config.rounds:  # otherwise only the summary is missing
+        directory.find()
+    run = ServerRun(
+        config=config,
+        packed=packed,
+        protocol=protocol,
+        state=replace(state, dense=model.state()[1]),
+        grid=grid,
+        nodes=nodes,
+        directory=directory,
+        progress=Progress(protocol, model, task, splits, folder, config.rounds, report),
+        participants=Participants(folder.path, done),
+        report=report,
+        finished_rounds=done,
+        privacy=privacy,
     )
     try:
-        if config.server == "async":
-            run_asynchronously(run)
-        else:
-            run_rounds(run)
+        train(run)
     except BudgetSpent as spent:
         if not folder.rounds:
             raise
         report(str(spent))
-    summary = folder.summarise(
-        {
-            "strategy": method.name,
-            "dataset": task.name,
-            "partition": config.partition.name,
-            "evaluated_on": "test" if config.validation is None else "validation",
-            "parameters": model.parameter_count,
-            **fedavg_bytes(model),
-            **privacy_facts(config, privacy, protocol),
-            "made_with": made_with(),
-            "weights_sha256": state_sha256(*model.state()),
-        }
-    )
+    _summarise(run, model, task, folder)
+
+
+def _summarise(run: ServerRun, model: FlatModel, task: Task, folder: RunFolder) -> None:
+    """Write the summary and log its headline."""
+    config = run.config
+    facts: dict[str, Any] = {
+        "strategy": run.protocol.method.name,
+        "dataset": task.name,
+        "partition": config.partition.name,
+        "evaluated_on": "test" if config.validation is None else "validation",
+        "parameters": model.parameter_count,
+        **fedavg_bytes(model),
+        **privacy_facts(config, run.privacy, run.protocol),
+        "made_with": made_with(),
+        "weights_sha256": state_sha256(*model.state()),
+    }
+    summary = folder.summarise(facts)
     headline = task.metrics[0]
-    report(
+    run.report(
         f"done: final {headline.replace('_', ' ')} {summary[f'final_{headline}']:.4f}, "
         f"weights {summary['weights_sha256'][:12]}"
     )
@@ -148,7 +173,7 @@ def _train(grid: Grid, values: Values, folder: RunFolder, report: Callable[[str]
 
 
 def fedavg_bytes(model: FlatModel) -> dict[str, int]:
-    """Bytes of what FedAvg would send each way for this model, counted on real messages."""
+    """Return the bytes that FedAvg would send each way for this model, counted on real messages."""
     weights, dense = model.state()
     protocol = RunProtocol.of(build_method("fedavg", {}, RunOptions(Noise())), model, seed=0, dense_bits=32)
     update = Update(Body(pack_floats(weights)), dense)

@@ -149,7 +149,6 @@ def _privacy(config: Config, layout: Layout, clip: float, ledger: Ledger | None)
     return Privacy(
         config.privacy,
         seed=config.seed,
-        weights=layout.count,
         clip=clip,
         clients=config.clients,
         clients_per_round=config.clients_per_round,

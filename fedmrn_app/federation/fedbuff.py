@@ -1,37 +1,40 @@
 """Buffered asynchronous aggregation: the server's half, without messages.
 
-FedBuff (Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation", Algorithm 1): clients train on
-the version that was the latest when they were asked; every K replies are added to the latest version by then, each
-times 1 / sqrt(1 + staleness), the number of versions that it is behind (section 5).
+FedBuff (Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation", Algorithm 1): a client trains
+on the version of the model that is the latest when it is asked. Every K replies are added to the version that is the
+latest by then. Each reply is multiplied by 1 / sqrt(1 + staleness), where staleness is the number of versions between
+the two (section 5).
 
-That is so for the masked weights. The dense part, which may hold variances, is moved towards what the replies hold,
-with the same shares: a sum of changes from several versions could make a variance negative.
+The dense part, which may hold variances, moves towards what the replies hold with the same weights: a sum of changes
+from several versions could make a variance negative.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.federation.outliers import Norms, far_outside, reply_norms
+from fedmrn_app.federation.outliers import Norms, find_outliers, reply_norms
+from fedmrn_app.federation.pipeline import PostProcessor, RateControlStep, RoundSums, WeightedMean
 from fedmrn_app.federation.protocol import GlobalState, Order, RunProtocol
-from fedmrn_app.federation.report import RoundReport
+from fedmrn_app.federation.reduce import AdditionError, ReducePool
+from fedmrn_app.federation.report import FailedReply, RoundReport, UsedReply
 from fedmrn_app.federation.sampling import sample_clients
-from fedmrn_app.federation.server import OpenRound, steer
+from fedmrn_app.federation.server import OpenRound
 from fedmrn_app.federation.server_optimizer import server_step
-from fedmrn_app.federation.upload import CheckedUpload, check_upload
+from fedmrn_app.federation.upload import CheckedUpload, check_upload, codec_error
 
-WAVES = 1000  # times that a client may be asked for one version, each with a seed of its own
+WAVES = 1000  # number of times that a client may be asked for one version, each time with another seed
 
 
 @dataclass(frozen=True)
 class BufferedReply:
-    """A checked reply in the buffer."""
+    """A checked reply in the buffer; `number` is that of its order and names version and seed."""
 
     client: int
     number: int
@@ -40,14 +43,29 @@ class BufferedReply:
 
     @property
     def version(self) -> int:
-        """On which it was trained."""
-        return (self.number - 1) // WAVES
+        """The version that the client trained on."""
+        return version_of(self.number)
 
 
-class Buffered:
-    """The versions of the global model that clients may be at work on, and the replies that wait to be added.
+def version_of(number: int) -> int:
+    """Return the version of the model that the order of a number sends."""
+    return (number - 1) // WAVES
 
-    Orders are numbered: `number` stands where rounds have theirs, and names version and seed.
+
+class MoveDense(PostProcessor):
+    """Sum how far the dense parts are from the latest one, and add the mean distance to it."""
+
+    def transform(self, client: int, upload: CheckedUpload, sums: RoundSums) -> CheckedUpload:
+        """Replace the dense part by its distance from the latest one."""
+        return replace(upload, dense=upload.dense - sums.sent_dense)
+
+    def finish(self, sums: RoundSums) -> None:
+        """Add the mean distance."""
+        sums.dense = sums.sent_dense + sums.dense
+
+
+class FedBuff:
+    """The versions of the global model that clients may be training on, and the replies that wait to be added.
 
     Attributes:
         state: the latest version.
@@ -61,38 +79,42 @@ class Buffered:
         self.version = version
         self.buffer: list[BufferedReply] = []
         self._max_staleness = max_staleness
-        self._opened: dict[int, OpenRound] = {}
-        self._samples: dict[int, dict[int, int]] = {}  # of the clients that were asked, by number
-        self._drawn = 0  # since the last version
+        self._opened: dict[int, OpenRound] = {}  # by the number of the order
+        self._samples: dict[int, dict[int, int]] = {}  # samples of the clients that were asked, likewise
+        self._draws = 0  # since the last version
         self._seconds = 0.0  # spent on the replies in the buffer
 
     def draw(self, clients: np.ndarray, busy: Collection[int], count: int) -> list[int]:
-        """Draw clients to be asked, of those that are not busy.
+        """Draw the next clients to ask.
 
         Args:
-            clients: int64, all that are there.
-            busy: those that are at work.
-            count: how many, of as many as there are.
+            clients: int64, all clients that are available.
+            busy: clients that are training.
+            count: number of clients to draw; fewer are drawn where fewer are idle.
         """
         idle = np.setdiff1d(clients, np.fromiter(busy, np.int64))
         count = min(count, len(idle))
         if not count:
             return []
-        self._drawn += 1
-        return sample_clients(idle, count, self.protocol.seed, self.version + 1, self._drawn)
+        self._draws += 1
+        return sample_clients(idle, count, self.protocol.seed, self.version + 1, self._draws)
 
-    def order(self, client: int, samples: int) -> Order:
-        """What a client is sent now."""
+    def open(self, client: int, samples: int) -> OpenRound:
+        """Return the round in which a client is asked now; its number stands where rounds have theirs."""
         first = self.version * WAVES + 1
         number = next(n for n in range(first, first + WAVES) if client not in self._samples.get(n, ()))
         if number not in self._opened:
             self._samples[number] = {}
             self._opened[number] = OpenRound(self.protocol, number, self.state, self._samples[number])
         self._samples[number][client] = samples
-        return self._opened[number].order(client)
+        return self._opened[number]
+
+    def order(self, client: int, samples: int) -> Order:
+        """Return what a client is sent now."""
+        return self.open(client, samples).order(client)
 
     def add(self, client: int, number: int, data: bytes) -> BufferedReply:
-        """Put a reply into the buffer.
+        """Check a reply and put it into the buffer.
 
         Raises:
             PayloadError: it is not what was asked for, or trained on a version that is no longer kept.
@@ -100,51 +122,83 @@ class Buffered:
         start = time.perf_counter()
         opened = self._opened.get(number)
         if opened is None:
-            behind = self.version - (number - 1) // WAVES
-            raise PayloadError(f"it is {behind} versions behind, max_staleness is {self._max_staleness}")
-        known, dense = opened.known(client), opened.dense
-        header = opened.header(client, known)
-        upload = check_upload(data, self.protocol, header, known, dense)
-        norms = {} if self.protocol.max_norm is None else reply_norms(data, self.protocol, header, known, dense)
-        self.buffer.append(BufferedReply(client, number, upload, norms))
+            staleness = self.version - version_of(number)
+            raise PayloadError(
+                f"it is {staleness} versions behind, max_staleness is {self._max_staleness}",
+                code="stale",
+                key="max_staleness",
+                value=staleness,
+            )
+        context, dense = opened.known(client), opened.dense
+        upload = check_upload(data, self.protocol, opened.header(client, context), context, dense)
+        norms = {} if self.protocol.max_norm is None else reply_norms(upload, self.protocol, dense)
+        reply = BufferedReply(client, number, upload, norms)
+        self.buffer.append(reply)
         self._seconds += time.perf_counter() - start
-        return self.buffer[-1]
+        return reply
 
     def flush(self) -> tuple[RoundReport, list[BufferedReply]]:
-        """Add the buffer to the latest version; return what happened, by places in the buffer, and what was used.
+        """Add the buffer to the latest version, and return the report and the replies that were used.
 
-        The sum is in the order of numbers and clients: the same for the same replies in whatever order they came.
+        The sum is taken in the order of order numbers and clients, so that it does not depend on the order of arrival.
 
         Raises:
             RunError: the new version is not finite.
         """
         start = time.perf_counter()
-        self.buffer.sort(key=lambda one: (one.number, one.client))
-        report = RoundReport(self.version + 1)
-        total, dense = np.zeros_like(self.state.vector), np.zeros_like(self.state.dense)
-        used, samples, spent = [], 0, []
-        refused = far_outside(dict(enumerate(one.norms for one in self.buffer)), self.protocol.max_norm or math.inf)
-        for place, one in enumerate(self.buffer):
-            if place in refused:
-                report.failures[place] = f"client {one.client}: {refused[place]}"
-                continue
-            share = one.upload.share * np.float32(1 / math.sqrt(1 + self.version - one.version))
-            with np.errstate(over="ignore"):  # checked below
-                one.upload.decoded.add_to(total, share)
-                dense += share * (one.upload.dense - self.state.dense)
-            samples += int(one.upload.share)
-            spent.append((one.upload.size, len(one.upload.payload.body)))
-            report.note(place, one.upload.payload, private=self.protocol.method.flips is not None)
-            used.append(one)
-        total /= np.float32(samples)
-        old, label = self.state, f"version {report.number}"
-        dense = old.dense + dense / np.float32(samples)
-        vector, dense = server_step(self.protocol, old.vector, total, old.dense, dense, len(used), label)
-        self.state = GlobalState(vector, dense, steer(self.protocol, old.steering, spent))
+        self.buffer.sort(key=lambda reply: (reply.number, reply.client))
+        norms = dict(enumerate(reply.norms for reply in self.buffer))
+        refused = find_outliers(norms, self.protocol.max_norm or math.inf)
+        while True:
+            report, used = self._select(refused)
+            try:
+                sums = self._sum(used)
+                break
+            except AdditionError as failed:  # the sum is made again without it
+                broken = self.buffer.index(used[failed.index])
+                refused[broken] = codec_error(self.protocol, failed.error)
+        vector, dense = server_step(self.protocol, self.state, sums, len(used), label=f"version {report.number}")
+        self.state = GlobalState(vector, dense, sums.rate_state)
         self.version += 1
         report.decode_seconds = self._seconds + time.perf_counter() - start
-        self.buffer, self._drawn, self._seconds = [], 0, 0.0
+        self._forget_flushed()
+        return report, used
+
+    def _select(self, refused: Mapping[int, PayloadError]) -> tuple[RoundReport, list[BufferedReply]]:
+        """Return the report of the next version, and the replies whose places in the buffer are not refused."""
+        report, used = RoundReport(self.version + 1), []
+        private = self.protocol.method.flips is not None
+        for place, reply in enumerate(self.buffer):
+            if place in refused:
+                report.failed.append(FailedReply(reply.client, str(refused[place])))
+                continue
+            staleness = self.version - reply.version
+            used.append(reply)
+            report.used.append(UsedReply.of(reply.client, reply.upload.payload, private=private, staleness=staleness))
+        return report, used
+
+    def _sum(self, replies: list[BufferedReply]) -> RoundSums:
+        """Return the means of replies, each multiplied by the discount of its staleness."""
+        old = self.state
+        sums = RoundSums(np.zeros_like(old.vector), np.zeros_like(old.dense), old.dense, old.steering)
+        processors = [WeightedMean(self.protocol), MoveDense(), RateControlStep(self.protocol)]
+        uploads = []
+        for reply in replies:
+            discount = np.float32(1 / math.sqrt(1 + self.version - reply.version))
+            upload = replace(reply.upload, weight=reply.upload.weight * discount)
+            for processor in processors:
+                upload = processor.transform(reply.client, upload, sums)
+                processor.observe(reply.client, upload)
+            uploads.append(upload)
+        with ReducePool(1) as pool:
+            pool.add(uploads, sums.total, sums.dense)
+        for processor in processors:
+            processor.finish(sums)
+        return sums
+
+    def _forget_flushed(self) -> None:
+        """Empty the buffer, and forget versions that are too old to be used."""
+        self.buffer, self._draws, self._seconds = [], 0, 0.0
         oldest = (self.version - self._max_staleness) * WAVES
         for number in [number for number in self._opened if number <= oldest]:
             del self._opened[number], self._samples[number]
-        return report, used

@@ -40,7 +40,9 @@ def run_rounds(
     kept: dict[int, Kept] = {}
     for number in range(1, config.rounds + 1):
         try:
-            opened = open_round(protocol, state, number, samples, config.clients_per_round, versions, privacy)
+            opened = open_round(
+                protocol, state, number, samples, config.clients_per_round, versions=versions, privacy=privacy
+            )
         except BudgetSpent:
             break
         replies = {}

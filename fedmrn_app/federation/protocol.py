@@ -1,4 +1,4 @@
-"""What all parties of a run agree on before its first round, and what the server asks of a client in one."""
+"""The protocol of a run, which server and clients share before the first round, and the order for one client."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from fedmrn_app.wire.lattice import Lattice, LatticeRule
 
 @dataclass(frozen=True)
 class RunProtocol:
-    """What is the same on all sides; of a narrower model where a client trains one.
+    """What server and clients know before the first round; a client with a narrower model has a protocol of its own.
 
     Attributes:
         method: the method.
-        layout: the masked tensors, d elements in all.
-        dense_sizes: the elements of each tensor of the dense part, m in all.
+        layout: of the masked tensors, d elements in all.
+        dense_sizes: number of elements of each tensor of the dense part, m in all.
         first: the global vector before the first round, float32 (d,).
-        seed: the run's.
-        dense_bits: how a value of the dense part is written, see `wire/dense.py`.
-        parameters: trained ones, by which bits per parameter are counted.
-        grid_step: of the grid on which the vector is sent, where it is, see `wire/lattice.py`.
+        seed: the run's seed.
+        dense_bits: bits of a value of the dense part, see `wire/dense.py`.
+        parameters: number of trained parameters, by which bits per parameter are counted.
+        grid_step: step of the lattice on which the vector is sent, see `wire/lattice.py`.
         first_dense: the dense part before the first round, float32 (m,); None for zeros.
-        max_norm: how many times the round's median the norm of a reply may be; None for any.
-        equal_weights: whether each client counts the same in the mean; else by its samples.
-        server_lr: how many times the mean update is added to the global model, above 0.
+        max_norm: largest norm of a reply, as a multiple of the round's median; None for no limit.
+        equal_weights: whether each client counts the same in the mean; otherwise a client counts by its samples.
+        server_lr: factor of the mean update, above 0.
+        framing_bytes: bytes that the transport adds to a payload, which the rate control counts.
     """
 
     method: Method
@@ -49,6 +50,7 @@ class RunProtocol:
     max_norm: float | None = None
     equal_weights: bool = False
     server_lr: float = 1.0
+    framing_bytes: int = 180  # of a Flower message
 
     @classmethod
     def of(
@@ -62,7 +64,7 @@ class RunProtocol:
         equal_weights: bool = False,
         server_lr: float = 1.0,
     ) -> RunProtocol:
-        """Agree on a model that holds its first weights."""
+        """Return the protocol for a model that holds its initial weights."""
         weights, dense = model.state()
         first = method.server.first(weights, model.layout)
         sizes, parameters = model.dense_sizes, model.parameter_count
@@ -82,22 +84,22 @@ class RunProtocol:
         )
 
     def weight(self, samples: int) -> int:
-        """What a client with so many samples counts in the mean."""
+        """Return the weight in the mean of a client with this number of samples."""
         return 1 if self.equal_weights else samples
 
     def begin(self) -> GlobalState:
-        """The state before the first round."""
+        """Return the global state before the first round."""
         steering = self.method.steering
         return GlobalState(self.first.copy(), self._first_dense.copy(), None if steering is None else steering.first())
 
     def pack(self, vector: Float32Array, held: NDArray[np.bool_] | None) -> NDArray[Any]:
-        """The global vector (d,), or only what is held of it, as it is sent where that is not on a grid."""
+        """Return the global vector (d,), or the part that a client holds, as it is sent without a lattice."""
         assert self.method.packing != "grid"
         values = vector if held is None else vector[held]
         return pack_downlink(values, self.layout.held_sizes(held), self.method.packing)
 
     def unpack(self, packed: NDArray[Any], held: NDArray[np.bool_] | None) -> SharedContext:
-        """What both sides know once `packed` was sent, which `pack` made.
+        """Return what both sides know after `packed`, which `pack` made, was sent.
 
         Raises:
             PayloadError: it is malformed, has another shape or type, or holds values that are not finite.
@@ -106,7 +108,7 @@ class RunProtocol:
         return self.known(unpack_downlink(packed, self.layout.held_sizes(held), self.method.packing), held)
 
     def known(self, values: Float32Array, held: NDArray[np.bool_] | None) -> SharedContext:
-        """What both sides know where clients received these values of what they hold, float32."""
+        """Return what both sides know after clients received these float32 values of the weights that they hold."""
         if held is None:
             return SharedContext(self.layout, values, self.first)
         vector = np.zeros(held.size, np.float32)
@@ -114,16 +116,16 @@ class RunProtocol:
         return SharedContext(self.layout, vector, self.first, held)
 
     def grid(self, state: GlobalState, held: NDArray[np.bool_] | None) -> Lattice:
-        """The global model, or what is held of it and the dense part, rounded to the grid around the first one."""
+        """Round the global model, or the part that a client holds, to the lattice around the initial model."""
         return Lattice.rounded(_joined(state.vector, state.dense, held), self._reference(held), self.grid_rule(held))
 
     def grid_rule(self, held: NDArray[np.bool_] | None) -> LatticeRule:
-        """How that grid is laid."""
+        """Return the step and the tensors of that lattice."""
         sizes = self.layout.held_sizes(held)
         return LatticeRule([*sizes, *self.dense_sizes], len(sizes), self.grid_step, GRID_FINE)
 
     def read_grid(self, grid: Lattice, held: NDArray[np.bool_] | None) -> tuple[SharedContext, Float32Array]:
-        """What both sides know once a grid was sent, and the dense part, float32 (m,).
+        """Return what both sides know after a lattice was sent, and the dense part, float32 (m,).
 
         Raises:
             PayloadError: it holds values that are not finite.
@@ -150,12 +152,12 @@ def _joined(vector: Float32Array, dense: Float32Array, held: NDArray[np.bool_] |
 
 @dataclass(frozen=True)
 class GlobalState:
-    """What goes from round to round.
+    """The state of the server between two rounds.
 
     Attributes:
-        vector: the method's, float32 (d,).
+        vector: the method's global vector, float32 (d,).
         dense: the dense part, float32 (m,).
-        steering: of the noise's scale, see `methods/rate_control.py`; None where it is fixed.
+        steering: state of the rate control, see `methods/rate_control.py`; None where the noise's scale is fixed.
     """
 
     vector: Float32Array
@@ -165,17 +167,17 @@ class GlobalState:
 
 @dataclass(frozen=True)
 class Order:
-    """What the server asks of one client in one round.
+    """What the server sends one client in one round.
 
     Attributes:
-        client: its number.
+        client: number of the client.
         server_round: number of the round, from 1.
         seed: the 64-bit seed that the client is given.
-        vector: the global vector as `RunProtocol.pack` makes it; on a grid, the coded bytes of that and the dense part.
-        dense: the global dense part, float32 (m,); None on a grid.
-        base: the round of the version from which the grid is coded; 0 is the first vector.
-        checksum: of that version, see `Lattice.checksum`; 0 for the first vector.
-        scale: of the noise in this round, where the server sets it.
+        vector: the global vector as `RunProtocol.pack` makes it; on a lattice, its coded bytes with the dense part.
+        dense: the global dense part, float32 (m,); None on a lattice.
+        base: round of the version from which the lattice is coded; 0 is the initial model.
+        checksum: of that version, see `Lattice.checksum`; 0 for the initial model.
+        scale: scale of the noise in this round, where the server sets it.
     """
 
     client: int

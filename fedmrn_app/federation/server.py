@@ -1,71 +1,101 @@
-"""The server's half of a round: choose clients, say what each gets, check, decode and average their replies."""
+"""The server's half of a round: select clients, say what each is sent, then check, sum and average their replies."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.federation.outliers import far_outside, reply_norms
+from fedmrn_app.federation.outliers import Norms, find_outliers, reply_norms
+from fedmrn_app.federation.pipeline import CoverageMean, PostProcessor, RateControlStep, RoundSums, WeightedMean
 from fedmrn_app.federation.protocol import GlobalState, Order, RunProtocol
-from fedmrn_app.federation.reduce import Threads, thread_count
-from fedmrn_app.federation.report import RoundReport, TooFewError
+from fedmrn_app.federation.reduce import AdditionError, ReducePool, thread_count
+from fedmrn_app.federation.report import FailedReply, RoundReport, TooFewError, UsedReply
 from fedmrn_app.federation.sampling import sample_clients
 from fedmrn_app.federation.server_optimizer import server_step
-from fedmrn_app.federation.upload import CheckedUpload, check_upload, header_of
+from fedmrn_app.federation.upload import CheckedUpload, check_upload, codec_error, header_of
 from fedmrn_app.federation.versions import Versions
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods.shared_context import SharedContext
-from fedmrn_app.privacy.mechanism import Privacy, PrivateRound
 from fedmrn_app.wire.lattice import Lattice
 from fedmrn_app.wire.lattice_code import encode_grid
 from fedmrn_app.wire.payload import Header
 
-FRAMING = 180  # bytes that Flower puts around a payload, about
+
+class PrivateRound(Protocol):
+    """A round whose sum is made private, see `privacy/mechanism.py`."""
+
+    @property
+    def clients(self) -> list[int]:
+        """The clients that are drawn, in ascending order."""
+
+    def post_processor(self) -> PostProcessor:
+        """Return the step that clips contributions and adds noise to their sum."""
 
 
-@dataclass(frozen=True)
+class RoundPrivacy(Protocol):
+    """What draws the clients of private rounds, see `privacy/mechanism.py`."""
+
+    def open(self, number: int, clients: Iterable[int]) -> PrivateRound:
+        """Draw the clients of a round from those that are available."""
+
+
 class OpenRound:
-    """A round that has begun: whom the server asks, and what it sends them.
+    """A round in progress: the clients that the server asks, and what it sends them.
 
     Attributes:
         protocol: of the run.
         number: of the round, from 1.
         state: the global model that is sent.
-        clients: who is asked, in ascending order, with the number of samples of each.
-        versions: what clients hold of rounds before, where they are sent what has changed since; else None.
-        private: how its sum is made private; None if it is not.
+        clients: the clients that are asked, in ascending order, with the number of samples of each.
+        versions: what clients hold of earlier rounds, where they are sent what has changed since; else None.
+        private: how the round's sum is made private; None if it is not.
     """
 
-    protocol: RunProtocol
-    number: int
-    state: GlobalState
-    clients: Mapping[int, int]
-    versions: Versions | None = None
-    private: PrivateRound | None = None
-    _changes: dict[int, Order] = field(default_factory=dict, repr=False, compare=False)
+    def __init__(
+        self,
+        protocol: RunProtocol,
+        number: int,
+        state: GlobalState,
+        clients: Mapping[int, int],
+        *,
+        versions: Versions | None = None,
+        private: PrivateRound | None = None,
+    ) -> None:
+        self.protocol = protocol
+        self.number = number
+        self.state = state
+        self.clients = clients
+        self.versions = versions
+        self.private = private
+        self._orders: dict[int, Order] = {}  # on a lattice, by the round from whose version they are coded
+        self._context: SharedContext | None = None  # of clients that hold all weights
+
+    def replace_clients(self, clients: Mapping[int, int]) -> None:
+        """Continue the round with other clients, given with their numbers of samples."""
+        self.clients = dict(sorted(clients.items()))
 
     def seed(self, client: int) -> int:
-        """The seed that a client is given."""
+        """Return the 64-bit seed that a client is given."""
         return self.protocol.method.client_seed(self.protocol.seed, self.number, client)
 
     def held(self, client: int) -> NDArray[np.bool_] | None:
-        """Which weights a client holds, bool (d,); None if all clients hold all."""
+        """Return the weights that a client holds, bool (d,); None if all clients hold all weights."""
         method = self.protocol.method
         return method.selection.held(self.protocol.layout, client, self.number, self.seed(client))
 
     def order(self, client: int, *, whole: bool = False) -> Order:
-        """What a client is sent; clients that hold the same are sent the same arrays.
+        """Return what a client is sent; clients that hold the same weights share the same arrays.
 
         Args:
             client: its number.
-            whole: whatever the client holds of rounds before.
+            whole: whether to send the whole model, independently of what the client holds of earlier rounds.
         """
         held, number, seed = self.held(client), self.number, self.seed(client)
         if self.protocol.method.packing != "grid":
@@ -75,35 +105,48 @@ class OpenRound:
             coded = encode_grid(self.protocol.grid(self.state, held), self.protocol.grid_rule(held).sizes)
             return Order(client, number, seed, np.frombuffer(coded, np.uint8), None, scale=self._scale)
         base = 0 if whole or self.versions is None else self.versions.held_by(client)
-        return replace(self._change(base), client=client, seed=seed)
+        if base not in self._orders:
+            self._orders[base] = self._coded_order(base)
+        return replace(self._orders[base], client=client, seed=seed)
 
-    def _change(self, base: int) -> Order:
-        """An order, but for client and seed, coded from the version of a round, or from the first vector if shorter."""
-        if base not in self._changes:
-            order = Order(0, self.number, 0, np.frombuffer(self._coded, np.uint8), None, scale=self._scale)
-            if base and self.versions is not None:
-                version = self.versions.grid(base)
-                coded = encode_grid(self._grid, self.protocol.grid_rule(None).sizes, version)
-                if len(coded) < len(self._coded):
-                    order = replace(order, vector=np.frombuffer(coded, np.uint8), base=base, checksum=version.checksum)
-            self._changes[base] = order
-        return self._changes[base]
+    def _coded_order(self, base: int) -> Order:
+        """Return an order, but for client and seed, coded from the version of round `base` where that is shorter."""
+        order = Order(0, self.number, 0, np.frombuffer(self._coded, np.uint8), None, scale=self._scale)
+        if base and self.versions is not None:
+            version = self.versions.grid(base)
+            coded = encode_grid(self._lattice, self.protocol.grid_rule(None).sizes, version)
+            if len(coded) < len(self._coded):
+                order = replace(order, vector=np.frombuffer(coded, np.uint8), base=base, checksum=version.checksum)
+        return order
 
     def known(self, client: int) -> SharedContext:
-        """What the server and a client both know, worked out anew where clients hold different weights."""
+        """Return what the server and a client both know before the client trains."""
         held = self.held(client)
         if held is None:
-            return self._known
-        if self.protocol.method.packing == "grid":
-            known = self.protocol.read_grid(self.protocol.grid(self.state, held), held)[0]
-        else:
-            known = self.protocol.unpack(self.protocol.pack(self.state.vector, held), held)
-        return known.with_scale(self._scale)
+            if self._context is None:
+                self._context = self._received(None)
+            return self._context
+        return self._received(held)
 
-    def header(self, client: int, known: SharedContext) -> Header:
-        """The header that a client's payload must have."""
+    def _received(self, held: NDArray[np.bool_] | None) -> SharedContext:
+        protocol = self.protocol
+        if protocol.method.packing != "grid":
+            packed = self._packed if held is None else protocol.pack(self.state.vector, held)
+            context = protocol.unpack(packed, held)
+        elif held is None:
+            context = self._read_lattice[0]
+        else:
+            context = protocol.read_grid(protocol.grid(self.state, held), held)[0]
+        return context.with_scale(self._scale)
+
+    def release_context(self) -> None:
+        """Free the memory of what `known` has computed; it is computed again when it is needed."""
+        self._context = None
+
+    def header(self, client: int, context: SharedContext) -> Header:
+        """Return the header that a client's payload must have."""
         narrow = self.protocol.method.selection.width(client, self.number) != 1
-        weights = int(np.count_nonzero(known.held_weights())) if narrow else known.count
+        weights = int(np.count_nonzero(context.held_weights())) if narrow else context.count
         return header_of(self.protocol, self.seed(client), self.clients[client], weights)
 
     @cached_property
@@ -111,43 +154,54 @@ class OpenRound:
         return self.protocol.pack(self.state.vector, None)
 
     @cached_property
-    def _grid(self) -> Lattice:
+    def _lattice(self) -> Lattice:
         return self.protocol.grid(self.state, None)
 
     @cached_property
     def _coded(self) -> bytes:
-        return encode_grid(self._grid, self.protocol.grid_rule(None).sizes)
+        return encode_grid(self._lattice, self.protocol.grid_rule(None).sizes)
 
     @cached_property
-    def _read_grid(self) -> tuple[SharedContext, Float32Array]:
-        return self.protocol.read_grid(self._grid, None)
+    def _read_lattice(self) -> tuple[SharedContext, Float32Array]:
+        return self.protocol.read_grid(self._lattice, None)
 
     @property
     def dense(self) -> Float32Array:
-        """The dense part as clients received it, float32 (m,), whatever weights they hold."""
-        return self._read_grid[1] if self.protocol.method.packing == "grid" else self.state.dense
-
-    @cached_property
-    def _known(self) -> SharedContext:
-        on_grid = self.protocol.method.packing == "grid"
-        known = self._read_grid[0] if on_grid else self.protocol.unpack(self._packed, None)
-        return known.with_scale(self._scale)
+        """The dense part as clients received it, float32 (m,)."""
+        return self._read_lattice[1] if self.protocol.method.packing == "grid" else self.state.dense
 
     @property
     def is_private(self) -> bool:
-        """Whether clients' losses stay where they are."""
+        """Whether clients' losses stay unknown to the server."""
         return self.private is not None or self.protocol.method.flips is not None
-
-    def forget(self) -> None:
-        """Give back the memory of what was worked out from what is known; it is found anew if asked for again."""
-        vars(self).pop("_known", None)
 
     @property
     def _scale(self) -> float | None:
         return None if self.state.steering is None else float(self.state.steering[0])
 
+    def post_processors(self) -> list[PostProcessor]:
+        """Return new post-processors for one pass over the replies of this round."""
+        if self.private is not None:
+            mean: PostProcessor = self.private.post_processor()
+        elif self.protocol.method.server.averages_holders:
+            mean = CoverageMean(self.protocol, self.held)
+        else:
+            mean = WeightedMean(self.protocol)
+        return [mean, RateControlStep(self.protocol)]
+
+    def used_reply(self, client: int, upload: CheckedUpload) -> UsedReply:
+        """Return what the report says of a usable reply."""
+        held = self.held(client)
+        return UsedReply.of(
+            client,
+            upload.payload,
+            private=self.is_private,
+            capacity=self.protocol.method.selection.capacity(client, self.number),
+            held_share=1.0 if held is None else float(held.mean()),
+        )
+
     def note_versions(self, valid: Iterable[int]) -> None:
-        """Note who holds this round's version from now on: those of whom there is a valid reply."""
+        """Record that the clients with a valid reply hold this round's version."""
         if self.versions is not None:
             self.versions.note(self.number, self._coded, self.clients, valid)
 
@@ -158,18 +212,19 @@ def open_round(
     number: int,
     samples: Mapping[int, int],
     clients_per_round: int,
+    *,
     versions: Versions | None = None,
-    privacy: Privacy | None = None,
+    privacy: RoundPrivacy | None = None,
 ) -> OpenRound:
-    """Begin a round with clients drawn by the run's seed; of all of them where there are fewer.
+    """Open a round whose clients are drawn by the run's seed; all clients are asked where there are too few.
 
     Args:
         protocol: of the run.
         state: the global model.
         number: of the round, from 1.
-        samples: of each client that there is.
-        clients_per_round: how many to ask.
-        versions: what clients hold of rounds before, see `OpenRound`.
+        samples: number of samples of each available client.
+        clients_per_round: number of clients to ask.
+        versions: what clients hold of earlier rounds, see `OpenRound`.
         privacy: of the run, which then draws the clients.
 
     Raises:
@@ -177,9 +232,10 @@ def open_round(
     """
     private = None if privacy is None else privacy.open(number, samples)
     count = min(clients_per_round, len(samples))
-    there = np.fromiter(samples, np.int64, len(samples))
-    selected = private.clients if private else sample_clients(there, count, protocol.seed, number)
-    return OpenRound(protocol, number, state, {client: samples[client] for client in selected}, versions, private)
+    available = np.fromiter(samples, np.int64, len(samples))
+    selected = private.clients if private else sample_clients(available, count, protocol.seed, number)
+    clients = {client: samples[client] for client in selected}
+    return OpenRound(protocol, number, state, clients, versions=versions, private=private)
 
 
 def close_round(
@@ -187,106 +243,123 @@ def close_round(
     replies: Mapping[int, bytes | PayloadError],
     threads: int | None = None,
     *,
-    least: int = 1,
+    min_replies: int = 1,
     late: Collection[int] = (),
 ) -> tuple[GlobalState, RoundReport]:
-    """Combine the global vector with the weighted mean of all usable replies; average the dense parts.
+    """Average all usable replies and take the server's step.
 
-    In a private round the mean is that of clipped contributions with noise, and there may be no reply.
+    In a private round the mean is that of clipped contributions with noise, and it is released even if every client
+    has failed, so that the end of a run does not depend on what clients do.
 
     Args:
         opened: the round.
-        replies: for each client its payload, or why there is none; who is missing did not reply in time.
-        threads: that read and add replies; None for as many as cores and memory allow.
-        least: usable replies that the round needs; a private one needs none.
-        late: clients without whose replies it is closed, since there are enough.
+        replies: for each client its payload, or why there is none. A client that is missing did not reply in time.
+        threads: number of threads that decode and add replies; None for as many as cores and memory allow.
+        min_replies: number of usable replies that the round needs; a private round needs none.
+        late: clients that the round does not wait for, because it has enough replies.
 
     Returns:
-        The next global model, the same for the same replies in whatever order and by however many threads, and what
-        happened.
+        The next global model, which does not depend on the order of the replies or the number of threads, and the
+        report of the round.
 
     Raises:
         TooFewError: fewer replies are usable.
         RunError: the new global model is not finite.
     """
     start = time.perf_counter()
-    report = RoundReport(opened.number, late=sorted(late))
-    state, server = opened.state, opened.protocol.method.server
-    total, dense_total = np.zeros_like(state.vector), np.zeros_like(state.dense)
-    # what the clients count together that hold a weight
-    holders = np.zeros_like(state.vector) if server.averages_holders else None
-    weights, spent = 0, []
-    threads = threads or thread_count(opened.protocol.method.codec, state.vector.size, len(replies))
-    replies = {**replies, **_far_outside(opened, replies)}
-    with Threads(threads) as pool:
-        for clients in pool.batches([client for client in opened.clients if client not in late]):
-            usable = []
-            for client, upload in zip(clients, pool.map(partial(_check, opened, replies), clients), strict=True):
-                if isinstance(upload, PayloadError):
-                    report.failures[client] = str(upload)
-                    continue
-                usable.append(upload)
-                weights += opened.protocol.weight(opened.clients[client])
-                held = opened.held(client)
-                if holders is not None:
-                    holders[slice(None) if held is None else held] += upload.share
-                report.held[client] = 1.0 if held is None else float(held.mean())
-                report.capacities[client] = opened.protocol.method.selection.capacity(client, opened.number)
-                report.note(client, upload.payload, private=opened.is_private)
-                spent.append((upload.size, len(upload.payload.body)))
-            pool.add(usable, total, dense_total)
-            usable.clear()
-    opened.forget()
-    if opened.private is None and len(report.losses) < least:
-        raise TooFewError(report, least)
-    if weights == 0 and opened.clients:
-        raise TooFewError(report, 1)
-    opened.note_versions(report.losses)
-    if opened.private is not None:
-        report.epsilon = opened.private.finish(total, dense_total)
-        dense = opened.dense + dense_total
-    else:
-        total /= np.float32(weights) if holders is None else np.maximum(holders, 1)
-        dense = dense_total / np.float32(weights)
-    label, replied = f"round {opened.number}", len(report.losses)
-    vector, dense = server_step(opened.protocol, state.vector, total, opened.dense, dense, replied, label)
+    threads = threads or thread_count(opened.protocol.method.codec, opened.state.vector.size, len(replies))
+    with ReducePool(threads) as pool:
+        summed = _sum_replies(opened, replies, late, pool)
+    opened.release_context()
+    report, sums = summed.report, summed.sums
+    if opened.private is None and len(report.used) < max(1, min_replies):
+        raise TooFewError(report, min_replies)
+    opened.note_versions(report.used_clients)
+    for processor in summed.processors:
+        processor.finish(sums)
+    report.epsilon = sums.epsilon
+    vector, dense = server_step(opened.protocol, opened.state, sums, len(report.used), label=f"round {opened.number}")
     report.decode_seconds = time.perf_counter() - start
-    return GlobalState(vector, dense, steer(opened.protocol, state.steering, spent)), report
+    return GlobalState(vector, dense, sums.rate_state), report
 
 
-def _far_outside(opened: OpenRound, replies: Mapping[int, bytes | PayloadError]) -> Mapping[int, PayloadError]:
-    """Why replies are refused that are far larger than the others; what else is wrong with them is found later."""
-    protocol, norms = opened.protocol, {}
-    if protocol.max_norm is None or opened.private is not None:
-        return {}  # in a private round replies are clipped, and none may depend on another
-    for client in opened.clients:
-        data, known = replies.get(client), opened.known(client)
-        if not isinstance(data, bytes):
+@dataclass
+class _Summed:
+    """One pass over the replies of a round: its sums, its report, its post-processors, and what proved unusable."""
+
+    sums: RoundSums
+    report: RoundReport
+    processors: list[PostProcessor]
+    norms: dict[int, Norms] = field(default_factory=dict)
+    broken: dict[int, PayloadError] = field(default_factory=dict)
+
+
+def _sum_replies(
+    opened: OpenRound, replies: Mapping[int, bytes | PayloadError], late: Collection[int], pool: ReducePool
+) -> _Summed:
+    """Sum all usable replies.
+
+    Every reply is decoded once. Only where a reply proves unusable after it was added, because it is an outlier of the
+    round or its codec failed late, the sum is made again without it.
+    """
+    max_norm = None if opened.private is not None else opened.protocol.max_norm
+    refused: dict[int, PayloadError] = {}
+    outliers_known = False
+    while True:
+        summed = _sum_once(opened, {**replies, **refused}, late, pool)
+        if summed.broken:
+            refused |= summed.broken
             continue
-        with suppress(PayloadError):
-            norms[client] = reply_norms(data, protocol, opened.header(client, known), known, opened.dense)
-    return far_outside(norms, protocol.max_norm)
+        outliers = {} if outliers_known or max_norm is None else find_outliers(summed.norms, max_norm)
+        if not outliers:
+            return summed
+        refused |= outliers
+        outliers_known = True  # the median is that of all replies
 
 
-def _check(opened: OpenRound, replies: Mapping[int, bytes | PayloadError], client: int) -> CheckedUpload | PayloadError:
-    """A client's checked upload, or why there is none."""
-    known = opened.known(client)
-    data = replies.get(client, PayloadError("no reply within round_timeout"))
+def _sum_once(
+    opened: OpenRound, replies: Mapping[int, bytes | PayloadError], late: Collection[int], pool: ReducePool
+) -> _Summed:
+    """Check, transform and add all replies once, in the order of the clients."""
+    state = opened.state
+    sums = RoundSums(np.zeros_like(state.vector), np.zeros_like(state.dense), opened.dense, state.steering)
+    summed = _Summed(sums, RoundReport(opened.number, late=sorted(late)), opened.post_processors())
+    for clients in pool.batches([client for client in opened.clients if client not in late]):
+        checked = pool.map(partial(_check, opened, replies, summed), clients)
+        usable: dict[int, CheckedUpload] = {}
+        for client, upload in zip(clients, checked, strict=True):
+            if isinstance(upload, PayloadError):
+                summed.report.failed.append(FailedReply(client, str(upload)))
+                continue
+            usable[client] = upload
+            summed.report.used.append(opened.used_reply(client, upload))
+            for processor in summed.processors:
+                processor.observe(client, upload)
+        try:
+            pool.add(list(usable.values()), sums.total, sums.dense)
+        except AdditionError as failed:
+            client = list(usable)[failed.index]
+            summed.broken[client] = codec_error(opened.protocol, failed.error)
+            return summed
+    return summed
+
+
+def _check(
+    opened: OpenRound, replies: Mapping[int, bytes | PayloadError], summed: _Summed, client: int
+) -> CheckedUpload | PayloadError:
+    """Return a client's reply as it is to be added, or why it is not usable."""
+    data = replies.get(client, PayloadError("no reply within round_timeout", code="timeout"))
     if isinstance(data, PayloadError):
         return data
+    protocol, context, dense = opened.protocol, opened.known(client), summed.sums.sent_dense
     try:
-        upload = check_upload(data, opened.protocol, opened.header(client, known), known, opened.dense)
-        return upload if opened.private is None else opened.private.clipped(upload, opened.dense)
+        upload = check_upload(data, protocol, opened.header(client, context), context, dense)
+        if protocol.max_norm is not None and opened.private is None:  # private replies are clipped one by one instead
+            summed.norms[client] = reply_norms(upload, protocol, dense)
+        for processor in summed.processors:
+            upload = processor.transform(client, upload, summed.sums)
+        return upload
     except PayloadError as error:
         return error
-
-
-def steer(protocol: RunProtocol, state: Float32Array | None, spent: Sequence[tuple[int, int]]) -> Float32Array | None:
-    """What steers the noise in the next round, from the bytes of each reply and of its body."""
-    steering = protocol.method.steering
-    if steering is None or state is None:
-        return None
-    whole, body = (8 * size / protocol.layout.count for size in np.mean(spent, 0))
-    framing = 8 * FRAMING / protocol.layout.count
-    left = steering.bits * protocol.parameters / protocol.layout.count - (whole + framing - body)
-    return steering.next(state, float(body), float(left))
+    except Exception as error:  # contributions may decode when they are first used
+        return codec_error(protocol, error)

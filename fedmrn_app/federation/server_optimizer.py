@@ -1,7 +1,7 @@
-"""The server's step: from the mean of what clients contributed to the next global model.
+"""The server's step: from the mean of the clients' contributions to the next global model.
 
-FedOpt with SGD on the server's side (Reddi et al. 2021, "Adaptive Federated Optimization", Algorithm 1): the mean
-update is added `server_lr` times. Below 1 it damps what the clients of a single round pull towards.
+FedOpt with SGD as the server's optimiser (Reddi et al. 2021, "Adaptive Federated Optimization", Algorithm 1): the mean
+update is multiplied by `server_lr`. A value below 1 damps the pull of the clients of a single round.
 """
 
 from __future__ import annotations
@@ -9,41 +9,35 @@ from __future__ import annotations
 import numpy as np
 
 from fedmrn_app.errors import RunError
-from fedmrn_app.federation.protocol import RunProtocol
+from fedmrn_app.federation.pipeline import RoundSums
+from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.layout import Float32Array
 
 
 def server_step(
-    protocol: RunProtocol,
-    vector: Float32Array,
-    mean: Float32Array,
-    dense: Float32Array,
-    mean_dense: Float32Array,
-    replies: int,
-    label: str,
+    protocol: RunProtocol, state: GlobalState, means: RoundSums, replies: int, *, label: str
 ) -> tuple[Float32Array, Float32Array]:
-    """Return the next vector, float32 (d,), and dense part, float32 (m,).
+    """Return the next global vector, float32 (d,), and dense part, float32 (m,).
 
-    The dense part may hold variances, so it goes no further than to the clients' mean, whatever `server_lr` is.
+    The dense part may hold variances, so it moves at most to the clients' mean, even where `server_lr` is above 1.
 
     Args:
         protocol: of the run.
-        vector: the method's, float32 (d,).
-        mean: of what the clients contributed, float32 (d,); its memory may be taken.
-        dense: the dense part from which the clients started, float32 (m,).
-        mean_dense: the mean of theirs, float32 (m,).
-        replies: how many contributed.
-        label: what errors call this step, such as `round 3`.
+        state: the global model.
+        means: the clients' means after all post-processors; the memory of `means.total` is reused.
+        replies: number of clients that contributed.
+        label: name of this step in errors, such as `round 3`.
 
     Raises:
         RunError: the new model is not finite.
     """
+    rate, dense = np.float32(protocol.server_lr), means.dense
     with np.errstate(over="ignore", invalid="ignore"):  # checked below
         if protocol.server_lr != 1:
-            mean *= np.float32(protocol.server_lr)
+            means.total *= rate
         if protocol.server_lr < 1:
-            mean_dense = dense + np.float32(protocol.server_lr) * (mean_dense - dense)
-        vector = protocol.method.server.combine(vector, mean, replies)
-    if not (np.isfinite(vector).all() and np.isfinite(mean_dense).all()):
-        raise RunError(f"{label}: the global model is no longer finite; take a smaller local.lr")
-    return vector, mean_dense
+            dense = means.sent_dense + rate * (dense - means.sent_dense)
+        vector = protocol.method.server.combine(state.vector, means.total, replies)
+    if not (np.isfinite(vector).all() and np.isfinite(dense).all()):
+        raise RunError(f"{label}: the global model is no longer finite; take a smaller local.lr", code="not-finite")
+    return vector, dense

@@ -1,4 +1,4 @@
-"""One upload from end to end: a client writes what it trained, the server checks and reads it."""
+"""A client's upload: the client writes what it trained, the server checks and reads it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods.contribution import Contribution
@@ -14,12 +15,18 @@ from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.dense import max_dense_bytes, pack_dense, unpack_dense
 from fedmrn_app.wire.payload import HEADER_SIZE, Header, Payload, decode_payload, encode_payload
 
-FRAME = 4096  # bytes that are more than enough for what Flower puts around a payload
-
 
 @dataclass(frozen=True)
 class Update:
-    """What a client has to upload: the method's body, the trained dense part (m,), and what only informs."""
+    """What a client uploads.
+
+    Attributes:
+        body: what the method's codec made of the trained weights.
+        dense: the trained dense part, float32 (m,).
+        loss: mean training loss.
+        train_seconds: local training.
+        compress_seconds: from the trained weights to the body.
+    """
 
     body: Body
     dense: Float32Array
@@ -30,7 +37,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Upload:
-    """A checked upload: what a client contributes to the global vector (d,) and to the dense part (m,)."""
+    """A checked and decoded upload: contributions to the global vector (d,) and to the dense part (m,)."""
 
     payload: Payload
     vector: Float32Array
@@ -39,28 +46,33 @@ class Upload:
 
 @dataclass(frozen=True)
 class CheckedUpload:
-    """A checked upload of `size` bytes that is to be added to a sum: its decoded body, and its dense part (m,).
+    """A checked upload that is ready to be added to a sum.
 
-    In the sum it is multiplied by `share`: its weight in the mean, see `RunProtocol.weight`, unless the run is private.
+    Attributes:
+        size: bytes of the payload.
+        payload: header, body and what only informs.
+        contribution: the decoded body.
+        dense: the dense part, float32 (m,).
+        weight: factor in the sum, see `RunProtocol.weight`; privacy and staleness replace it.
     """
 
     size: int
     payload: Payload
-    decoded: Contribution
+    contribution: Contribution
     dense: Float32Array
-    share: np.float32
+    weight: np.float32
 
 
 def header_of(protocol: RunProtocol, seed: int, samples: int, weights: int) -> Header:
-    """The header that a reply has; `weights` are those of the model that the client trains."""
+    """Return the header of a reply; `weights` is the number of weights of the model that the client trains."""
     dense = sum(protocol.dense_sizes)
     return Header(protocol.method.code, seed, samples, weights, dense, protocol.dense_bits)
 
 
-def most_bytes(protocol: RunProtocol) -> int:
-    """The most bytes that a reply takes, with the frame around it."""
+def max_payload_bytes(protocol: RunProtocol) -> int:
+    """Return the largest number of bytes that a payload of this run may have."""
     body = protocol.method.codec.max_bytes(protocol.layout)
-    return HEADER_SIZE + body + max_dense_bytes(protocol.dense_sizes, protocol.dense_bits) + FRAME
+    return HEADER_SIZE + body + max_dense_bytes(protocol.dense_sizes, protocol.dense_bits)
 
 
 def write_upload(protocol: RunProtocol, header: Header, update: Update, dense: Float32Array) -> bytes:
@@ -71,47 +83,51 @@ def write_upload(protocol: RunProtocol, header: Header, update: Update, dense: F
 
 
 def read_upload(
-    data: bytes, protocol: RunProtocol, header: Header, known: SharedContext, dense: Float32Array
+    data: bytes, protocol: RunProtocol, header: Header, context: SharedContext, dense: Float32Array
 ) -> Upload:
-    """Check and read the bytes of `write_upload`.
+    """Check the bytes of `write_upload` and decode them.
 
     Args:
-        data: the bytes.
+        data: the payload.
         protocol: of the run.
-        header: what it must be.
-        known: what both sides knew.
+        header: the header that the payload must have.
+        context: what both sides knew before the client trained.
         dense: the dense part that the server sent, float32 (m,).
 
     Raises:
-        PayloadError: they are not what this client was asked for.
+        PayloadError: the payload is not what this client was asked for.
     """
     payload, values = _open(data, protocol, header, dense)
-    return Upload(payload, protocol.method.codec.decode(payload.body, known, header.seed), values)
+    return Upload(payload, protocol.method.codec.decode(payload.body, context, header.seed), values)
 
 
 def check_upload(
-    data: bytes, protocol: RunProtocol, header: Header, known: SharedContext, dense: Float32Array
+    data: bytes, protocol: RunProtocol, header: Header, context: SharedContext, dense: Float32Array
 ) -> CheckedUpload:
-    """As `read_upload`, for a sum.
+    """Check the bytes of `write_upload` and prepare them for a sum; arguments are those of `read_upload`.
 
     Raises:
-        PayloadError: as `read_upload`.
+        PayloadError: the payload is not what this client was asked for, or its codec fails on it.
     """
     payload, values = _open(data, protocol, header, dense)
-    decoded = protocol.method.codec.read(payload.body, known, header.seed)
-    return CheckedUpload(len(data), payload, decoded, values, np.float32(protocol.weight(header.samples)))
+    codec = protocol.method.codec
+    try:
+        contribution = codec.read(payload.body, context, header.seed)
+    except PayloadError:
+        raise
+    except Exception as error:  # a codec may fail on hostile bytes in ways that nobody has thought of
+        raise codec_error(protocol, error) from error
+    return CheckedUpload(len(data), payload, contribution, values, np.float32(protocol.weight(header.samples)))
 
 
-def read_dense(data: bytes, protocol: RunProtocol, header: Header, dense: Float32Array) -> Float32Array:
-    """Check all but the body, and read the dense part, float32 (m,).
-
-    Raises:
-        PayloadError: as `read_upload`.
-    """
-    return _open(data, protocol, header, dense)[1]
+def codec_error(protocol: RunProtocol, error: Exception) -> PayloadError:
+    """Return the refusal of a payload on which the codec raised an unexpected error."""
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    codec = type(protocol.method.codec).__name__
+    return PayloadError(f"codec {codec} of {protocol.method.name} failed on its payload ({reason})", code="codec")
 
 
 def _open(data: bytes, protocol: RunProtocol, header: Header, dense: Float32Array) -> tuple[Payload, Float32Array]:
-    """Return the checked payload and its dense part."""
+    """Return the checked payload and its dense part, float32 (m,)."""
     payload = decode_payload(data, header)
     return payload, unpack_dense(payload.dense, dense, protocol.dense_sizes, protocol.dense_bits)

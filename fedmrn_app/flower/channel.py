@@ -1,259 +1,345 @@
-"""Flower's grid, but nobody waits for the reply of a node that has died, nor for more replies than a round needs."""
+"""The channel between the server and the clients: it sends requests, waits for replies, and asks again.
+
+A request says what a client is asked. A client that has lost something answers so, and is sent it again at once, one
+time. Nobody waits for the reply of a node that has died, nor for more replies than a policy needs. Synchronous rounds
+call `ask`; the asynchronous loop calls `send` and `receive`.
+"""
 
 from __future__ import annotations
 
-import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedmrn_app.errors import PayloadError
+from fedmrn_app.flower.clock import Clock
 from fedmrn_app.flower.liveness import LiveNodes
-from fedmrn_app.flower.messages import read_order
+from fedmrn_app.flower.messages import Lost, content_bytes, read_lost, read_payload_of
 
 _POLL_SECONDS = 1.0
-_POLL_STEADY = 0.05  # of a simulation, whose nodes are in this process
-# messages that a simulation holds at a time, for each node and at least: for each node Flower looks through all of them
-_EACH, _LEAST = 2, 16
-_MARGIN = 5.0  # seconds before Flower forgets a message, from which on it is not asked about that any more
+_POLL_SIMULATION = 0.05  # the nodes of a simulation are in this process
+# Messages that a simulation holds at a time, per node and at least: Flower searches all of them for each node.
+_PER_NODE, _MIN_HELD = 2, 16
+_EXPIRY_MARGIN = 5.0  # seconds before Flower forgets a message, after which the channel does not ask for its reply
+_FRAME_BYTES = 4096  # more than Flower puts around a payload
+
+
+class Request(ABC):
+    """What one client is asked in one round.
+
+    Attributes:
+        client: number of the client.
+        node: Flower's id of the client's node.
+        group: Flower's group of the message, the number of the round.
+    """
+
+    client: int
+    node: int
+    group: str
+
+    @abstractmethod
+    def content(self, lost: Lost | None = None) -> RecordDict:
+        """Return the content of the message; `lost` names what the client said that it has lost."""
+
+    def check(self, payload: bytes) -> None:  # noqa: B027  (most requests need no check)
+        """Check what can be checked before the round is closed.
+
+        Raises:
+            PayloadError: the payload will not be usable.
+        """
 
 
 @dataclass(frozen=True)
 class ReplyPolicy:
-    """When enough has come.
+    """When a round has waited long enough.
 
     Attributes:
-        needed: so many usable replies; None for one to each message.
-        usable: whether a reply is.
-        timeout: seconds that are left.
+        needed: number of usable replies to wait for; None for a reply to every request.
+        timeout: seconds after which a reply counts as missing.
     """
 
     needed: int | None = None
-    usable: Callable[[Message], bool] = lambda reply: True
-    timeout: float = float("inf")
-
-
-@dataclass
-class Outcome:
-    """What came of the messages that were sent last.
-
-    Attributes:
-        lost: why there will be no reply, by the id of the message.
-        seconds: from sending to the last reply; 0 where none came.
-    """
-
-    lost: dict[str, str] = field(default_factory=dict)
-    seconds: float = 0.0
+    timeout: float = 3600.0
 
 
 @dataclass(frozen=True)
-class _Pending:
-    """A message without a reply.
+class Answer:
+    """What became of a request.
 
     Attributes:
-        node: to which it was sent.
-        started: since when that had been running.
-        pushed: when it was sent, by `time.monotonic`.
-        expires: when Flower forgets it, by `time.time`.
-        client: whom it asks, where that is a slow one.
+        request: what was asked.
+        payload: the client's payload, or why there is none; None where the round did not wait for it.
+        uplink_bytes: of the reply's content, with Flower's framing.
+        downlink_bytes: of the contents of all messages that the request took, likewise.
+        seconds: from the request to the reply; 0 without a reply.
     """
 
-    node: int
-    started: str
-    pushed: float
-    expires: float
-    client: int | None
+    request: Request
+    payload: bytes | PayloadError | None
+    uplink_bytes: int = 0
+    downlink_bytes: int = 0
+    seconds: float = 0.0
 
 
-class Channel(Grid):
-    """What a round sends and receives.
-
-    A node is given up only when all others have answered: one that is merely slow to say that it is alive may have
-    been heard of again by then.
+@dataclass
+class _Pending:
+    """A request without a usable reply.
 
     Attributes:
-        outcome: of what was sent last.
+        request: what is asked.
+        begun: when it was first asked for, by the monotonic clock.
+        deadline: when its reply counts as missing, likewise.
+        timeout: seconds between the two.
+        node_start: when its node was started, as Flower says; changes when the node restarts.
+        pushed: when its last message was sent, by the monotonic clock.
+        expires: when Flower forgets that message, in seconds since 1970.
+        downlink_bytes: of all its messages.
+        lost: what the client has lost, once it has said so.
+    """
+
+    request: Request
+    begun: float
+    deadline: float
+    timeout: float
+    node_start: str = ""
+    pushed: float = 0.0
+    expires: float = 0.0
+    downlink_bytes: int = 0
+    lost: Lost | None = None
+
+    def answer(self, payload: bytes | PayloadError | None, **more: float) -> Answer:
+        return Answer(self.request, payload, downlink_bytes=self.downlink_bytes, **more)  # type: ignore[arg-type]
+
+
+@dataclass
+class _Queues:
+    """Requests by what they wait for.
+
+    Attributes:
+        unsent: to be sent.
+        pending: for a reply, by the id of their message.
+        delayed: a simulated straggler's reply, and when it counts as received.
+        discarded: messages whose replies nobody waits for, and when Flower forgets them.
+        failed: answers to requests that could not be sent.
+    """
+
+    unsent: deque[_Pending] = field(default_factory=deque)
+    pending: dict[str, _Pending] = field(default_factory=dict)
+    delayed: list[tuple[float, _Pending, Message]] = field(default_factory=list)
+    discarded: dict[str, float] = field(default_factory=dict)
+    failed: list[Answer] = field(default_factory=list)
+
+
+class Channel:
+    """Sends requests over Flower's grid and collects the answers.
+
+    A node counts as dead only after all others have answered: a node whose heartbeat is merely late may have been heard
+    of again by then.
     """
 
     def __init__(
         self,
         grid: Grid,
         nodes: LiveNodes,
-        look: Callable[[], object],
-        most_bytes: int,
         *,
-        terms: Callable[[], ReplyPolicy] = ReplyPolicy,
-        slow: Mapping[int, float] | None = None,
+        refresh: Callable[[], object],
+        max_payload_bytes: int,
+        slowdown: Mapping[int, float] | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        """Make one.
+        """Open the channel.
 
         Args:
-            grid: Flower's.
-            nodes: of the run.
-            look: renews what is known of them; it is called about once a second.
-            most_bytes: that a reply may have; longer ones are not kept.
-            terms: when enough replies to what is sent have come.
-            slow: simulated clients whose replies are held back until they have taken so many times as long as they did.
+            grid: Flower's grid.
+            nodes: the nodes of the run.
+            refresh: updates `nodes`; it is called about once a second while the channel waits.
+            max_payload_bytes: replies that are longer are refused.
+            slowdown: factor by which each simulated straggler's replies are delayed, by client.
+            clock: what time it is.
         """
-        self.outcome = Outcome()
-        self._most_bytes = most_bytes
         self._grid = grid
         self._nodes = nodes
-        self._look = look
-        self._terms = terms
-        self._slow = slow or {}
-        self._unsent: deque[Message] = deque()
-        self._pending: dict[str, _Pending] = {}
-        self._late: dict[str, float] = {}  # messages whose replies nobody wants, and when Flower forgets them
-        self._held: list[tuple[float, Message]] = []  # replies, and when they count as come
-        self._busy: dict[int, float] = {}  # until when slow clients are
+        self._refresh = refresh
+        self._max_bytes = max_payload_bytes + _FRAME_BYTES
+        self._slowdown = slowdown or {}
+        self._busy: dict[int, float] = {}  # until when stragglers train
+        self._queues = _Queues()
+        self._clock = clock or Clock()
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send messages and wait for the replies that `terms` ask for, for `timeout` seconds at most."""
-        self.forget()
-        terms, begun = self._terms(), time.monotonic()
-        deadline = begun + (terms.timeout if timeout is None else min(timeout, terms.timeout))
-        self.send(messages)
-        del messages  # they hold the model
-        replies: list[Message] = []
+    def ask(self, requests: Sequence[Request], policy: ReplyPolicy) -> list[Answer]:
+        """Send requests and wait for the replies that a policy needs.
+
+        Returns:
+            One answer for each request, in the order of the requests. A payload of None marks the requests that were
+            open when enough others were usable.
+        """
+        self.discard()
+        self.send(requests, policy.timeout)
+        answers: dict[int, Answer] = {}  # by the identity of the request
         usable = 0
-        while self.waits and time.monotonic() < deadline:
-            for reply in self.receive():
-                if terms.needed is None or usable < terms.needed:
-                    self.outcome.seconds = time.monotonic() - begun
-                    replies.append(reply)
-                    usable += terms.needed is not None and terms.usable(reply)
-            if terms.needed is not None and usable >= terms.needed:
-                break
-            if self.waits:
+        while self.waits and (policy.needed is None or usable < policy.needed):
+            for answer in self.receive():
+                if policy.needed is not None:
+                    if usable >= policy.needed:
+                        break
+                    answer = _checked(answer)
+                    usable += isinstance(answer.payload, bytes)
+                answers[id(answer.request)] = answer
+            if self.waits and (policy.needed is None or usable < policy.needed):
                 self.pause()
-        outcome = self.outcome
-        self.forget()
-        self.outcome = outcome
-        return replies
+        open_requests = self.discard()
+        answers |= {id(one.request): one.answer(None) for one in open_requests if id(one.request) not in answers}
+        return [answers.get(id(request), Answer(request, None)) for request in requests]
 
-    def send(self, messages: Iterable[Message]) -> None:
-        """Send messages; a simulation's only so many at a time."""
-        self._unsent.extend(messages)
+    def send(self, requests: Iterable[Request], timeout: float) -> None:
+        """Send requests whose replies may take `timeout` seconds; a simulation is sent a few at a time."""
+        now = self._clock.monotonic()
+        self._queues.unsent.extend(_Pending(request, now, now + timeout, timeout) for request in requests)
         self._push()
 
     @property
     def waits(self) -> bool:
-        """Whether there are messages whose replies may come."""
-        return bool(self._unsent or self._pending or self._held)
+        """Whether there are requests without an answer."""
+        queues = self._queues
+        return bool(queues.unsent or queues.pending or queues.delayed or queues.failed)
 
     def pause(self) -> None:
         """Wait a little for replies."""
-        time.sleep(_POLL_STEADY if self._nodes.steady else _POLL_SECONDS)
+        self._clock.sleep(_POLL_SIMULATION if self._nodes.steady else _POLL_SECONDS)
 
-    def receive(self) -> list[Message]:
-        """The replies that have come; see who is alive, and give up messages whose replies will not come."""
-        come = []
-        now = time.monotonic()
-        self._late = {message: until for message, until in self._late.items() if until > time.time() + _MARGIN}
-        wanted = [*self._pending, *self._late]
-        for reply in self._grid.pull_messages(wanted) if wanted else ():
-            message = reply.metadata.reply_to_message_id
-            if self._late.pop(message, None) is not None:
-                continue
-            pending = self._pending.pop(message, None)
-            size = 0 if reply.has_error() else sum(part.count_bytes() for part in reply.content.values())
-            if pending is None or size > self._most_bytes:
-                self.outcome.lost[message] = (
-                    f"its reply has {size:,} bytes, and none has more than {self._most_bytes:,}"
-                )
-            elif pending.client is not None:
-                due = self._due(pending.client, pending.pushed, now)
-                self._held.append((due, reply))
-            else:
-                come.append(reply)
-        come += [reply for due, reply in self._held if due <= now]
-        self._held = [(due, reply) for due, reply in self._held if due > now]
+    def receive(self) -> list[Answer]:
+        """Return the answers that are known by now: replies, and requests whose replies will not come."""
+        answers = [answer for one, reply in self._pull() if (answer := self._read(one, reply)) is not None]
         self._push()
         if not self._nodes.steady:
-            self._give_up()
-        return come
+            answers += self._give_up_dead_nodes()
+        answers += self._give_up_late() + self._queues.failed
+        self._queues.failed = []
+        return answers
 
-    def forget(self) -> None:
-        """Want no replies any more to what was sent; those that come all the same are taken from Flower."""
-        self._late.update({message: sent.expires for message, sent in self._pending.items()})
-        self._unsent.clear()
-        self._pending.clear()
-        self._held.clear()
-        self.outcome = Outcome()
+    def discard(self) -> list[_Pending]:
+        """Stop waiting for all requests and return them; later replies are discarded."""
+        queues = self._queues
+        opened = [*queues.unsent, *queues.pending.values(), *(one for _, one, _ in queues.delayed)]
+        discarded = queues.discarded | {message: one.expires for message, one in queues.pending.items()}
+        self._queues = _Queues(discarded=discarded)
+        return opened
 
-    def drop(self, message: str) -> None:
-        """Want no reply any more to one message."""
-        sent = self._pending.pop(message, None)
-        if sent is not None:
-            self._late[message] = sent.expires
+    def _pull(self) -> list[tuple[_Pending, Message]]:
+        """Return the replies that have arrived with their requests, and start the delay of stragglers' replies."""
+        queues, now, wall = self._queues, self._clock.monotonic(), self._clock.time()
+        queues.discarded = {one: until for one, until in queues.discarded.items() if until > wall + _EXPIRY_MARGIN}
+        wanted = [*queues.pending, *queues.discarded]
+        arrived = []
+        for reply in self._grid.pull_messages(wanted) if wanted else ():
+            message = reply.metadata.reply_to_message_id
+            one = queues.pending.pop(message, None)
+            if one is None:
+                queues.discarded.pop(message, None)
+            elif self._nodes.steady and one.request.client in self._slowdown:
+                queues.delayed.append((self._due(one, now), one, reply))
+            else:
+                arrived.append((one, reply))
+        arrived += [(one, reply) for due, one, reply in queues.delayed if due <= now]
+        queues.delayed = [entry for entry in queues.delayed if entry[0] > now]
+        return arrived
 
-    def _due(self, client: int, pushed: float, now: float) -> float:
-        """When the reply of a slow client counts as come; it trains for one round after the other."""
-        due = max(self._busy.get(client, 0.0), pushed) + self._slow[client] * (now - pushed)
+    def _read(self, one: _Pending, reply: Message) -> Answer | None:
+        """Return the answer that a reply is; None if the client is asked again."""
+        size = 0 if reply.has_error() else content_bytes(reply.content)
+        if size > self._max_bytes:
+            reason = f"its reply has {size:,} bytes, and none has more than {self._max_bytes:,}"
+            return one.answer(PayloadError(reason, code="too-long", value=size))
+        lost, now = read_lost(reply), self._clock.monotonic()
+        if lost is not None and one.lost is None and now < one.deadline:
+            one.lost = lost
+            self._queues.unsent.append(one)
+            return None
+        try:
+            payload: bytes | PayloadError = read_payload_of(reply, one.request.node)
+        except PayloadError as error:
+            payload = error
+        return one.answer(payload, uplink_bytes=size, seconds=now - one.begun)
+
+    def _due(self, one: _Pending, now: float) -> float:
+        """Return when a straggler's reply counts as received; a straggler trains for one request after the other."""
+        client = one.request.client
+        due = max(self._busy.get(client, 0.0), one.pushed) + self._slowdown[client] * (now - one.pushed)
         self._busy[client] = due
         return due
 
     def _push(self) -> None:
-        count = len(self._unsent)
+        """Send the requests that may be sent now."""
+        queues = self._queues
+        count = len(queues.unsent)
         if self._nodes.steady:
-            most = max(_LEAST, _EACH * len(self._nodes.alive))
-            count = min(count, max(0, most - len(self._pending)))
-        messages = [self._unsent.popleft() for _ in range(count)]
-        if not messages:
+            room = max(_MIN_HELD, _PER_NODE * len(self._nodes.alive)) - len(queues.pending)
+            count = min(count, max(0, room))
+        batch = [queues.unsent.popleft() for _ in range(count)]
+        if not batch:
             return
-        alive = self._nodes.alive
-        pushed, now = set(self._grid.push_messages(messages)), time.monotonic()
-        for message in messages:
-            node = message.metadata.dst_node_id
-            client = read_order(message.content).client if self._slow and self._nodes.steady else None
-            slow = client if client in self._slow else None
-            expires = message.metadata.created_at + message.metadata.ttl
-            self._pending[message.metadata.message_id] = _Pending(node, alive.get(node, ""), now, expires, slow)
-        names = [message.metadata.message_id for message in messages]
-        self._lose([name for name in names if name not in pushed], "is not known to Flower")
+        messages = [self._message(one) for one in batch]
+        pushed, now = set(self._grid.push_messages(messages)), self._clock.monotonic()
+        for one, message in zip(batch, messages, strict=True):
+            one.node_start = self._nodes.alive.get(one.request.node, "")
+            one.pushed = now
+            one.expires = message.metadata.created_at + message.metadata.ttl
+            if message.metadata.message_id in pushed:
+                queues.pending[message.metadata.message_id] = one
+            else:
+                queues.failed.append(_lost_node(one, "is not known to Flower"))
 
-    def _give_up(self) -> None:
-        """Look who is alive, and give up messages to nodes that have forgotten them."""
-        self._look()
-        alive, pending = self._nodes.alive, self._pending
-        self._lose(
-            [one for one, sent in pending.items() if alive.get(sent.node) not in (None, sent.started)],
-            "was started anew",
-        )
-        if not any(sent.node in alive for sent in pending.values()):
-            self._lose(list(pending), "has died: no heartbeat")
+    def _message(self, one: _Pending) -> Message:
+        content = one.request.content(one.lost)
+        one.downlink_bytes += content_bytes(content)
+        # Flower may forget the message when nobody waits for its reply any more.
+        return Message(content, one.request.node, "train", ttl=one.timeout + 60, group_id=one.request.group)
 
-    def _lose(self, messages: Iterable[str], reason: str) -> None:
-        for message in messages:
-            self.outcome.lost[message] = f"its node {self._pending.pop(message).node} {reason}"
+    def _give_up_dead_nodes(self) -> list[Answer]:
+        """Give up the requests to nodes that have forgotten them."""
+        self._refresh()
+        alive, pending = self._nodes.alive, self._queues.pending
+        restarted = [
+            message for message, one in pending.items() if alive.get(one.request.node) not in (None, one.node_start)
+        ]
+        answers = self._fail(restarted, "was started anew")
+        if not any(one.request.node in alive for one in pending.values()):
+            answers += self._fail(list(pending), "has died: no heartbeat")
+        return answers
 
-    def get_node_ids(self) -> Iterable[int]:
-        """As Flower's."""
-        return self._grid.get_node_ids()
+    def _give_up_late(self) -> list[Answer]:
+        """Give up the requests whose time is over."""
+        queues, now = self._queues, self._clock.monotonic()
+        late = [message for message, one in queues.pending.items() if now >= one.deadline]
+        overdue = []
+        for message in late:
+            overdue.append(queues.pending.pop(message))
+            queues.discarded[message] = overdue[-1].expires
+        overdue += [one for one in queues.unsent if now >= one.deadline]
+        queues.unsent = deque(one for one in queues.unsent if now < one.deadline)
+        overdue += [one for _, one, _ in queues.delayed if now >= one.deadline]
+        queues.delayed = [entry for entry in queues.delayed if now < entry[1].deadline]
+        return [one.answer(PayloadError("no reply within round_timeout", code="timeout")) for one in overdue]
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """As Flower's."""
-        return self._grid.push_messages(messages)
+    def _fail(self, messages: Iterable[str], reason: str) -> list[Answer]:
+        """Take messages out of those that wait, and answer their requests."""
+        return [_lost_node(self._queues.pending.pop(message), reason) for message in messages]
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """As Flower's."""
-        return self._grid.pull_messages(message_ids)
 
-    def set_run(self, run: Any) -> None:
-        """As Flower's."""
-        self._grid.set_run(run)
+def _lost_node(one: _Pending, reason: str) -> Answer:
+    """Answer a request with the reason why its node will not reply."""
+    return one.answer(PayloadError(f"its node {one.request.node} {reason}", code="node"))
 
-    @property
-    def run(self) -> Any:
-        """As Flower's."""
-        return self._grid.run
 
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """As Flower's."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+def _checked(answer: Answer) -> Answer:
+    """Return an answer whose payload has passed its request's check."""
+    if isinstance(answer.payload, bytes):
+        try:
+            answer.request.check(answer.payload)
+        except PayloadError as error:
+            return Answer(answer.request, error, downlink_bytes=answer.downlink_bytes)
+    return answer

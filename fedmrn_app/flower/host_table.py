@@ -1,4 +1,4 @@
-"""The clients that are there and their nodes, in arrays: some bytes per client, whatever there are of them."""
+"""The clients that are available and their nodes, in arrays that take a few bytes per client."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Host:
-    """Where a client is, as its node announced it."""
+    """The node of a client, and the number of samples that the node announced for it."""
 
     node_id: int
     samples: int
 
 
 class HostTable(Mapping[int, Host]):
-    """The hosts of the clients that are there, by client in ascending order.
+    """The hosts of the available clients, by client in ascending order.
 
     Attributes:
         clients: int64 (n,), ascending.
-        samples: of each client, as it is asked for by a round.
+        samples: number of samples of each client.
     """
 
     def __init__(self, clients: Integers, places: NDArray[np.int32], samples: Integers, nodes: Sequence[int]) -> None:
-        """Make one; `places` (n,) are those of each client's node in `nodes`."""
+        """Make a table; `places` (n,) are the positions of the clients' nodes in `nodes`."""
         self.clients = clients
-        self.samples = Samples(clients, samples)
+        self.samples = SampleCounts(clients, samples)
         self._places, self._nodes = places, nodes
 
     def __len__(self) -> int:
@@ -44,7 +44,7 @@ class HostTable(Mapping[int, Host]):
         return Host(self._nodes[self._places[place]], int(self.samples.counts[place]))
 
 
-class Samples(Mapping[int, int]):
+class SampleCounts(Mapping[int, int]):
     """The number of samples of each client, by client in ascending order."""
 
     def __init__(self, clients: Integers, counts: Integers) -> None:
@@ -67,22 +67,17 @@ def _find(clients: Integers, client: int) -> int:
     return place
 
 
-def present(clients: int, offers: Sequence[tuple[int, Integers, Integers]]) -> HostTable:
-    """Who is there.
+def host_table(clients: int, offers: Sequence[tuple[int, Integers, Integers]]) -> HostTable:
+    """Return the table of the clients that nodes host.
 
     Args:
-        clients: numbers below this are of the run.
-        offers: a node, the clients that it hosts, and their samples; the first of several that host a client counts.
+        clients: number of clients of the run.
+        offers: nodes with the clients that they host and their samples; the first node that hosts a client is used.
     """
     places = np.full(clients, -1, np.int32)
     counts = np.zeros(clients, np.int64)
     for place in range(len(offers) - 1, -1, -1):
         _, hosted, samples = offers[place]
         places[hosted], counts[hosted] = place, samples
-    there = np.flatnonzero(places >= 0)
-    return HostTable(there, places[there], counts[there], [node for node, _, _ in offers])
-
-
-def samples_of(hosts: Mapping[int, Host]) -> Mapping[int, int]:
-    """The samples of each client that is there."""
-    return hosts.samples if isinstance(hosts, HostTable) else {client: host.samples for client, host in hosts.items()}
+    available = np.flatnonzero(places >= 0)
+    return HostTable(available, places[available], counts[available], [node for node, _, _ in offers])

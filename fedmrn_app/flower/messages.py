@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, Literal, Protocol, cast, get_args
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, Metadata, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
@@ -165,13 +165,13 @@ def read_payload(reply: Message) -> bytes:
     return data
 
 
-def read_payload_of(reply: Message, asked: Metadata) -> bytes:
-    """The payload in the reply to a message.
+def read_payload_of(reply: Message, node: int) -> bytes:
+    """Return the payload in the reply of a node.
 
     Raises:
         PayloadError: as `read_payload`, and where another node than the one that was asked has sent it.
     """
-    if not reply.has_error() and reply.metadata.src_node_id != asked.dst_node_id:
+    if not reply.has_error() and reply.metadata.src_node_id != node:
         raise PayloadError(f"reply came from node {reply.metadata.src_node_id}, which does not host it")
     return read_payload(reply)
 

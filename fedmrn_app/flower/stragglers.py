@@ -1,4 +1,4 @@
-"""Simulated clients that are slower than others: `simulation.slow="0.1:10"`, a tenth of them ten times slower."""
+"""Simulated stragglers: `simulation.slow="0.1:10"` makes a tenth of the clients ten times slower."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 from fedmrn_app.seeds import derive_seed
 
 
-def slow_clients(share: float, times: float, clients: int, seed: int) -> Mapping[int, float]:
-    """Draw slow clients by a run's seed, one at least; how many times as long each takes, by client."""
+def draw_stragglers(share: float, factor: float, clients: int, seed: int) -> Mapping[int, float]:
+    """Draw at least one client by the run's seed, and return by how much each is slower, by client."""
     random = np.random.Generator(np.random.Philox(key=derive_seed(seed, "slow")))
     drawn = random.choice(clients, max(1, round(share * clients)), replace=False)
-    return dict.fromkeys(drawn.tolist(), times)
+    return dict.fromkeys(drawn.tolist(), factor)

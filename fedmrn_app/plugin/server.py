@@ -243,7 +243,7 @@ class Compressed(Strategy):
         header = header_of(shared.protocol, asked.task.seed, 1, shared.known.count)
         upload = check_upload(data, shared.protocol, header, shared.known, shared.dense)
         vector = shared.known.vector.copy()
-        upload.decoded.add_to(vector, np.float32(1))
+        upload.contribution.add_to(vector, np.float32(1))
         values = shared.parts.replaced(asked.values, vector, upload.dense, exact)
         del content[keys[0]]
         content[keys[0]] = to_record(values)

@@ -15,9 +15,9 @@ from typing import Annotated, Literal
 import numpy as np
 
 from fedmrn_app.errors import FedMRNError, PayloadError
+from fedmrn_app.federation.pipeline import PostProcessor, RoundSums
 from fedmrn_app.federation.upload import CheckedUpload
 from fedmrn_app.kernels.secure_random import draw, normals, random_words
-from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods.contribution import VectorContribution
 from fedmrn_app.methods.randomized_response import RandomizedResponse
 from fedmrn_app.privacy.accounting import Release, Sampling, epsilon, find_noise_multiplier
@@ -25,23 +25,23 @@ from fedmrn_app.privacy.ledger import Ledger
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.validation import Positive, Range
 
-_ROUNDING = 1e-6  # of the clip, left to the rounding of float32
+_ROUNDING = 1e-6  # of the clip, left for the rounding of float32
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PrivacyConfig:
-    """What is to be private; by default nothing.
+    """What is private; by default nothing.
 
     Attributes:
-        clip: largest L2 norm of a client's contribution, the dense part included; None for that of masked noise.
-        noise_multiplier: standard deviation of the noise on the sum, in units of `clip`; None if found from `epsilon`.
-        epsilon: that the run must not exceed.
-        delta: at which epsilon is meant.
-        sampling: of a round's clients: each with the same probability, or a fixed number.
-        noise_seed: where noise, sampling and flips come from: the operating system, or the run's seed, which repeats
-            a run, and which every client knows.
+        clip: largest L2 norm of a client's contribution, the dense part included; None for the norm of masked noise.
+        noise_multiplier: standard deviation of the noise on the sum, in units of `clip`; None if `epsilon` sets it.
+        epsilon: privacy budget of the run.
+        delta: probability at which `epsilon` is stated.
+        sampling: of a round's clients: `poisson`, each with the same probability, or `fixed`, a fixed number.
+        noise_seed: source of noise, sampling and flipped bits: `system` is the operating system, `run` is the run's
+            seed, which repeats a run and which every client knows.
         flip: probability that a client flips a bit of its mask.
-        local_epsilon: of each bit, from which `flip` follows.
+        local_epsilon: budget of each bit, from which `flip` follows.
     """
 
     clip: Positive | None = None
@@ -55,24 +55,24 @@ class PrivacyConfig:
 
     @property
     def noised(self) -> bool:
-        """Whether the server clips and adds noise."""
+        """Whether the server clips contributions and adds noise to their sum."""
         return self.noise_multiplier is not None or self.epsilon is not None
 
     @property
     def secret(self) -> bool:
-        """Whether nobody can repeat what is random."""
+        """Whether randomness comes from the operating system, so that nobody can repeat it."""
         return self.noise_seed == "system"
 
     @property
     def flips(self) -> RandomizedResponse | None:
-        """What clients do to their masks; None for nothing."""
+        """Randomized response of the clients' masks; None for none."""
         if self.local_epsilon is not None:
             return RandomizedResponse.of_epsilon(self.local_epsilon, self.secret)
         return None if self.flip is None else RandomizedResponse(self.flip, self.secret)
 
 
 class BudgetSpent(FedMRNError):
-    """A further round would exceed privacy.epsilon; the run ends with what it has."""
+    """A further round would exceed privacy.epsilon; the run ends with the model that it has."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class PrivateRound:
     Attributes:
         privacy: of the run.
         number: of the round.
-        clients: who is drawn, in ascending order; maybe nobody.
+        clients: the clients that are drawn, in ascending order; there may be none.
         release: how the sum is made.
     """
 
@@ -91,51 +91,58 @@ class PrivateRound:
     clients: list[int]
     release: Release
 
-    def clipped(self, upload: CheckedUpload, dense: Float32Array) -> CheckedUpload:
-        """A client's contribution, scaled down to the clip where it is larger; its dense part becomes a difference.
+    def post_processor(self) -> PostProcessor:
+        """Return the step that clips contributions and adds noise to their sum."""
+        return ClipAndNoise(self)
 
-        Args:
-            upload: checked.
-            dense: the dense part that the client was sent, float32 (m,).
+
+@dataclass(frozen=True)
+class ClipAndNoise(PostProcessor):
+    """Clip each contribution to the same norm, add noise to the sum, and divide by a fixed denominator."""
+
+    round: PrivateRound
+
+    def transform(self, client: int, upload: CheckedUpload, sums: RoundSums) -> CheckedUpload:
+        """Scale a contribution down to the clip where it is larger; its dense part becomes a difference.
 
         Raises:
-            PayloadError: it is not finite.
+            PayloadError: the contribution is not finite.
         """
-        vector = np.zeros(self.privacy.weights, np.float32)
+        vector = np.zeros_like(sums.total)
         with np.errstate(over="ignore", invalid="ignore"):  # checked below
-            change = upload.dense - dense
-            upload.decoded.add_to(vector, np.float32(1))
+            change = upload.dense - sums.sent_dense
+            upload.contribution.add_to(vector, np.float32(1))
         norm = math.sqrt(sum(float(np.square(part, dtype=np.float64).sum()) for part in (vector, change)))
         if not math.isfinite(norm):
-            raise PayloadError("the contribution is not finite")
-        share = np.float32(min(1.0, self.release.clip * (1 - _ROUNDING) / norm) if norm else 1.0)
-        return replace(upload, decoded=VectorContribution(vector), dense=change, share=share)
+            raise PayloadError("the contribution is not finite", code="not-finite")
+        weight = np.float32(min(1.0, self.round.release.clip * (1 - _ROUNDING) / norm) if norm else 1.0)
+        return replace(upload, contribution=VectorContribution(vector), dense=change, weight=weight)
 
-    def finish(self, total: Float32Array, dense_total: Float32Array) -> float:
-        """Note the release in the ledger, add the noise to both sums and divide them, in place; return epsilon.
+    def finish(self, sums: RoundSums) -> None:
+        """Record the release in the ledger, add the noise to both sums, and divide them.
 
-        The denominator is the number of clients that were to be drawn: how many came is nobody's business.
+        The denominator is the expected number of clients, so that the result does not tell how many clients replied.
         """
-        privacy = self.privacy
-        privacy.ledger.add(self.number, self.release)
-        seed = None if privacy.config.secret else derive_seed(privacy.seed, "privacy", self.number)
-        noise = normals(total.size + dense_total.size, seed)
-        noise *= self.release.noise_multiplier * self.release.clip
-        for part, added in ((total, noise[: total.size]), (dense_total, noise[total.size :])):
+        privacy, release, number = self.round.privacy, self.round.release, self.round.number
+        privacy.ledger.add(number, release)
+        seed = None if privacy.config.secret else derive_seed(privacy.seed, "privacy", number)
+        noise = normals(sums.total.size + sums.dense.size, seed)
+        noise *= release.noise_multiplier * release.clip
+        for part, added in ((sums.total, noise[: sums.total.size]), (sums.dense, noise[sums.total.size :])):
             part += added.astype(np.float32)
-            part /= np.float32(self.release.asked)
-        return privacy.spent
+            part /= np.float32(release.asked)
+        sums.dense = sums.sent_dense + sums.dense
+        sums.epsilon = privacy.spent
 
 
 class Privacy:
     """The server's side of a run's privacy.
 
     Attributes:
-        config: what is asked for.
-        seed: the run's.
-        weights: masked ones, d.
-        ledger: what has been released.
-        typical: a release as all are whose clients are all there.
+        config: what is private.
+        seed: the run's seed.
+        ledger: the releases so far.
+        typical: the release of a round in which all clients are available.
     """
 
     def __init__(
@@ -143,21 +150,28 @@ class Privacy:
         config: PrivacyConfig,
         *,
         seed: int,
-        weights: int,
         clip: float,
         clients: int,
         clients_per_round: int,
         rounds: int,
         ledger: Ledger | None = None,
     ) -> None:
-        """Find the noise multiplier where it is not given, so that `rounds`, those of the ledger included, are paid.
+        """Find the noise multiplier where it is not given.
+
+        Args:
+            config: what is private.
+            seed: the run's seed.
+            clip: largest L2 norm of a client's contribution.
+            clients: number of clients of the run.
+            clients_per_round: number of clients drawn in a round, expected or exact.
+            rounds: number of rounds that the budget must cover, those in the ledger included.
+            ledger: the releases so far; None for a new ledger in memory.
 
         Raises:
             BudgetSpent: no noise multiplier fits.
         """
         self.config = config
         self.seed = seed
-        self.weights = weights
         self.ledger = Ledger() if ledger is None else ledger
         typical = Release(config.sampling, clients_per_round, clients, config.noise_multiplier or 0.0, clip)
         if config.noise_multiplier is None:
@@ -177,13 +191,16 @@ class Privacy:
         if found is None:
             raise BudgetSpent(
                 f"privacy.epsilon={target:g}: no noise is enough for {rounds} rounds at delta {delta:g}, of which "
-                f"{len(spent)} have cost {self.spent:.4g}; say a larger privacy.epsilon or fewer rounds"
+                f"{len(spent)} have cost {self.spent:.4g}; set a larger privacy.epsilon or fewer rounds",
+                code="budget",
+                key="privacy.epsilon",
+                value=target,
             )
         return found
 
     @property
     def spent(self) -> float:
-        """Epsilon of all that has been released."""
+        """Epsilon of all releases so far."""
         return epsilon(self.ledger.releases, self.config.delta)
 
     @cached_property
@@ -192,28 +209,31 @@ class Privacy:
         return self.typical.noise_multiplier * self.typical.clip / self.typical.asked
 
     def open(self, number: int, clients: Iterable[int]) -> PrivateRound:
-        """Draw the clients of a round from those that are there.
+        """Draw the clients of a round from those that are available.
 
         Raises:
-            BudgetSpent: its release would exceed privacy.epsilon.
+            BudgetSpent: the release would exceed privacy.epsilon.
         """
-        there = sorted(clients)
+        available = sorted(clients)
         release = self.typical
         if release.sampling == "fixed":  # fewer clients are drawn more often
-            release = replace(release, asked=min(release.asked, len(there)), clients=len(there))
+            release = replace(release, asked=min(release.asked, len(available)), clients=len(available))
         limit = self.config.epsilon
         if limit is not None:
             next_epsilon = epsilon([*self.ledger.releases, release], self.config.delta)
             if next_epsilon > limit:
                 raise BudgetSpent(
                     f"privacy.epsilon={limit:g}: the run ends before round {number}, with which epsilon would be "
-                    f"{next_epsilon:.4g}; it is {self.spent:.4g} at delta {self.config.delta:g}"
+                    f"{next_epsilon:.4g}; it is {self.spent:.4g} at delta {self.config.delta:g}",
+                    code="budget",
+                    key="privacy.epsilon",
+                    value=limit,
                 )
         seed = None if self.config.secret else derive_seed(self.seed, "private_sampling", number)
         if release.sampling == "fixed":
-            order = np.argsort(random_words(len(there), seed), kind="stable")
-            chosen = sorted(there[place] for place in order[: release.asked])
+            order = np.argsort(random_words(len(available), seed), kind="stable")
+            chosen = sorted(available[place] for place in order[: release.asked])
         else:
-            drawn = draw(release.asked / release.clients, len(there), seed)
-            chosen = [client for client, taken in zip(there, drawn, strict=True) if taken]
+            drawn = draw(release.asked / release.clients, len(available), seed)
+            chosen = [client for client, taken in zip(available, drawn, strict=True) if taken]
         return PrivateRound(self, number, chosen, release)

@@ -24,11 +24,10 @@ class Participants:
         with self._path.open("w", newline="") as file:
             csv.writer(file).writerows([_COLUMNS, *rows])
 
-    def note(self, report: RoundReport, used: Iterable[str] | None = None) -> None:
-        """Add a round's row; `used` where clients may have replied more than once."""
-        if used is None:
-            lists: list[Iterable[int | str]] = [sorted(report.losses), sorted(report.failures), report.late]
-        else:
-            lists = [used, [reason.split()[1].rstrip(":") for reason in report.failures.values()], []]
+    def note(self, report: RoundReport) -> None:
+        """Add the row of a round; `7-2` is client 7, which trained two versions before the latest one."""
+        used = [f"{reply.client}-{reply.staleness}" if reply.staleness else reply.client for reply in report.used]
+        failed = sorted(reply.client for reply in report.failed)
+        lists: tuple[Iterable[int | str], ...] = (used, failed, report.late)
         with self._path.open("a", newline="") as file:
             csv.writer(file).writerow([report.number, *(" ".join(map(str, clients)) for clients in lists)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,9 +59,9 @@ class Progress:
         self._first = self._started = time.perf_counter()
 
     def end_round(
-        self, state: GlobalState, done: RoundReport, uplink: dict[int, int], downlink: dict[int, int]
+        self, state: GlobalState, done: RoundReport, uplink: Sequence[int], downlink: Sequence[int]
     ) -> dict[str, float]:
-        """Record a finished round; bytes are by client. Return the metrics."""
+        """Record a finished round; bytes are one number per client. Return the metrics."""
         sampled = self._sampled(state, done.number)
         server, layout = self.protocol.method.server, self.protocol.layout
         self.model.load(server.weights(state.vector, layout), state.dense)
@@ -76,7 +76,7 @@ class Progress:
             metrics=reached.metrics,
             sampled=sampled,
             loss=reached.loss,
-            train_loss=_mean(done.losses),
+            train_loss=_mean([reply.loss for reply in done.used]),
             loss_gap=math.nan if train is None else train.loss - reached.loss,
             headline_gap=math.nan if train is None else train.headline - reached.headline,
             uplink_bytes=bytes_up,
@@ -85,14 +85,14 @@ class Progress:
             downlink_bits_per_parameter=bytes_down * bits,
             total_bits_per_parameter=(bytes_up + bytes_down) * bits,
             clients_ok=len(uplink),
-            clients_failed=len(done.failures),
-            train_seconds=_mean(done.train_seconds),
-            compress_seconds=_mean(done.compress_seconds),
+            clients_failed=len(done.failed),
+            train_seconds=_mean([reply.train_seconds for reply in done.used]),
+            compress_seconds=_mean([reply.compress_seconds for reply in done.used]),
             decode_seconds=done.decode_seconds / max(1, len(downlink)),
             seconds=now - self._started,
             epsilon=done.epsilon,
-            model_rate=_mean(done.capacities),
-            held_share=_mean(done.held),
+            model_rate=_mean([reply.capacity for reply in done.used]),
+            held_share=_mean([reply.held_share for reply in done.used]),
         )
         self.folder.add_round(row, self.model, state)
         left = (now - self._first) / (done.number - self._before) * (self.rounds - done.number)
@@ -125,5 +125,5 @@ def progress_line(row: Round, rounds: int, seconds_left: float) -> str:
     )
 
 
-def _mean(values: dict[int, float] | dict[int, int]) -> float:
-    return float(np.mean(list(values.values()))) if values else math.nan
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if len(values) else math.nan

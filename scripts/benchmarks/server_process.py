@@ -67,7 +67,7 @@ def aggregate(weights: int, replies: int, coder: Coder, threads: int | None) -> 
     peak = memory.stop()
     cpu -= memory.worked
     scale = (scale + copy_seconds(vector)) / 2
-    assert len(report.losses) == replies, report.failures
+    assert len(report.used) == replies, report.failures
     size = sum(len(data) for data in payloads.values()) / 2**20
     return {"seconds": seconds, "cpu": cpu, "copies": seconds / replies / scale, "memory": peak, "payloads": size}
 

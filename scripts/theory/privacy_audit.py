@@ -71,7 +71,6 @@ def run(setting: Setting, canary: float) -> float:
     privacy = Privacy(
         config,
         seed=0,
-        weights=LAYOUT.count,
         clip=CLIP,
         clients=setting.clients,
         clients_per_round=setting.asked,
@@ -81,7 +80,7 @@ def run(setting: Setting, canary: float) -> float:
     total = 0.0
     for number in range(1, setting.rounds + 1):
         begin = AGREEMENT.begin()  # each round from the same model, which changes nothing: replies do not depend on it
-        opened = open_round(AGREEMENT, begin, number, samples, setting.asked, None, privacy)
+        opened = open_round(AGREEMENT, begin, number, samples, setting.asked, privacy=privacy)
         replies: dict[int, bytes | PayloadError] = {
             client: reply(number, client, canary if client == CANARY else 0.0) for client in opened.clients
         }

@@ -69,11 +69,11 @@ def _make_order(name: str, overrides: tuple[str, ...]) -> OrderSample:
     state, kept = protocol.begin(), None
     versions = Versions(protocol.grid_rule(None).sizes) if worker.config.downlink.remembers else None
     for number in (1, 2):
-        opened = open_round(protocol, state, number, {0: worker.sample_count(0)}, 1, versions)
+        opened = open_round(protocol, state, number, {0: worker.sample_count(0)}, 1, versions=versions)
         reply = worker.train(opened.order(0), kept)
         state, _ = close_round(opened, {0: reply.payload})
         kept = reply.kept
-    order = open_round(protocol, state, 3, {0: worker.sample_count(0)}, 1, versions).order(0)
+    order = open_round(protocol, state, 3, {0: worker.sample_count(0)}, 1, versions=versions).order(0)
     assert (order.base == 2) == (versions is not None)
     return OrderSample(name, order, worker, kept.version if kept is not None else None)
 

@@ -68,7 +68,7 @@ def test_a_run_of_each_sweep_trains_on_the_digits(name: str) -> None:
         words += ["model=digits", "model.norm=static", "partition.labels_per_client=2"]
     ended: list[int] = []
     _, config, _ = resolve_from_data(compose_values(words))
-    run_rounds(Worker(config), on_round=lambda state, report: ended.append(len(report.losses)))
+    run_rounds(Worker(config), on_round=lambda state, report: ended.append(len(report.used)))
     assert ended == [config.clients_per_round] * 2
 
 

@@ -19,9 +19,11 @@ LAST = Version(1, GRID.grid(dataclasses.replace(STATE, vector=STATE.vector * np.
 
 def from_a_version() -> Order:
     versions = Versions(SIZES)
-    first = OpenRound(GRID, 1, dataclasses.replace(STATE, vector=STATE.vector * np.float32(0.99)), SAMPLES, versions)
+    first = OpenRound(
+        GRID, 1, dataclasses.replace(STATE, vector=STATE.vector * np.float32(0.99)), SAMPLES, versions=versions
+    )
     first.note_versions([0])
-    order = OpenRound(GRID, 2, STATE, SAMPLES, versions).order(0)
+    order = OpenRound(GRID, 2, STATE, SAMPLES, versions=versions).order(0)
     assert order.base == 1
     return order
 

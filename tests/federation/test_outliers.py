@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.federation.outliers import far_outside
+from fedmrn_app.federation.outliers import find_outliers
 from fedmrn_app.federation.server import close_round, open_round
 from fedmrn_app.federation.upload import Update, write_upload
 from fedmrn_app.wire.body import Body
@@ -60,13 +60,13 @@ def test_updates_that_differ_as_they_do_are_used() -> None:
 
 @pytest.mark.parametrize(("norms", "refused"), [([1.0], []), ([1, 101], [1]), ([0, 0, 5], []), ([3, 1, 2, 201], [3])])
 def test_median_of_the_round(norms: list[float], refused: list[int]) -> None:
-    found = far_outside({client: {"update": norm} for client, norm in enumerate(norms)}, 100)
+    found = find_outliers({client: {"update": norm} for client, norm in enumerate(norms)}, 100)
     assert list(found) == refused
     assert all(isinstance(error, PayloadError) for error in found.values())
 
 
 def test_nobody_is_refused_where_nobody_replied() -> None:
-    assert far_outside({}, 100) == {}
+    assert find_outliers({}, 100) == {}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -74,7 +74,7 @@ def test_only_masks_are_bounded(name: str) -> None:
     assert make_method(name).codec.bounded == (name in ("fedmrn", "fedmrns", "fedpm"))
 
 
-def test_made_up_replies_are_not_far_outside() -> None:
+def test_made_up_replies_are_not_find_outliers() -> None:
     protocol = dataclasses.replace(AGREEMENT, max_norm=100.0)
     opened = open_round(protocol, STATE, 1, SAMPLES, 4)
     from fedmrn_app.wire.payload import encode_payload

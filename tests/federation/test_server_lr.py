@@ -5,7 +5,8 @@ import pytest
 
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.errors import ConfigError, RunError
-from fedmrn_app.federation.fedbuff import Buffered
+from fedmrn_app.federation.fedbuff import FedBuff
+from fedmrn_app.federation.pipeline import RoundSums
 from fedmrn_app.federation.protocol import GlobalState
 from fedmrn_app.federation.server import close_round, open_round
 from fedmrn_app.federation.server_optimizer import server_step
@@ -26,7 +27,7 @@ def in_rounds(worker: Worker) -> tuple[GlobalState, GlobalState]:
 def in_versions(worker: Worker) -> tuple[GlobalState, GlobalState]:
     """The same of a buffer that all clients have replied to."""
     protocol = worker.model()[1]
-    buffered = Buffered(protocol, protocol.begin(), version=0, max_staleness=4)
+    buffered = FedBuff(protocol, protocol.begin(), version=0, max_staleness=4)
     for client in CLIENTS:
         order = buffered.order(client, worker.sample_count(client))
         buffered.add(client, order.server_round, worker.train(order).payload)
@@ -58,7 +59,7 @@ def test_a_step_that_is_not_finite_ends_the_run_in_one_line() -> None:
     state = protocol.begin()
     mean = np.full_like(state.vector, 1e37)
     with pytest.raises(RunError, match=r"round 1: the global model is no longer finite; take a smaller local\.lr"):
-        server_step(protocol, state.vector, mean, state.dense, state.dense, 3, "round 1")
+        server_step(protocol, state, RoundSums(mean, state.dense.copy(), state.dense), 3, label="round 1")
 
 
 @pytest.mark.parametrize("strategy", ["fedpm", "fedsparsify"])

@@ -3,37 +3,37 @@
 import csv
 import json
 import math
-import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 import pytest
-from flwr.serverapp import Grid
+from flwr.app import Error, Message, RecordDict
 
 from fedmrn_app.config.build import resolve_from_data
 from fedmrn_app.config.compose import compose_values, load_config
 from fedmrn_app.errors import ConfigError, PayloadError, RunError
-from fedmrn_app.federation.fedbuff import Buffered, BufferedReply
+from fedmrn_app.federation.fedbuff import BufferedReply, FedBuff
 from fedmrn_app.federation.protocol import GlobalState, Order
 from fedmrn_app.federation.report import RoundReport
-from fedmrn_app.flower.async_loop import Asynchronous, behind
-from fedmrn_app.flower.channel import Channel
-from fedmrn_app.flower.host_table import HostTable, present
-from fedmrn_app.flower.liveness import LiveNodes
-from fedmrn_app.flower.stragglers import slow_clients
-from fedmrn_app.flower.traffic import Timeout
+from fedmrn_app.flower.async_loop import AsyncLoop, AsyncSettings
+from fedmrn_app.flower.messages import lost_content
+from fedmrn_app.flower.stragglers import draw_stragglers
+from fedmrn_app.flower.strategy import FinishedRound
+from fedmrn_app.flower.timeouts import RoundTimeout
+from fedmrn_app.methods.mask_decoding import MaskedNoise
 from fedmrn_app.runtime.simulation import run_simulation
 from fedmrn_app.wire.payload import encode_payload
-from tests.made_up import CONFIG, HOSTS
+from tests.flower.support import CONFIG, Behaviour, Directory, FakeGrid, good_reply, node_of
 from tests.reference import AGREEMENT, SAMPLES, STATE, made_up_payload, mean_of
-from tests.replying import Clients
 from tests.supernodes import Federation
 
+add = MaskedNoise.add_to
 
-def reply(buffered: Buffered, order: Order) -> BufferedReply:
+
+def reply(fedbuff: FedBuff, order: Order) -> BufferedReply:
     payload = made_up_payload(order.client, order.seed)
-    return buffered.add(order.client, order.server_round, encode_payload(payload))
+    return fedbuff.add(order.client, order.server_round, encode_payload(payload))
 
 
 def update(order: Order) -> tuple[np.ndarray, np.ndarray]:
@@ -42,39 +42,43 @@ def update(order: Order) -> tuple[np.ndarray, np.ndarray]:
     return vector - STATE.vector, dense - STATE.dense
 
 
+def staleness(report: RoundReport) -> dict[int, int]:
+    return {one.client: one.staleness for one in report.used}
+
+
 def test_version_is_the_sum_of_discounted_updates_whatever_they_were_trained_on() -> None:
-    buffered = Buffered(AGREEMENT, STATE, 0, max_staleness=2)
-    early = [buffered.order(client, SAMPLES[client]) for client in (0, 1)]
-    first = buffered.order(2, SAMPLES[2])
-    reply(buffered, first)
-    report, used = buffered.flush()
-    assert (report.number, buffered.version, behind(used, 1)) == (1, 1, ["2"])
-    np.testing.assert_allclose(buffered.state.vector, STATE.vector + update(first)[0], rtol=1e-5, atol=1e-6)
-    before = buffered.state
-    fresh = buffered.order(2, SAMPLES[2])
+    fedbuff = FedBuff(AGREEMENT, STATE, 0, max_staleness=2)
+    early = [fedbuff.order(client, SAMPLES[client]) for client in (0, 1)]
+    first = fedbuff.order(2, SAMPLES[2])
+    reply(fedbuff, first)
+    report, _ = fedbuff.flush()
+    assert (report.number, fedbuff.version, staleness(report)) == (1, 1, {2: 0})
+    np.testing.assert_allclose(fedbuff.state.vector, STATE.vector + update(first)[0], rtol=1e-5, atol=1e-6)
+    before = fedbuff.state
+    fresh = fedbuff.order(2, SAMPLES[2])
     assert fresh.seed != first.seed
     for order in (fresh, *early):
-        reply(buffered, order)
-    _, used = buffered.flush()
-    assert behind(used, 2) == ["0-1", "1-1", "2"]
+        reply(fedbuff, order)
+    report, _ = fedbuff.flush()
+    assert staleness(report) == {0: 1, 1: 1, 2: 0}
     shares = {2: 1.0, 0: 1 / math.sqrt(2), 1: 1 / math.sqrt(2)}
     total = sum(SAMPLES[client] for client in shares)
     moved = sum(SAMPLES[order.client] / total * shares[order.client] * update(order)[0] for order in (fresh, *early))
-    np.testing.assert_allclose(buffered.state.vector, before.vector + moved, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(fedbuff.state.vector, before.vector + moved, rtol=1e-5, atol=1e-6)
     towards = {client: mean_of({client: made_up_payload(client, 0)})[1] - before.dense for client in shares}
     dense = before.dense + sum(SAMPLES[one] / total * share * towards[one] for one, share in shares.items())
-    np.testing.assert_allclose(buffered.state.dense, dense, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(fedbuff.state.dense, dense, rtol=1e-5, atol=1e-6)
 
 
 def test_sum_does_not_depend_on_the_order_of_arrival() -> None:
     def run(places: list[int]) -> GlobalState:
-        buffered = Buffered(AGREEMENT, STATE, 0, max_staleness=2)
-        orders = [buffered.order(client, SAMPLES[client]) for client in (3, 1, 5, 1)]
+        fedbuff = FedBuff(AGREEMENT, STATE, 0, max_staleness=2)
+        orders = [fedbuff.order(client, SAMPLES[client]) for client in (3, 1, 5, 1)]
         assert len({order.seed for order in orders}) == 4  # client 1 is asked twice, for different things
         for place in places:
-            reply(buffered, orders[place])
-        buffered.flush()
-        return buffered.state
+            reply(fedbuff, orders[place])
+        fedbuff.flush()
+        return fedbuff.state
 
     one, other = run([0, 1, 2, 3]), run([3, 2, 0, 1])
     assert np.array_equal(one.vector, other.vector)
@@ -82,87 +86,102 @@ def test_sum_does_not_depend_on_the_order_of_arrival() -> None:
 
 
 def test_reply_to_a_version_that_is_no_longer_kept_is_refused() -> None:
-    buffered = Buffered(AGREEMENT, STATE, 4, max_staleness=1)
-    orders = [buffered.order(client, SAMPLES[client]) for client in (0, 1)]
+    fedbuff = FedBuff(AGREEMENT, STATE, 4, max_staleness=1)
+    orders = [fedbuff.order(client, SAMPLES[client]) for client in (0, 1)]
     for _ in range(2):
-        reply(buffered, buffered.order(2, SAMPLES[2]))
-        buffered.flush()
-        if buffered.version == 5:
-            reply(buffered, orders[0])
+        reply(fedbuff, fedbuff.order(2, SAMPLES[2]))
+        fedbuff.flush()
+        if fedbuff.version == 5:
+            reply(fedbuff, orders[0])
     with pytest.raises(PayloadError, match="it is 2 versions behind, max_staleness is 1"):
-        reply(buffered, orders[1])
+        reply(fedbuff, orders[1])
     with pytest.raises(PayloadError, match="seed is"):  # of another client
-        buffered.add(3, buffered.order(3, SAMPLES[3]).server_round, encode_payload(made_up_payload(3, 7)))
+        fedbuff.add(3, fedbuff.order(3, SAMPLES[3]).server_round, encode_payload(made_up_payload(3, 7)))
 
 
-def clients() -> HostTable:
-    offers = [(host.node_id, np.array([client]), np.array([host.samples])) for client, host in HOSTS.items()]
-    return present(len(HOSTS), offers)
-
-
-def run(grid: Clients, versions: int, lines: list[str], **options: Any) -> list[tuple[RoundReport, list[str]]]:
+def train(grid: FakeGrid, versions: int, lines: list[str], timeout: float = 60) -> list[FinishedRound]:
     """Three clients at a time, two replies to a version."""
-    nodes = LiveNodes(cast(Grid, grid))
-    nodes.look()
-    exchange = Channel(cast(Grid, grid), nodes, nodes.look, 10_000)
-    found: list[tuple[RoundReport, list[str]]] = []
-    loop = Asynchronous(
-        Buffered(AGREEMENT, STATE, 0, 16), exchange, clients, at_once=3, buffer=2, config=CONFIG,
-        timeout=options.get("timeout", Timeout(60)), report=lines.append,
-    )  # fmt: skip
-
-    def note(state: GlobalState, report: RoundReport, used: list[BufferedReply]) -> None:
-        assert len(loop.traffic.uplink) == len(used) == 2
-        assert len(loop.traffic.downlink) >= 1
-        found.append((report, behind(used, report.number)))
-
-    loop.run(versions, note)
-    return found
+    directory = Directory()
+    directory.lines = lines
+    settings = AsyncSettings(concurrency=3, buffer=2, config=CONFIG)
+    loop = AsyncLoop(FedBuff(AGREEMENT, STATE, 0, 16), directory, settings, RoundTimeout(timeout))
+    finished = list(loop.versions(grid.channel(), versions))
+    assert all(len(one.uplink) == len(one.report.used) == 2 for one in finished)
+    return finished
 
 
-def test_nobody_waits_for_a_slow_client_and_its_reply_is_used_when_it_comes() -> None:
-    grid = Clients({})
-    run(grid, 1, [])
-    slow = grid.orders[0].client
-    grid = Clients(dict.fromkeys(HOSTS, 0.5) | {slow: 4.0})
-    start = time.monotonic()
-    found = run(grid, 8, [])
-    assert time.monotonic() - start < 30
-    used = [client for _, row in found for client in row]
-    late = [client for client in used if client.startswith(f"{slow}-")]
-    assert late  # some versions behind
-    assert all(not report.failures for report, _ in found)
+def clients(seconds: dict[int, float] | None = None, broken: Iterable[int] = ()) -> FakeGrid:
+    nodes: dict[int, Behaviour] = {node_of(client): good_reply for client in SAMPLES}
+    nodes |= {node_of(client): Error(1, "broken") for client in broken}
+    return FakeGrid(nodes, seconds={node_of(client): time for client, time in (seconds or {}).items()})
+
+
+def first_asked() -> int:
+    grid = clients()
+    train(grid, 1, [])
+    return grid.orders[0].client
+
+
+def test_nobody_waits_for_a_slow_client_and_its_reply_is_used_when_it_arrives() -> None:
+    slow = first_asked()
+    grid = clients(dict.fromkeys(SAMPLES, 0.5) | {slow: 4.5})
+    finished = train(grid, 8, [])
+    assert grid.clock.now < 30
+    stale = [one for done in finished for one in done.report.used if one.client == slow]
+    assert stale[0].staleness > 0
+    assert not any(done.report.failed for done in finished)
     assert len({(order.client, order.seed) for order in grid.orders}) == len(grid.orders)
-    assert [order.client for order in grid.orders[:5]].count(slow) == 1  # it is not asked while it is at work
+    assert [order.client for order in grid.orders[:5]].count(slow) == 1  # it is not asked while it trains
 
 
-def test_clients_that_fail_are_told_and_end_the_run_when_most_do() -> None:
+def test_clients_that_fail_are_logged_and_end_the_run_when_most_do() -> None:
     lines: list[str] = []
-    broken = [0, 1]
-    found = run(Clients(dict.fromkeys(broken)), 6, lines)
-    assert all(int(row.split("-")[0]) not in broken for _, used in found for row in used)
+    finished = train(clients(broken=[0, 1]), 6, lines)
+    assert {one.client for done in finished for one in done.report.used}.isdisjoint([0, 1])
+    assert {one.client for done in finished for one in done.report.failed} <= {0, 1}
     assert lines
     assert all(line.split(": ", 1)[1].split(" rejected")[0] in ("client 0", "client 1") for line in lines)
-    with pytest.raises(
-        RunError, match=r"^version 1: 6 replies were refused while 0 were usable \(client \d: failed with"
-    ):
-        run(Clients(dict.fromkeys(HOSTS)), 6, lines)
+    message = r"^version 1: 6 replies were refused while 0 were usable \(client \d: failed with"
+    with pytest.raises(RunError, match=message):
+        train(clients(broken=SAMPLES), 6, lines)
 
 
-def test_client_that_takes_too_long_is_given_up() -> None:
+def test_a_client_that_takes_too_long_is_given_up() -> None:
     lines: list[str] = []
-    grid = Clients({})
-    run(grid, 1, [])
-    gone = grid.orders[0].client
-    run(Clients(dict.fromkeys(HOSTS, 0.5) | {gone: 30.0}), 6, lines, timeout=Timeout(2.5))
+    gone = first_asked()
+    train(clients(dict.fromkeys(SAMPLES, 0.5) | {gone: 30.0}), 6, lines, timeout=2.5)
     assert f"client {gone} rejected: no reply within round_timeout" in " ".join(lines)
 
 
-def test_slow_clients_are_drawn_by_the_seed() -> None:
-    assert len(slow_clients(0.1, 10, 50, 1)) == 5
-    assert slow_clients(0.1, 10, 50, 1) == slow_clients(0.1, 10, 50, 1)
-    assert slow_clients(0.1, 10, 50, 1) != slow_clients(0.1, 10, 50, 2)
-    assert list(slow_clients(0.01, 3, 10, 1).values()) == [3]
+def test_a_node_that_lost_the_configuration_is_sent_it_at_once() -> None:
+    def lose(message: Message) -> Message | RecordDict:
+        return good_reply(message) if "run" in message.content else lost_content("configuration")
+
+    grid = clients()
+    grid.nodes[node_of(first_asked())] = lose
+    finished = train(grid, 2, [])
+    assert not any(done.report.failed for done in finished)
+    assert sum("run" in message.content for message in grid.asked) >= 1
+
+
+def test_a_codec_that_fails_late_costs_its_reply_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    fedbuff = FedBuff(AGREEMENT, STATE, 0, 2)
+    orders = [fedbuff.order(client, SAMPLES[client]) for client in (0, 1, 2)]
+    replies = [reply(fedbuff, order) for order in orders]
+    monkeypatch.setattr(
+        MaskedNoise, "add_to", lambda self, *rest: 1 / 0 if self is replies[1].upload.contribution else add(self, *rest)
+    )
+    report, used = fedbuff.flush()
+    assert [one.client for one in used] == report.used_clients == [0, 2]
+    assert [one.client for one in report.failed] == [1]
+    assert "codec NoiseMask of fedmrn failed" in report.failed[0].reason
+
+
+def test_draw_stragglers_are_drawn_by_the_seed() -> None:
+    assert len(draw_stragglers(0.1, 10, 50, 1)) == 5
+    assert draw_stragglers(0.1, 10, 50, 1) == draw_stragglers(0.1, 10, 50, 1)
+    assert draw_stragglers(0.1, 10, 50, 1) != draw_stragglers(0.1, 10, 50, 2)
+    assert list(draw_stragglers(0.01, 3, 10, 1).values()) == [3]
 
 
 @pytest.mark.parametrize(
@@ -194,7 +213,7 @@ def test_simulated_run(strategy: tuple[str, ...], tmp_path: Path) -> None:
     overrides = (*strategy, "server=async", "downlink.memory=false", "buffer=4", "rounds=6", "simulation.slow=0.1:8")
     values, config, _ = resolve_from_data(compose_values((*overrides, "clients_per_round=6", "local.epochs=1")))
     run_simulation(values, config, tmp_path)
-    (slow,) = slow_clients(0.1, 8, 10, 0)
+    (slow,) = draw_stragglers(0.1, 8, 10, 0)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["rounds"] == 6
     assert summary["clients_failed"] == 0

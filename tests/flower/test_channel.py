@@ -1,124 +1,171 @@
-"""A round does not wait for nodes that have died, and does not give up those that are merely slow."""
+"""The channel does not wait for dead nodes or for more replies than needed, and asks a client again once."""
 
-import threading
-import time
 from collections.abc import Iterable
-from typing import cast
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.serverapp import Grid
 
-from fedmrn_app.flower.channel import Channel
-from fedmrn_app.flower.liveness import LiveNodes
-from tests.fake_grid import FakeGrid
-
-Answers = dict[int, float | None]  # seconds until a node replies; None never does
+from fedmrn_app.errors import PayloadError
+from fedmrn_app.flower.channel import Answer, ReplyPolicy, Request
+from fedmrn_app.flower.messages import Lost, content_bytes, lost_content, payload_content
+from tests.flower.support import Behaviour, FakeGrid
 
 
-class SlowGrid(FakeGrid):
-    """Nodes that reply to what they are sent after some seconds."""
+class Ask(Request):
+    """Asks a client on the node of the same number for anything."""
 
-    def __init__(self, seconds: Answers, interval: float = 30.0) -> None:
-        super().__init__(dict.fromkeys(seconds), interval=interval)
-        self.seconds = seconds
-        self.contents: dict[int, RecordDict] = {}
+    def __init__(self, node: int) -> None:
+        self.client = self.node = node
+        self.group = "1"
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        messages = list(messages)
-        pushed = super().push_messages(messages)
-        for message in messages:
-            seconds = self.seconds[message.metadata.dst_node_id]
-            if seconds is not None:
-                content = self.contents.get(message.metadata.dst_node_id, RecordDict())
-                reply = Message(content, reply_to=message)
-                threading.Timer(seconds, self.answers.__setitem__, (message.metadata.message_id, reply)).start()
-        return pushed
+    def content(self, lost: Lost | None = None) -> RecordDict:
+        return RecordDict({"x": ConfigRecord({"lost": lost or "nothing"})})
+
+    def check(self, payload: bytes) -> None:
+        if payload == b"bad":
+            raise PayloadError("bad")
 
 
-def exchange_of(grid: SlowGrid) -> Channel:
-    nodes = LiveNodes(cast(Grid, grid))
-    nodes.look()
-    return Channel(cast(Grid, grid), nodes, nodes.look, most_bytes=1000)
+GOOD = payload_content(b"payload")
 
 
-def send(exchange: Channel, nodes: Iterable[int], timeout: float = 60) -> tuple[list[int], float]:
-    """Who replied, and how many seconds it took."""
-    start = time.monotonic()
-    messages = [Message(RecordDict(), dst_node_id=node, message_type="train") for node in nodes]
-    replies = list(exchange.send_and_receive(messages, timeout=timeout))
-    return sorted(reply.metadata.src_node_id for reply in replies), time.monotonic() - start
+def grid_of(seconds: dict[int, float | None], interval: float = 30.0, **behaviours: Behaviour) -> FakeGrid:
+    """Nodes that reply after some seconds, or never."""
+    nodes: dict[int, Behaviour] = {node: None if time is None else GOOD for node, time in seconds.items()}
+    nodes |= {int(name.removeprefix("node")): behaviour for name, behaviour in behaviours.items()}
+    return FakeGrid(nodes, seconds={node: time for node, time in seconds.items() if time}, interval=interval)
+
+
+def ask(grid: FakeGrid, policy: ReplyPolicy | None = None, nodes: Iterable[int] | None = None) -> list[Answer]:
+    requests = [Ask(node) for node in (grid.nodes if nodes is None else nodes)]
+    return grid.channel(1000).ask(requests, policy or ReplyPolicy(timeout=60))
+
+
+def outcomes(answers: list[Answer]) -> list[str]:
+    return ["late" if one.payload is None else "good" if isinstance(one.payload, bytes) else str(one.payload)
+            for one in answers]  # fmt: skip
 
 
 def test_nobody_waits_for_a_node_that_is_gone() -> None:
-    grid = SlowGrid({5: 0.1, 6: 0.1, 7: None})
-    exchange = exchange_of(grid)
-    threading.Timer(0.3, grid.nodes.pop, (7,)).start()
-    replied, seconds = send(exchange, (5, 6, 7))
-    assert replied == [5, 6]
-    assert seconds < 10
-    assert list(exchange.outcome.lost.values()) == ["its node 7 has died: no heartbeat"]
+    grid = grid_of({5: 0.1, 6: 0.1, 7: None})
+    grid.clock.after(0.3, lambda: grid.nodes.pop(7))
+    assert outcomes(ask(grid)) == ["good", "good", "its node 7 has died: no heartbeat"]
+    assert grid.clock.now < 10
 
 
-def test_nobody_waits_for_a_node_without_a_heartbeat_longer_than_for_the_others() -> None:
-    grid = SlowGrid({5: 6.0, 6: 4.0, 7: None}, interval=2.0)
-    exchange = exchange_of(grid)
+def test_a_node_without_a_heartbeat_is_given_up_when_the_others_have_answered() -> None:
+    grid = grid_of({5: 6.0, 6: 4.0, 7: None}, interval=2.0)
     grid.beats.update({6: 1.0, 7: 1.0})  # the last ones; node 6 replies all the same
-    replied, seconds = send(exchange, (5, 6, 7))
-    assert replied == [5, 6]
-    assert 6 <= seconds < 15
-    assert list(exchange.outcome.lost.values()) == ["its node 7 has died: no heartbeat"]
+    assert outcomes(ask(grid)) == ["good", "good", "its node 7 has died: no heartbeat"]
+    assert 6 <= grid.clock.now < 15
 
 
-def test_node_that_was_started_anew_has_forgotten_what_it_was_sent() -> None:
-    grid = SlowGrid({5: 0.1, 6: None})
-    exchange = exchange_of(grid)
-    threading.Timer(0.3, grid.starts.update, ({6: "again"},)).start()
-    replied, seconds = send(exchange, (5, 6))
-    assert (replied, seconds < 10) == ([5], True)
-    assert list(exchange.outcome.lost.values()) == ["its node 6 was started anew"]
+def test_a_restarted_node_has_forgotten_its_message() -> None:
+    grid = grid_of({5: 0.1, 6: None})
+    grid.clock.after(0.3, lambda: grid.starts.update({6: "again"}))
+    assert outcomes(ask(grid)) == ["good", "its node 6 was started anew"]
+    assert grid.clock.now < 10
 
 
-def test_slow_node_is_waited_for_until_the_timeout() -> None:
-    exchange = exchange_of(SlowGrid({5: 0.1, 6: 3.0, 7: None}))
-    replied, seconds = send(exchange, (5, 6, 7), timeout=5)
-    assert replied == [5, 6]
-    assert 5 <= seconds < 10
-    assert exchange.outcome.lost == {}  # it is late, and the strategy says so
+def test_a_slow_node_is_waited_for_until_the_timeout() -> None:
+    grid = grid_of({5: 0.1, 6: 3.0, 7: None})
+    assert outcomes(ask(grid, ReplyPolicy(timeout=5))) == ["good", "good", "no reply within round_timeout"]
+    assert 5 <= grid.clock.now < 7
 
 
-def test_simulated_nodes_are_not_looked_for_and_hold_few_messages_at_a_time() -> None:
-    grid = SlowGrid({5: 0.01, 6: 0.01}, interval=1e300)
-    exchange = exchange_of(grid)
-    polls, most = grid.polls, 0
-    push = grid.push_messages
+def test_a_node_that_flower_does_not_know_is_given_up() -> None:
+    grid = grid_of({5: 0.1, 6: 0.1})
+    grid.unknown.add(6)
+    assert outcomes(ask(grid)) == ["good", "its node 6 is not known to Flower"]
+
+
+def test_enough_usable_replies_end_the_wait() -> None:
+    grid = grid_of({5: 0.1, 6: 0.1, 7: 2.0, 8: 50.0}, node5=payload_content(b"bad"))
+    assert outcomes(ask(grid, ReplyPolicy(needed=2, timeout=60))) == ["bad", "good", "good", "late"]
+    assert grid.clock.now < 5
+
+
+def test_late_replies_are_taken_from_flower_and_dropped() -> None:
+    grid = grid_of({5: 0.1, 6: 3.0})
+    channel = grid.channel()
+    assert outcomes(channel.ask([Ask(5), Ask(6)], ReplyPolicy(needed=1, timeout=60))) == ["good", "late"]
+    grid.clock.sleep(5)
+    assert list(grid.answers) == ["message 1"]
+    assert outcomes(channel.ask([Ask(5)], ReplyPolicy())) == ["good"]
+    assert grid.answers == {}
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_client_that_lost_something_is_asked_again_once(again: bool) -> None:
+    def lose(message: Message) -> RecordDict:
+        record = message.content.config_records["x"]
+        return GOOD if again and record["lost"] == "version" else lost_content("version")
+
+    grid = grid_of({5: 0.5, 6: 0.5}, node6=lose)
+    answers = ask(grid)
+    assert outcomes(answers)[0] == "good"
+    assert (outcomes(answers)[1] == "good") == again
+    assert [message.metadata.dst_node_id for message in grid.asked] == [5, 6, 6]
+    assert answers[1].downlink_bytes == sum(content_bytes(message.content) for message in grid.asked[1:])
+    if not again:
+        assert "has lost the version, and was not sent it again in time" in outcomes(answers)[1]
+
+
+def test_nobody_is_asked_again_after_the_timeout() -> None:
+    grid = grid_of({5: 3.0}, node5=lost_content("version"))
+    assert outcomes(ask(grid, ReplyPolicy(timeout=2))) == ["no reply within round_timeout"]
+    assert len(grid.asked) == 1
+
+
+def test_a_reply_of_another_node_is_refused() -> None:
+    def answer_for(message: Message) -> Message:
+        reply = Message(GOOD, reply_to=message)
+        reply.metadata.__dict__["_src_node_id"] = 666
+        return reply
+
+    grid = grid_of({5: 0.0, 6: 0.0}, node6=answer_for)
+    assert outcomes(ask(grid)) == ["good", "reply came from node 666, which does not host it"]
+
+
+def test_a_reply_that_is_too_long_is_refused() -> None:
+    grid = grid_of({5: 0.0, 6: 0.0}, node6=payload_content(b"0" * 6000))
+    first, second = ask(grid)
+    assert isinstance(first.payload, bytes)
+    assert isinstance(second.payload, PayloadError)
+    assert second.payload.code == "too-long"
+
+
+def test_a_simulation_is_not_polled_and_holds_few_messages_at_a_time() -> None:
+    grid = grid_of({5: 0.01, 6: 0.01}, interval=1e300)
+    channel, open_messages, largest = grid.channel(), 0, 0
+    push, pull, polls = grid.push_messages, grid.pull_messages, grid.polls
 
     def push_messages(messages: Iterable[Message]) -> list[str]:
-        nonlocal most
+        nonlocal open_messages, largest
         pushed = push(messages)
-        most = max(most, len(grid.asked) - len(pulled))
+        open_messages += len(pushed)
+        largest = max(largest, open_messages)
         return pushed
 
     def pull_messages(message_ids: Iterable[str]) -> list[Message]:
-        found = pull(message_ids)
-        pulled.extend(found)
-        return found
+        nonlocal open_messages
+        pulled = pull(message_ids)
+        open_messages -= len(pulled)
+        return pulled
 
-    pull, pulled = grid.pull_messages, list[Message]()
     grid.push_messages, grid.pull_messages = push_messages, pull_messages  # type: ignore[method-assign]
-    assert send(exchange, [5, 6] * 60)[0] == [5] * 60 + [6] * 60
-    assert grid.polls == polls
-    assert most == 16
+    answers = channel.ask([Ask(5), Ask(6)] * 60, ReplyPolicy())
+    assert outcomes(answers) == ["good"] * 120
+    assert (grid.polls, largest) == (polls, 16)
 
 
-def test_reply_that_is_too_long_is_not_kept() -> None:
-    grid = SlowGrid({5: 0.0, 6: 0.0})
-    grid.contents[6] = RecordDict({"x": ConfigRecord({"y": b"0" * 1000})})
-    exchange = exchange_of(grid)
-    assert send(exchange, (5, 6))[0] == [5]
-    assert list(exchange.outcome.lost.values()) == ["its reply has 1,001 bytes, and none has more than 1,000"]
+def test_the_replies_of_a_simulated_straggler_are_delayed() -> None:
+    grid = grid_of({5: 1.0, 6: 1.0}, interval=1e300)
+    channel = grid.channel(slowdown={6: 10})
+    answers = channel.ask([Ask(5), Ask(6)], ReplyPolicy())
+    assert [round(answer.seconds) for answer in answers] == [1, 10]
 
 
-@pytest.mark.parametrize("messages", [(), (5,)])
-def test_few_messages(messages: tuple[int, ...]) -> None:
-    assert send(exchange_of(SlowGrid({5: 0.0})), messages)[0] == list(messages)
+@pytest.mark.parametrize("nodes", [(), (5,)])
+def test_few_requests(nodes: tuple[int, ...]) -> None:
+    assert outcomes(ask(grid_of({5: 0.0}), nodes=nodes)) == ["good"] * len(nodes)

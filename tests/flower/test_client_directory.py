@@ -1,11 +1,9 @@
 """Who hosts which client is asked of each node once; what it refuses is told, and the run goes on with the others."""
 
-import time
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from flwr.app import Error, RecordDict
-from flwr.serverapp import Grid
 
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.config.schema import Config
@@ -14,7 +12,7 @@ from fedmrn_app.flower.client_directory import ClientDirectory
 from fedmrn_app.flower.host_table import Host, HostTable
 from fedmrn_app.flower.liveness import LiveNodes
 from fedmrn_app.flower.messages import Hosted
-from tests.fake_grid import Answer, FakeGrid
+from tests.flower.support import Behaviour, FakeGrid
 
 PACKED = b"the run's configuration"
 
@@ -24,8 +22,8 @@ def config(*overrides: str) -> Config:
 
 
 def hosts_of(grid: FakeGrid, lines: list[str], *overrides: str) -> ClientDirectory:
-    ours = cast(Grid, grid)
-    return ClientDirectory(ours, LiveNodes(ours), config(*overrides), PACKED, lines.append)
+    nodes = LiveNodes(grid.grid, grid.clock)
+    return ClientDirectory(grid.grid, nodes, config(*overrides), packed=PACKED, report=lines.append, clock=grid.clock)
 
 
 def find(grid: FakeGrid, lines: list[str], *overrides: str) -> HostTable:
@@ -106,18 +104,18 @@ def test_clients_that_there_are_not_and_those_without_samples_are_no_hosts() -> 
     ],
     ids=["silent", "failed", "malformed"],
 )
-def test_missing_clients_end_the_run_after_the_timeout(answer: Answer, reason: str) -> None:
-    start = time.monotonic()
+def test_missing_clients_end_the_run_after_the_timeout(answer: Behaviour, reason: str) -> None:
+    grid = FakeGrid({5: Hosted({0: 3, 1: 3}), 6: answer})
     with pytest.raises(RunError, match=r"clients=4: 2 of them are on no node .*" + reason):
-        find(FakeGrid({5: Hosted({0: 3, 1: 3}), 6: answer}), [])
-    assert 0.3 <= time.monotonic() - start < 5
+        find(grid, [])
+    assert 0.3 <= grid.clock.now < 5
 
 
 def test_no_node_at_all_ends_the_run_after_the_timeout() -> None:
-    start = time.monotonic()
+    grid = FakeGrid({})
     with pytest.raises(RunError, match=r"clients=4: 4 of them are on no node \(0, 1, 2, 3\), with 0 nodes connected"):
-        find(FakeGrid({}), [])
-    assert 0.3 <= time.monotonic() - start < 5
+        find(grid, [])
+    assert 0.3 <= grid.clock.now < 5
 
 
 def test_many_missing_clients_are_not_all_listed() -> None:
@@ -127,11 +125,10 @@ def test_many_missing_clients_are_not_all_listed() -> None:
 
 def test_run_that_all_refuse_ends_at_once() -> None:
     lines: list[str] = []
-    start = time.monotonic()
     grid = FakeGrid({5: Hosted({0: 0, 1: 0}, "no data"), 6: Hosted({2: 0, 3: 0}, "no code")})
     with pytest.raises(RunError, match="clients=4: none of them takes part; a node answered: no data"):
         find(grid, lines, "node_timeout=60")
-    assert time.monotonic() - start < 5
+    assert grid.clock.now < 5
     assert len(lines) == 2
 
 
@@ -141,17 +138,17 @@ def test_clients_move_with_the_nodes_that_die_and_come_back() -> None:
     hosts = hosts_of(grid, lines)
     assert list(hosts.find()) == [0, 1, 2, 3]
     dead = grid.nodes.pop(6)
-    assert list(hosts.present()) == [0, 1]
-    assert list(hosts.present()) == [0, 1]
+    assert list(hosts.available()) == [0, 1]
+    assert list(hosts.available()) == [0, 1]
     grid.nodes[8] = Hosted({2: 4})
-    assert hosts.present() == {0: Host(5, 3), 1: Host(5, 3), 2: Host(8, 4)}
+    assert hosts.available() == {0: Host(5, 3), 1: Host(5, 3), 2: Host(8, 4)}
     grid.nodes[6] = dead
-    assert hosts.present() == {0: Host(5, 3), 1: Host(5, 3), 2: Host(8, 4), 3: Host(6, 4)}
+    assert hosts.available() == {0: Host(5, 3), 1: Host(5, 3), 2: Host(8, 4), 3: Host(6, 4)}
     del grid.nodes[8]
-    assert hosts.present()[2] == Host(6, 4)
+    assert hosts.available()[2] == Host(6, 4)
     assert [message.metadata.dst_node_id for message in grid.asked] == [5, 6, 8, 6]
     assert lines == [
-        "node 6 has gone: client 2, client 3 will take no part until a node comes for it",
+        "node 6 has gone: client 2, client 3 is unavailable until another node hosts it",
         "node 8 has come: client 2 will take part from now on",
         "node 6: client 2 is on node 8 already; this one is asked only when that has gone (say another partition-id "
         "where it has other data)",
@@ -165,11 +162,11 @@ def test_node_without_a_heartbeat_is_left_out_until_it_is_heard_of_again() -> No
     hosts = hosts_of(grid, [])
     hosts.find()
     grid.beats[6] = 1.0
-    assert len(hosts.present()) == 4
-    time.sleep(0.19)
-    assert list(hosts.present()) == [0, 1]
+    assert len(hosts.available()) == 4
+    grid.clock.sleep(0.19)
+    assert list(hosts.available()) == [0, 1]
     grid.beats[6] = 2.0
-    assert len(hosts.present()) == 4
+    assert len(hosts.available()) == 4
     assert len(grid.asked) == 2
 
 
@@ -178,21 +175,20 @@ def test_node_that_was_started_anew_is_asked_again() -> None:
     hosts = hosts_of(grid, [])
     hosts.find()
     grid.nodes[6], grid.starts[6] = Hosted({2: 5}), "again"
-    assert hosts.present() == {0: Host(5, 3), 1: Host(5, 3), 2: Host(6, 5)}
+    assert hosts.available() == {0: Host(5, 3), 1: Host(5, 3), 2: Host(6, 5)}
     grid.nodes[6], grid.starts[6] = Hosted({2: 0}, "no data"), "once more"
-    assert list(hosts.present()) == [0, 1]
+    assert list(hosts.available()) == [0, 1]
 
 
 def test_enough_clients_start_and_others_join() -> None:
     lines: list[str] = []
     grid = FakeGrid({5: Hosted({0: 3, 1: 3})})
     hosts = hosts_of(grid, lines, "min_clients=2")
-    start = time.monotonic()
     assert list(hosts.find()) == [0, 1]
-    assert 0.3 <= time.monotonic() - start < 5
+    assert 0.3 <= grid.clock.now < 5
     assert lines == ["2 of 4 clients are there; others may join in any round"]
     grid.nodes[6] = Hosted({2: 4, 3: 4})
-    assert list(hosts.present()) == [0, 1, 2, 3]
+    assert list(hosts.available()) == [0, 1, 2, 3]
 
 
 def test_round_waits_for_enough_clients_and_ends_the_run_when_none_comes() -> None:
@@ -204,7 +200,7 @@ def test_round_waits_for_enough_clients_and_ends_the_run_when_none_comes() -> No
     with pytest.raises(
         RunError, match=r"^min_clients=3: 2 are there, with 1 nodes connected for 0.3 s; start more nodes$"
     ):
-        hosts.present()
+        hosts.available()
     assert lines[-1] == "2 clients are there; waiting for more, 0.3 s each"
 
 
@@ -213,10 +209,10 @@ def test_run_goes_on_with_any_client_where_nothing_else_is_said() -> None:
     hosts = hosts_of(grid, [])
     hosts.find()
     del grid.nodes[6]
-    assert list(hosts.present()) == [0]
+    assert list(hosts.available()) == [0]
     del grid.nodes[5]
     with pytest.raises(RunError, match="clients=4: 4 of them are on no node"):
-        hosts.present()
+        hosts.available()
 
 
 def test_nodes_of_a_simulation_are_asked_once_and_not_looked_for_again() -> None:
@@ -224,7 +220,7 @@ def test_nodes_of_a_simulation_are_asked_once_and_not_looked_for_again() -> None
     hosts = hosts_of(grid, [], "clients=1000", "node_timeout=60", "round_timeout=60")
     assert len(hosts.find()) == 1000
     polls = grid.polls
-    assert len(hosts.present()) == 1000
+    assert len(hosts.available()) == 1000
     assert (grid.polls, len(grid.asked)) == (polls, 1000)
 
 

@@ -4,12 +4,10 @@ import os
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
-from flwr.serverapp import Grid
 
 from fedmrn_app.client_app import train
 from fedmrn_app.config.build import resolve_from_data
@@ -21,11 +19,13 @@ from fedmrn_app.federation.protocol import GlobalState, Order
 from fedmrn_app.federation.versions import most_versions
 from fedmrn_app.federation.worker import Worker
 from fedmrn_app.flower.device_versions import KeptVersions
-from fedmrn_app.flower.host_table import Host
-from fedmrn_app.flower.messages import content_bytes, order_content, pack_config, pack_state, read_order, unpack_state
-from fedmrn_app.flower.strategy import PayloadStrategy
+from fedmrn_app.flower.host_table import HostTable, host_table
+from fedmrn_app.flower.messages import content_bytes, order_content, pack_config, read_order
+from fedmrn_app.flower.strategy import PayloadStrategy, RoundSettings
+from fedmrn_app.flower.timeouts import RoundTimeout
 from fedmrn_app.learning.flat import state_sha256
 from fedmrn_app.wire.lattice import Lattice as Rounded
+from tests.flower.support import Directory, FakeGrid, Reply
 from tests.reference import reference_run
 
 CLIENTS, ROUNDS = 4, 4
@@ -47,53 +47,60 @@ Before = Callable[[Order, Context], str | None]  # "late", why a client fails, o
 Bytes = dict[int, dict[int, int]]  # of the downlink, by round and client
 
 
-class LiveNodes:
+class Nodes(FakeGrid):
     """SuperNodes of this process: the real ClientApp, each with the context that Flower keeps for it."""
 
     def __init__(self, nodes: int, before: Before | None = None, at_once: bool = False) -> None:
+        super().__init__(dict.fromkeys(range(nodes), self.train), interval=1e300)
         self.states = [RecordDict() for _ in range(nodes)]
         self.before = before
         self.at_once = at_once  # all messages of a round find the state as it was, and the last one's state stays
-        self.sent = 0
+        self.old = self.states
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        replies = []
-        old = [RecordDict(dict(state)) for state in self.states]
-        for message in messages:
-            self.sent += 1
-            message.metadata.__dict__["_message_id"] = f"message {self.sent}"
-            node = message.metadata.dst_node_id
-            state = RecordDict(dict(old[node])) if self.at_once else self.states[node]
-            settings: dict[str, str | float | int | bool] = {"partition-id": node, "num-partitions": len(self.states)}
-            context = Context(run_id=1, node_id=node, node_config=settings, state=state, run_config={})
-            failure = self.before(read_order(message.content), context) if self.before is not None else None
-            if failure is None:
-                replies.append(train(message, context))
-                self.states[node] = state
-            elif failure != "late":
-                replies.append(Message(Error(1, failure), reply_to=message))
-        return replies
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        self.old = [RecordDict(dict(state)) for state in self.states]
+        return super().push_messages(messages)
+
+    def train(self, message: Message) -> Reply:
+        node = message.metadata.dst_node_id
+        state = RecordDict(dict(self.old[node])) if self.at_once else self.states[node]
+        settings: dict[str, str | float | int | bool] = {"partition-id": node, "num-partitions": len(self.states)}
+        context = Context(run_id=1, node_id=node, node_config=settings, state=state, run_config={})
+        failure = self.before(read_order(message.content), context) if self.before is not None else None
+        if failure is not None:
+            return None if failure == "late" else Error(1, failure)
+        reply = train(message, context)
+        self.states[node] = state
+        return reply
 
 
-def run(
-    nodes: LiveNodes, finished: int = 0, state: GlobalState | None = None, rounds: int = ROUNDS
-) -> tuple[str, Bytes]:
+class NodesDirectory(Directory):
+    """The nodes share the clients of the run."""
+
+    def __init__(self, nodes: int) -> None:
+        self.nodes = nodes
+        super().__init__()
+
+    def available(self) -> HostTable:
+        counts = np.array([WORKER.sample_count(client) for client in range(CLIENTS)])
+        clients = [np.arange(node, CLIENTS, self.nodes) for node in range(self.nodes)]
+        self.current = host_table(CLIENTS, [(node, mine, counts[mine]) for node, mine in enumerate(clients)])
+        return self.current
+
+
+def run(nodes: Nodes, finished: int = 0, state: GlobalState | None = None, rounds: int = ROUNDS) -> tuple[str, Bytes]:
     """A run of Flower's strategy with the real ClientApp."""
     _, protocol = WORKER.model()
     packed = pack_config(VALUES, "ab12")
-    hosts = {client: Host(client % len(nodes.states), WORKER.sample_count(client)) for client in range(CLIENTS)}
-    strategy = PayloadStrategy(
-        protocol, lambda: hosts, clients_per_round=3, config=packed, memory=True, finished_rounds=finished
-    )  # fmt: skip
-    arrays = pack_state(state or protocol.begin())
+    settings = RoundSettings(clients_per_round=3, config=packed, memory=True)
+    directory = NodesDirectory(len(nodes.states))
+    strategy = PayloadStrategy(protocol, directory, settings, timeout=RoundTimeout(5), finished_rounds=finished)
     weighed: Bytes = {}
-    for number in range(1, rounds - finished + 1):
-        messages = strategy.configure_train(number, arrays, None, cast(Grid, nodes))  # type: ignore[arg-type]
-        aggregated, _ = strategy.aggregate_train(number, nodes.send_and_receive(messages))
-        assert aggregated is not None
-        arrays = aggregated
-        weighed[number + finished] = strategy.traffic.downlink
-    last = unpack_state(arrays)
+    last = state or protocol.begin()
+    for done in strategy.rounds(nodes.channel(), last, rounds):
+        last = done.state
+        clients = sorted({*done.report.used_clients, *done.report.failures})
+        weighed[done.report.number] = dict(zip(clients, done.downlink, strict=True))
     return state_sha256(last.vector, last.dense), weighed
 
 
@@ -116,7 +123,7 @@ def kept(client: int) -> Path:
     return KeptVersions(Path(os.environ[VERSIONS_FOLDER]) / "ab12").path(client)
 
 
-def told(nodes: LiveNodes) -> LiveNodes:
+def told(nodes: Nodes) -> Nodes:
     """Nodes that have the run's configuration, as those that were asked whom they host."""
     for state in nodes.states:
         state["run"] = ConfigRecord({"config": pack_config(VALUES, "ab12")})
@@ -129,7 +136,7 @@ def test_weights_are_those_without_memory() -> None:
 
 def test_flower_sends_what_the_plain_loop_sends() -> None:
     weights, weighed = plain()
-    assert run(told(LiveNodes(CLIENTS))) == (weights, weighed)
+    assert run(told(Nodes(CLIENTS))) == (weights, weighed)
     whole = max(max(sizes.values()) for sizes in weighed.values())
     last = [size for client, size in weighed[ROUNDS].items() if client in weighed[ROUNDS - 1]]
     assert max(last) < 0.96 * whole
@@ -143,7 +150,7 @@ def test_lost_version_is_sent_again_in_the_same_round() -> None:
     held = {client for client in plain()[1][2] if client in plain()[1][3]}
     lost = frozenset({(3, min(held))})
     weights, weighed = plain(lost)
-    assert run(told(LiveNodes(CLIENTS, lose))) == (weights, weighed)
+    assert run(told(Nodes(CLIENTS, lose))) == (weights, weighed)
     assert weights == plain()[0]
     assert weighed[3][min(held)] > plain()[1][3][min(held)]
 
@@ -154,14 +161,14 @@ def test_version_of_another_content_is_not_used() -> None:
             data = kept(order.client).read_bytes()
             kept(order.client).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
 
-    weights, weighed = run(told(LiveNodes(CLIENTS, spoil)))
+    weights, weighed = run(told(Nodes(CLIENTS, spoil)))
     assert weights == plain()[0]
     assert sum(weighed[3].values()) > sum(plain()[1][3].values())
 
 
 @pytest.mark.parametrize("at_once", [False, True])
 def test_clients_that_share_a_node_keep_their_versions_even_where_they_train_at_once(at_once: bool) -> None:
-    assert run(told(LiveNodes(1, at_once=at_once))) == plain()
+    assert run(told(Nodes(1, at_once=at_once))) == plain()
 
 
 def test_versions_that_the_server_has_forgotten_are_forgotten() -> None:
@@ -214,7 +221,7 @@ def test_node_that_has_lost_everything_is_told_the_configuration_in_the_same_rou
             kept(order.client).unlink(missing_ok=True)
 
     seen: set[str] = set()
-    weights, weighed = run(told(LiveNodes(CLIENTS, lose)))
+    weights, weighed = run(told(Nodes(CLIENTS, lose)))
     assert weights == plain()[0]
     assert max(weighed[3].values()) > max(plain()[1][3].values()) + len(pack_config(VALUES, "ab12"))
 
@@ -227,7 +234,7 @@ def test_client_without_a_reply_is_sent_the_whole_until_it_replies(failure: str)
 
     bases: dict[int, dict[int, int]] = {}
     victim = max(client for client in plain()[1][2] if client in plain()[1][3])
-    nodes = told(LiveNodes(CLIENTS, fail))
+    nodes = told(Nodes(CLIENTS, fail))
     run(nodes)
     assert bases[victim][3] == 0
     assert any(asked.get(3) == 2 for asked in bases.values())
@@ -236,7 +243,7 @@ def test_client_without_a_reply_is_sent_the_whole_until_it_replies(failure: str)
 
 
 def test_resumed_run_sends_everybody_the_whole_once() -> None:
-    nodes = told(LiveNodes(CLIENTS))
+    nodes = told(Nodes(CLIENTS))
     halfway = run_rounds(Worker(resolve_from_data(compose_values((*MEMORY, "rounds=2")))[1]))
     weights, weighed = run(nodes, finished=2, state=halfway)
     assert weights == plain()[0]

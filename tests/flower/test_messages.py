@@ -9,7 +9,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.protocol import Order
-from fedmrn_app.federation.server import FRAMING
 from fedmrn_app.flower.messages import (
     FIELD,
     LOST,
@@ -36,7 +35,7 @@ from fedmrn_app.flower.messages import (
     unpack_run,
     unpack_state,
 )
-from tests.reference import STATE
+from tests.reference import AGREEMENT, STATE
 
 STEERING = np.array([0.01, 0.5, 3], np.float32)
 VECTORS = [
@@ -190,7 +189,7 @@ def test_state_comes_as_it_was_given() -> None:
 def test_payload_comes_as_it_was_given(payload: bytes) -> None:
     content = payload_content(payload)
     assert read_payload(reply(content)) == payload
-    assert abs(content_bytes(content) - len(payload) - FRAMING) < 10
+    assert abs(content_bytes(content) - len(payload) - AGREEMENT.framing_bytes) < 10
 
 
 @pytest.mark.parametrize(

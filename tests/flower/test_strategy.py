@@ -1,54 +1,53 @@
-"""Flower's side of a round: what goes into messages, which replies count, what they weigh."""
+"""Rounds of the strategy: what clients are sent, which replies count, what they weigh, and when a run ends."""
 
+import csv
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
-from fedmrn_app.errors import RunError
+from fedmrn_app.config.compose import load_config
+from fedmrn_app.errors import ConfigError, RunError
+from fedmrn_app.federation.report import FailedReply, RoundReport, UsedReply
 from fedmrn_app.federation.sampling import sample_clients
 from fedmrn_app.flower.messages import (
     FIELD,
     RECORD,
     content_bytes,
     lost_content,
+    one_line,
     pack_state,
     read_order,
+    remote_reason,
     unpack_state,
 )
-from fedmrn_app.flower.strategy import PayloadStrategy
-from fedmrn_app.flower.traffic import Timeout
+from fedmrn_app.flower.strategy import FinishedRound
+from fedmrn_app.flower.timeouts import RoundTimeout
 from fedmrn_app.methods import build_method
 from fedmrn_app.methods.method import RunOptions
 from fedmrn_app.noise import Noise
+from fedmrn_app.results.clients_csv import Participants
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.wire.payload import encode_payload
-from tests.made_up import (
-    CONFIG,
-    HOSTS,
-    good_payload,
-    good_reply,
-    payloads_of,
-    reply_with,
-    send,
-)
-from tests.reference import AGREEMENT, CLIENTS_PER_ROUND, STATE, D, M, mean_of
+from tests.flower.support import CONFIG, SmallRun, drawn, good_payload, good_reply, node_of, reply_with
+from tests.reference import AGREEMENT, SAMPLES, STATE, D, M, made_up_payload, mean_of
+
+BROKEN = Error(1, "broken")
 
 
-@pytest.fixture
-def failures() -> list[tuple[int, int, str]]:
-    return []
-
-
-@pytest.fixture
-def strategy(failures: list[tuple[int, int, str]]) -> PayloadStrategy:
-    def note(server_round: int, client: int, reason: str) -> None:
-        failures.append((server_round, client, reason))
-
-    return PayloadStrategy(AGREEMENT, HOSTS.copy, clients_per_round=CLIENTS_PER_ROUND, config=CONFIG, on_failure=note)
+def assert_mean(finished: FinishedRound, clients: Iterable[int], number: int = 1) -> None:
+    """Compare a round with the mean of made-up replies in float64."""
+    payloads = {
+        client: made_up_payload(client, AGREEMENT.method.client_seed(AGREEMENT.seed, number, client))
+        for client in clients
+    }
+    vector, dense = mean_of(payloads)
+    np.testing.assert_allclose(finished.state.vector, vector, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(finished.state.dense, dense, rtol=1e-5)
 
 
 def two_payloads(message: Message) -> Message:
@@ -65,216 +64,287 @@ def two_fields(message: Message) -> Message:
 
 def lying_reply(message: Message) -> Message:
     payload = good_payload(message)
-    return reply_with(
-        message, encode_payload(dataclasses.replace(payload, header=dataclasses.replace(payload.header, samples=7)))
-    )
+    header = dataclasses.replace(payload.header, samples=7)
+    return reply_with(message, encode_payload(dataclasses.replace(payload, header=header)))
 
 
-BAD: list[tuple[Callable[[Message], Message | None], str]] = [
-    (lambda m: None, "no reply within round_timeout"),
-    (lambda m: Message(Error(1, "boom"), reply_to=m), "failed with: boom"),
-    (lambda m: Message(RecordDict(), reply_to=m), "does not hold exactly one payload"),
-    (lambda m: Message(RecordDict({RECORD: ArrayRecord([STATE.vector])}), reply_to=m), "exactly one payload"),
-    (lambda m: Message(RecordDict({RECORD: ConfigRecord({FIELD: "text"})}), reply_to=m), "exactly one payload"),
+def for_another(message: Message) -> Message:
+    client = read_order(message.content).client
+    return reply_with(message, encode_payload(made_up_payload((client + 1) % 6, 7)))
+
+
+BAD: list[tuple[Any, str]] = [
+    (Error(1, "boom"), "failed with: boom"),
+    (RecordDict(), "does not hold exactly one payload"),
+    (RecordDict({RECORD: ArrayRecord([STATE.vector])}), "exactly one payload"),
+    (RecordDict({RECORD: ConfigRecord({FIELD: "text"})}), "exactly one payload"),
     (two_payloads, "exactly one payload"),
     (two_fields, "exactly one payload"),
-    (lambda m: reply_with(m, b""), "less than its header"),
-    (lambda m: reply_with(m, encode_payload(good_payload(m))[:-1]), "checksum does not match"),
+    (lambda message: reply_with(message, b""), "less than its header"),
+    (lambda message: reply_with(message, encode_payload(good_payload(message))[:-1]), "checksum does not match"),
     (lying_reply, "sample count is 7"),
+    (for_another, "expected"),
 ]
 
 
-def aggregate(strategy: PayloadStrategy, replies: list[Message]) -> tuple[np.ndarray, np.ndarray]:
-    arrays, _ = strategy.aggregate_train(1, replies)
-    assert arrays is not None
-    return arrays["vector"].numpy(), arrays["dense"].numpy()
-
-
-def test_messages_name_client_round_and_seed(strategy: PayloadStrategy) -> None:
-    messages = send(strategy, 3)
-    tasks: list[Any] = [message.content["task"] for message in messages]
+def test_messages_name_client_round_and_seed() -> None:
+    run = SmallRun(finished_rounds=2)
+    run.rounds(3)
+    tasks: list[Any] = [message.content["task"] for message in run.grid.asked]
     assert [task["client"] for task in tasks] == sample_clients(list(range(6)), 4, 9, 3)
-    assert all(
-        message.metadata.dst_node_id == 100 + task["client"] for message, task in zip(messages, tasks, strict=True)
-    )
+    assert [message.metadata.dst_node_id for message in run.grid.asked] == [node_of(task["client"]) for task in tasks]
     assert [task["seed"] for task in tasks] == [derive_seed(9, "noise", 3, task["client"]) for task in tasks]
     assert [task["round"] for task in tasks] == [3] * 4
-    assert {message.metadata.message_type for message in messages} == {"train"}
+    assert {message.metadata.message_type for message in run.grid.asked} == {"train"}
 
 
-def test_resumed_run_counts_on() -> None:
-    resumed = PayloadStrategy(AGREEMENT, HOSTS.copy, clients_per_round=4, config=CONFIG, finished_rounds=5)
-    orders = [read_order(message.content) for message in send(resumed, 2)]
-    assert [order.client for order in orders] == sample_clients(list(range(6)), 4, 9, 7)
-    assert {order.server_round for order in orders} == {7}
-    resumed.aggregate_train(2, [good_reply(message) for message in send(resumed, 2)])
-    assert resumed.report.number == 7
-
-
-def test_clients_that_get_the_same_share_one_record(strategy: PayloadStrategy) -> None:
-    records = [message.content.array_records["model"] for message in send(strategy)]
+def test_clients_that_are_sent_the_same_share_one_record() -> None:
+    run = SmallRun()
+    run.round()
+    records = [message.content.array_records["model"] for message in run.grid.asked]
     assert all(record is records[0] for record in records)
     assert np.array_equal(unpack_state(records[0]).vector, STATE.vector)
 
 
-def test_clients_of_parts_get_their_own() -> None:
+def test_clients_of_submodels_are_sent_their_own() -> None:
     method = build_method("submodel", {"capacities": [0.5]}, RunOptions(Noise()))
     protocol = dataclasses.replace(AGREEMENT, method=method)
-    messages = send(PayloadStrategy(protocol, HOSTS.copy, clients_per_round=4, config=CONFIG))
-    for message in messages:
-        order = read_order(message.content)
+    run = SmallRun(protocol=protocol)
+    with pytest.raises(RunError, match="no usable reply"):  # made-up replies are masks
+        run.round()
+    for order in run.grid.orders[:4]:
         held = method.selection.held(protocol.layout, order.client, 1, order.seed)
         assert held is not None
         assert np.array_equal(order.vector, STATE.vector[held])
 
 
-def test_weighted_mean_in_any_order_of_arrival(strategy: PayloadStrategy) -> None:
-    messages = send(strategy)
-    replies = [good_reply(message) for message in messages]
-    weights, dense = aggregate(strategy, replies)
-    expected = mean_of(payloads_of(messages))
-    np.testing.assert_allclose(weights, expected[0], rtol=1e-6, atol=1e-8)
-    np.testing.assert_allclose(dense, expected[1], rtol=1e-5)
-    send(strategy)
-    again = aggregate(strategy, replies[::-1])
-    assert np.array_equal(weights, again[0])
-    assert np.array_equal(dense, again[1])
-    assert strategy.report.failures == {}
+def test_weighted_mean_in_any_order_of_arrival() -> None:
+    clients = drawn()
+    finished = SmallRun().round()
+    assert_mean(finished, clients)
+    again = SmallRun(seconds={client: 9.0 - client for client in clients}).round()
+    assert np.array_equal(finished.state.vector, again.state.vector)
+    assert np.array_equal(finished.state.dense, again.state.dense)
+    assert finished.report.failed == []
 
 
 @pytest.mark.parametrize(("bad", "reason"), BAD, ids=[f"{n} {reason}" for n, (_, reason) in enumerate(BAD)])
-def test_bad_reply_is_left_out(
-    strategy: PayloadStrategy,
-    failures: list[tuple[int, int, str]],
-    bad: Callable[[Message], Message | None],
-    reason: str,
-) -> None:
-    messages = send(strategy)
-    clients = [read_order(message.content).client for message in messages]
-    replies = [bad(messages[1]), *map(good_reply, [messages[0], *messages[2:]])]
-    weights, dense = aggregate(strategy, [reply for reply in replies if reply is not None])
-    expected = mean_of(payloads_of([messages[0], *messages[2:]]))
-    np.testing.assert_allclose(weights, expected[0], rtol=1e-6, atol=1e-8)
-    np.testing.assert_allclose(dense, expected[1], rtol=1e-5)
-    ((server_round, left_out, said),) = failures
-    assert (server_round, left_out) == (1, clients[1])
-    assert reason in said
-    assert strategy.report.failures == {clients[1]: said}
-    assert sorted(strategy.traffic.uplink) == sorted({*clients} - {clients[1]})
-    assert sorted(strategy.traffic.downlink) == sorted(clients)
+def test_a_bad_reply_is_left_out(bad: Any, reason: str) -> None:
+    clients = drawn()
+    finished = SmallRun({clients[1]: bad}).round()
+    (failed,) = finished.report.failed
+    assert failed.client == clients[1]
+    assert reason in failed.reason
+    assert_mean(finished, set(clients) - {clients[1]})
+    assert (len(finished.uplink), len(finished.downlink)) == (3, 4)
 
 
-def test_reply_to_another_round_is_no_reply(strategy: PayloadStrategy) -> None:
-    stale = [good_reply(message) for message in send(strategy, 1)]
-    for reply in stale:
-        reply.metadata.__dict__["_reply_to_message_id"] = "of a round before"
-    fresh = send(strategy, 2, grid=AskedAgain(lambda message: None))
-    with pytest.raises(RunError, match=r"round 2: no usable reply \(client \d: no reply within round_timeout; "):
-        strategy.aggregate_train(2, stale)
-    assert len(fresh) == 4
+def test_a_codec_that_fails_costs_its_reply_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    clients = drawn()
+    broken = AGREEMENT.method.client_seed(AGREEMENT.seed, 1, clients[2])
+    codec, read = type(AGREEMENT.method.codec), type(AGREEMENT.method.codec).read
+
+    def fail(self: Any, body: Any, context: Any, seed: int) -> Any:
+        if seed == broken:
+            raise ZeroDivisionError("of a hostile body")
+        return read(self, body, context, seed)
+
+    monkeypatch.setattr(codec, "read", fail)
+    finished = SmallRun().round()
+    (failed,) = finished.report.failed
+    assert failed.client == clients[2]
+    assert failed.reason == "codec NoiseMask of fedmrn failed on its payload (ZeroDivisionError: of a hostile body)"
+    monkeypatch.undo()
+    assert_mean(finished, set(clients) - {clients[2]})
 
 
-def test_reply_of_a_client_that_answers_for_another_is_refused(strategy: PayloadStrategy) -> None:
-    messages = send(strategy)
-    swapped = reply_with(messages[0], encode_payload(good_payload(messages[1])))
-    aggregate(strategy, [swapped, *map(good_reply, messages[1:])])
-    (reason,) = strategy.report.failures.values()
-    assert "expected" in reason
+def test_a_node_that_lost_the_configuration_is_sent_it_in_the_same_round() -> None:
+    clients = drawn()
 
+    def lose(message: Message) -> Message:
+        return good_reply(message) if "run" in message.content else Message(lost_content("configuration"),
+                                                                            reply_to=message)  # fmt: skip
 
-@dataclasses.dataclass
-class AskedAgain:
-    """Answers whoever is asked for a second time, with what the test says."""
-
-    answer: Callable[[Message], Message | None]
-    messages: list[Message] = dataclasses.field(default_factory=list)
-    timeouts: list[float] = dataclasses.field(default_factory=list)
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float) -> list[Message]:
-        self.timeouts.append(timeout)
-        for message in messages:
-            message.metadata.__dict__["_message_id"] = f"again {len(self.messages)}"
-            self.messages.append(message)
-        replies = [self.answer(message) for message in self.messages]
-        return [reply for reply in replies if reply is not None]
-
-
-def lost(message: Message) -> Message:
-    return Message(lost_content("configuration"), reply_to=message)
-
-
-def test_node_that_has_lost_the_configuration_is_told_it_in_the_same_round(strategy: PayloadStrategy) -> None:
-    grid = AskedAgain(good_reply)
-    messages = send(strategy, grid=grid)
-    once = content_bytes(messages[0].content)
-    assert not any("run" in message.content for message in messages)
-    weights, _ = aggregate(strategy, [lost(messages[0]), *map(good_reply, messages[1:])])
-    np.testing.assert_allclose(weights, mean_of(payloads_of(messages))[0], rtol=1e-6, atol=1e-8)
-    (again,) = grid.messages
+    run = SmallRun({clients[0]: lose})
+    finished = run.round()
+    assert_mean(finished, clients)
+    *first, again = run.grid.asked
+    assert not any("run" in message.content for message in first)
     assert again.content.config_records["run"]["config"] == CONFIG
-    assert again.metadata.dst_node_id == messages[0].metadata.dst_node_id
-    assert 3590 < grid.timeouts[0] < 3600
-    client = read_order(messages[0].content).client
-    assert strategy.traffic.downlink[client] == once + content_bytes(again.content)
-    assert strategy.report.failures == {}
+    sizes = [content_bytes(message.content) for message in run.grid.asked]
+    assert sorted(finished.downlink) == sorted([sizes[0] + sizes[-1], *sizes[1:-1]])
 
 
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [(lost, "has lost the configuration, and was not sent it again in time"), (lambda m: None, "no reply within")],
-)
-def test_client_is_asked_again_once(
-    strategy: PayloadStrategy, answer: Callable[[Message], Message | None], reason: str
-) -> None:
-    grid = AskedAgain(answer)
-    messages = send(strategy, grid=grid)
-    aggregate(strategy, [lost(messages[0]), *map(good_reply, messages[1:])])
-    ((client, said),) = strategy.report.failures.items()
-    assert client == read_order(messages[0].content).client
-    assert reason in said
-
-
-def test_nobody_is_asked_again_after_the_round_s_time() -> None:
-    strategy = PayloadStrategy(AGREEMENT, HOSTS.copy, clients_per_round=4, config=CONFIG, timeout=Timeout(1e-9))
-    grid = AskedAgain(good_reply)
-    messages = send(strategy, grid=grid)
-    aggregate(strategy, [lost(messages[0]), *map(good_reply, messages[1:])])
-    (reason,) = strategy.report.failures.values()
-    assert reason == "no reply within round_timeout"
-    assert grid.messages == []
-
-
-def test_model_that_is_no_longer_finite_ends_the_run(strategy: PayloadStrategy) -> None:
-    messages = send(strategy)
+def test_a_model_that_is_no_longer_finite_ends_the_run() -> None:
     huge = np.full(M, 3e38, "<f4").tobytes()
-    replies = [reply_with(m, encode_payload(dataclasses.replace(good_payload(m), dense=huge))) for m in messages]
+
+    def explode(message: Message) -> Message:
+        return reply_with(message, encode_payload(dataclasses.replace(good_payload(message), dense=huge)))
+
     with pytest.raises(RunError, match="round 1: the global model is no longer finite"):
-        strategy.aggregate_train(1, replies)
+        SmallRun(dict.fromkeys(SAMPLES, explode)).round()
 
 
-def test_traffic_counts_framing(strategy: PayloadStrategy) -> None:
-    messages = send(strategy)
-    replies = [good_reply(message) for message in messages]
-    payload = encode_payload(good_payload(messages[0]))
+def test_traffic_counts_framing() -> None:
+    run = SmallRun()
+    finished = run.round()
+    reply = good_reply(run.grid.asked[0])
 
     def objects(item: Any) -> Iterator[Any]:
         yield item
         for child in (item.children or {}).values():
             yield from objects(child)
 
-    assert content_bytes(replies[0].content) == sum(len(item.deflate()) for item in objects(replies[0].content))
-    assert len(payload) < content_bytes(replies[0].content) < len(payload) + 190
-    aggregate(strategy, replies)
-    clients = [read_order(message.content).client for message in messages]
-    assert strategy.traffic.uplink == {
-        client: content_bytes(reply.content) for client, reply in zip(clients, replies, strict=True)
-    }
-    assert strategy.traffic.downlink == {
-        client: content_bytes(message.content) for client, message in zip(clients, messages, strict=True)
-    }
-    assert min(strategy.traffic.downlink.values()) > 4 * (D + M)
+    payload = encode_payload(good_payload(run.grid.asked[0]))
+    assert content_bytes(reply.content) == sum(len(item.deflate()) for item in objects(reply.content))
+    assert len(payload) < content_bytes(reply.content) < len(payload) + 190
+    assert finished.uplink == [content_bytes(good_reply(message).content) for message in run.grid.asked]
+    assert finished.downlink == [content_bytes(message.content) for message in run.grid.asked]
+    assert min(finished.downlink) > 4 * (D + M)
 
 
-def test_no_client_side_evaluation(strategy: PayloadStrategy) -> None:
-    assert list(strategy.configure_evaluate(1, pack_state(STATE), ConfigRecord(), None)) == []  # type: ignore[arg-type]
+def test_oversampling_closes_a_round_with_the_first_usable_replies() -> None:
+    clients = drawn(clients_per_round=3, oversample=1.5)
+    assert len(clients) == 5  # for 4.5
+    broken, *fast, slow = clients
+    run = SmallRun({broken: BROKEN}, {slow: 20.0}, clients_per_round=3, oversample=1.5)
+    finished = run.round()
+    assert run.grid.clock.now < 10
+    assert finished.report.late == [slow]
+    assert finished.report.failures == {broken: "failed with: broken"}
+    assert finished.report.used_clients == sorted(fast)
+    assert (len(finished.uplink), len(finished.downlink)) == (3, 5)
+    assert_mean(finished, fast)
+
+
+def test_a_round_of_too_few_replies_continues_with_other_clients() -> None:
+    first = drawn(clients_per_round=3)
+    run = SmallRun({first[0]: BROKEN, first[1]: BROKEN}, clients_per_round=3, min_replies=2)
+    finished = run.round()
+    (line,) = run.directory.lines
+    assert line.startswith("round 1: 1 usable replies, min_replies is 2 (client ")
+    assert line.endswith("; it goes on with 2 other clients")
+    assert first[2] in finished.report.used_clients
+    assert set(finished.report.used_clients) - {first[2]} < SAMPLES.keys() - set(first)
+    assert finished.report.failures.keys() == set(first[:2])
+    assert_mean(finished, finished.report.used_clients)
+
+
+def test_clients_that_all_fail_end_the_run_the_third_time() -> None:
+    run = SmallRun(dict.fromkeys(SAMPLES, BROKEN), clients_per_round=3)
+    with pytest.raises(RunError, match=r"^round 1: no usable reply \(client \d: failed with: broken; .*, as others"):
+        run.round()
+    assert [line.rpartition(";")[2] for line in run.directory.lines] == [" it goes on with 3 other clients"] * 2
+    assert sorted(run.asked[:6]) == sorted(SAMPLES)
+    assert len(run.asked) == 9
+
+
+@pytest.mark.parametrize("oversample", [1.0, 1.3])
+def test_a_round_ends_when_its_time_is_over(oversample: float) -> None:
+    settings: Any = {"clients_per_round": 3, "oversample": oversample}
+    fast, *slow = drawn(**settings)
+    run = SmallRun(seconds=dict.fromkeys(slow, 30.0), timeout=2, **settings)
+    finished = run.round()
+    assert run.grid.clock.now < 10
+    assert finished.report.used_clients == [fast]
+    assert set(finished.report.failures.values()) == {"no reply within round_timeout"}
+
+
+def failing(counts: list[int]) -> SmallRun:
+    """Rounds of four clients of which the given numbers fail."""
+
+    def behave(message: Message) -> Message:
+        order = read_order(message.content)
+        place = sample_clients(list(range(6)), 4, AGREEMENT.seed, order.server_round).index(order.client)
+        fails = place < counts[order.server_round - 1]
+        return Message(Error(1, "out of memory"), reply_to=message) if fails else good_reply(message)
+
+    return SmallRun(dict.fromkeys(SAMPLES, behave))
+
+
+def test_three_rounds_in_a_row_in_which_most_clients_fail_end_the_run() -> None:
+    assert len(failing([3, 3, 2, 3, 3, 0]).rounds(6)) == 6
+    with pytest.raises(RunError, match=r"^round 4: most clients failed in 3 rounds in a row, 3 of 4 in this one \("):
+        failing([0, 3, 3, 3]).rounds(4)
+    with pytest.raises(RunError, match=r"failed with: out of memory.*\); see to them, then go on with resume=true$"):
+        failing([3, 3, 3]).rounds(3)
+
+
+def test_clients_are_drawn_from_those_that_are_available() -> None:
+    clients = drawn()
+    assert drawn() == clients
+    run = SmallRun()
+    run.directory.absent = {clients[0]}
+    run.round()
+    assert clients[0] not in run.asked
+
+
+def test_flower_s_own_loop_closes_the_same_round() -> None:
+    run = SmallRun()
+    finished = run.round()
+    strategy = SmallRun().strategy
+    messages = list(strategy.configure_train(1, pack_state(STATE), ConfigRecord(), run.grid.grid))
+    for number, message in enumerate(messages):
+        message.metadata.__dict__["_message_id"] = f"message {number}"  # as the grid does when it sends
+    arrays, _ = strategy.aggregate_train(1, [good_reply(message) for message in reversed(messages)])
+    assert arrays is not None
+    assert np.array_equal(unpack_state(arrays).vector, finished.state.vector)
+    assert strategy.last is not None
+    assert strategy.last.uplink == finished.uplink
+    assert list(strategy.configure_evaluate(1, arrays, ConfigRecord(), run.grid.grid)) == []
     assert strategy.aggregate_evaluate(1, []) is None
+
+
+def test_timeout_fits_the_rounds_before() -> None:
+    timeout = RoundTimeout(None)
+    expected = [(0, 3600), (2, 60), (50, 500), (8, 500), (8, 500), (8, 500), (8, 500), (8, 80)]
+    assert timeout.seconds == 3600
+    for seconds, following in expected:
+        timeout.note(seconds)
+        assert timeout.seconds == following
+    assert RoundTimeout(None, [30, 20]).seconds == 300
+    assert RoundTimeout(7, [30]).seconds == 7
+
+
+def test_participants_are_recorded_and_rounds_that_are_done_again_are_taken_out(tmp_path: Path) -> None:
+    def used(client: int, staleness: int = 0) -> UsedReply:
+        return UsedReply(client=client, loss=1, train_seconds=0, compress_seconds=0, staleness=staleness)
+
+    for number, done in ((1, 0), (2, 1), (2, 1)):
+        report = RoundReport(number, used=[used(2), used(7, number - 1)], failed=[FailedReply(4, "late")], late=[9])
+        Participants(tmp_path, done).note(report)
+    with (tmp_path / "clients.csv").open(newline="") as file:
+        assert list(csv.reader(file)) == [
+            ["round", "used", "rejected", "late"], ["1", "2 7", "4", "9"], ["2", "2 7-1", "4", "9"],
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (("oversample=0.5",), "oversample=0.5"),
+        (("min_replies=11",), "min_replies=11"),
+        (
+            ("oversample=1.3", "model=mlp", "strategy=fedavg", "privacy.clip=1", "privacy.noise_multiplier=1"),
+            "oversample=1.3: in a private run",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(overrides: tuple[str, ...], key: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{key}"):
+        load_config(overrides)
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ("FileNotFoundError: '/home/ann/secret/a.npz': no such file", "FileNotFoundError: 'a.npz': no such file"),
+        ("data-path=/mnt/x/y: images are 1x8x8", "data-path=y: images are 1x8x8"),
+        ("line\nround 3: client 0 rejected: \x1b[31mforged", "line round 3: client 0 rejected: [31mforged"),
+        ("1/2 of a/b at http://host/x", "1/2 of a/b at http://host/x"),
+        ("x" * 10_000, "x" * 297 + "..."),
+    ],
+)
+def test_what_other_machines_say_is_one_short_line_without_their_paths(said: str, kept: str) -> None:
+    assert one_line(said) == kept
+    assert len(remote_reason(said)) <= 300

@@ -62,7 +62,7 @@ def test_a_reply_is_checked_decoded_and_added_in_10_ns_per_weight(coder: Coder) 
 
     def read_and_add() -> None:
         upload = check_upload(payloads[client], opened.protocol, header, known, opened.dense)
-        upload.decoded.add_to(total, upload.share)
+        upload.contribution.add_to(total, upload.weight)
 
     enough = 10e-9 * total.size
     assert best_seconds(read_and_add, enough) < enough

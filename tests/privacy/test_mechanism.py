@@ -14,6 +14,7 @@ from fedmrn_app.config.compose import compose_values
 from fedmrn_app.config.privacy_checks import open_privacy
 from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.federation.loop import run_rounds
+from fedmrn_app.federation.pipeline import RoundSums
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.federation.report import RoundReport
 from fedmrn_app.federation.server import OpenRound, close_round, open_round
@@ -48,7 +49,7 @@ def protocol(name: str = "fedavg") -> RunProtocol:
 
 def private(clip: float = 1.0, noise: float = 1.0, per_round: int = 8, **changes: Any) -> Privacy:
     config = PrivacyConfig(noise_multiplier=noise, **{"noise_seed": "run", "sampling": "fixed", **changes})
-    return Privacy(config, seed=3, weights=D, clip=clip, clients=8, clients_per_round=per_round, rounds=5)
+    return Privacy(config, seed=3, clip=clip, clients=8, clients_per_round=per_round, rounds=5)
 
 
 def replies_of(opened: OpenRound, size: float) -> dict[int, bytes | PayloadError]:
@@ -75,23 +76,23 @@ def moved(state: GlobalState) -> Any:
 @pytest.mark.parametrize(("size", "counts"), [(0.5, 0.5), (1.0, 1.0), (40.0, 1.0)])
 def test_sum_is_that_of_clipped_contributions_with_equal_weights(size: float, counts: float) -> None:
     privacy = private(clip=1.0, noise=1e-9, per_round=6)
-    opened = open_round(protocol(), STATE, 1, SAMPLES, 6, None, privacy)
+    opened = open_round(protocol(), STATE, 1, SAMPLES, 6, privacy=privacy)
     state, report = close_round(opened, replies_of(opened, size))
     expected = sum(direction(client) for client in opened.clients).astype(np.float64) * counts / 6
     np.testing.assert_allclose(moved(state), expected, atol=2e-6)
     assert len(opened.clients) == 6
-    assert all(math.isnan(loss) for loss in report.losses.values())
+    assert all(math.isnan(reply.loss) for reply in report.used)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedmrn", "fedmrns", "eden", "signsgd", "terngrad", "topk", "fedscalar"])
 def test_no_client_moves_the_sum_by_more_than_the_clip(name: str) -> None:
     privacy = private(clip=0.01, noise=1e-9)
-    opened = open_round(protocol(name), STATE, 1, SAMPLES, 8, None, privacy)
+    opened = open_round(protocol(name), STATE, 1, SAMPLES, 8, privacy=privacy)
     replies = replies_of(opened, 5.0)
     alone = {}
     for left in (None, *opened.clients):
         some: dict[int, bytes | PayloadError] = {c: r for c, r in replies.items() if c != left}
-        again = open_round(protocol(name), STATE, 1, SAMPLES, 8, None, private(clip=0.01, noise=1e-9))
+        again = open_round(protocol(name), STATE, 1, SAMPLES, 8, privacy=private(clip=0.01, noise=1e-9))
         alone[left] = moved(close_round(again, some)[0]) * 8
     sizes = [np.linalg.norm(alone[None] - alone[left]) for left in opened.clients]
     assert max(sizes) <= 0.01 + 3e-6
@@ -119,8 +120,8 @@ def test_noise_has_the_mean_of_the_sum_and_the_deviation_it_says() -> None:
     config = PrivacyConfig(noise_multiplier=1.5, sampling="fixed")
     exact = None
     for number in range(2000):
-        privacy = Privacy(config, seed=3, weights=D, clip=0.5, clients=8, clients_per_round=8, rounds=1)
-        opened = open_round(protocol(), STATE, 1, SAMPLES, 8, None, privacy)
+        privacy = Privacy(config, seed=3, clip=0.5, clients=8, clients_per_round=8, rounds=1)
+        opened = open_round(protocol(), STATE, 1, SAMPLES, 8, privacy=privacy)
         if exact is None:
             replies = replies_of(opened, 2.0)
             exact = sum(direction(client) for client in SAMPLES).astype(np.float64) * 0.5 / 8
@@ -137,9 +138,9 @@ def test_noise_has_the_mean_of_the_sum_and_the_deviation_it_says() -> None:
 
 def test_noise_repeats_with_the_runs_seed_alone() -> None:
     def noise(number: int, **changes: Any) -> bytes:
-        total, dense = np.zeros(D, np.float32), np.zeros(M, np.float32)
-        private(**changes).open(number, SAMPLES).finish(total, dense)
-        return total.tobytes() + dense.tobytes()
+        sums = RoundSums(np.zeros(D, np.float32), np.zeros(M, np.float32), np.zeros(M, np.float32))
+        private(**changes).open(number, SAMPLES).post_processor().finish(sums)
+        return sums.total.tobytes() + sums.dense.tobytes()
 
     assert noise(1) == noise(1)
     assert noise(1) != noise(2)
@@ -160,22 +161,23 @@ def test_fixed_sampling_draws_so_many_and_poisson_each_by_itself() -> None:
     assert poisson.open(1, [1, 2]).release.cost == ("poisson", 2, 8, 1.0)
 
 
-def test_round_of_nobody_is_noise_alone_and_one_of_failures_ends_the_run() -> None:
+def test_rounds_in_which_nobody_is_drawn_or_everybody_fails_release_noise() -> None:
     privacy = private(noise=2.0, sampling="poisson")
-    empty = OpenRound(protocol(), 1, STATE, {}, None, replace(privacy.open(1, SAMPLES), clients=[]))
-    state, report = close_round(empty, {})
-    assert 0 < np.linalg.norm(moved(state)) < 2 * 2.0 / 8 * math.sqrt(D)
-    assert report.epsilon == privacy.spent > 0
-    opened = open_round(protocol(), STATE, 2, SAMPLES, 8, None, privacy)
-    with pytest.raises(RunError, match="round 2: no usable reply"):
-        close_round(opened, {})
-    assert len(privacy.ledger.releases) == 1
+    empty = OpenRound(protocol(), 1, STATE, {}, private=replace(privacy.open(1, SAMPLES), clients=[]))
+    failing = open_round(protocol(), STATE, 2, SAMPLES, 8, privacy=privacy)
+    assert failing.clients
+    for number, opened in enumerate((empty, failing), 1):
+        state, report = close_round(opened, {})
+        assert 0 < np.linalg.norm(moved(state)) < 2 * 2.0 / 8 * math.sqrt(D)
+        assert report.epsilon == privacy.spent > 0
+        assert len(report.failed) == len(opened.clients)
+        assert len(privacy.ledger.releases) == number
 
 
 def test_contribution_that_is_not_finite_is_left_out() -> None:
     """Each value is finite; the difference to what was sent is not."""
     state = GlobalState(STATE.vector, STATE.dense * np.float32(-1.6e38))
-    opened = open_round(protocol(), state, 1, SAMPLES, 8, None, private())
+    opened = open_round(protocol(), state, 1, SAMPLES, 8, privacy=private())
     replies = replies_of(opened, 1.0)
     known = opened.known(0)
     body = opened.protocol.method.codec.encode(direction(0)[:D], known, 1, 0)
@@ -223,7 +225,7 @@ def test_run_ends_before_its_budget_is_exceeded() -> None:
     assert 0 < len(reports) < 4
     assert reports[-1].epsilon <= 5
     _, config, _ = resolve_from_data(compose_values(words))
-    release = Privacy(config.privacy, seed=0, weights=1, clip=1, clients=20, clients_per_round=10, rounds=4).typical
+    release = Privacy(config.privacy, seed=0, clip=1, clients=20, clients_per_round=10, rounds=4).typical
     assert epsilon([release] * (len(reports) + 1), config.privacy.delta) > 5
 
 

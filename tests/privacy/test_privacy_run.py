@@ -48,7 +48,7 @@ def test_run_ends_with_its_budget_and_goes_on_with_a_larger_one(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     weights, reports = reference(WORDS)
     assert 1 < len(reports) < 9
-    assert not all(report.losses for report in reports)  # somewhere nobody is drawn
+    assert not all(report.used for report in reports)  # somewhere nobody is drawn
     folder = tmp_path / "run"
     done = command(folder, *WORDS)
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,123 @@
+"""The steps between a client's checked reply and the server's step, as a list of post-processors.
+
+    reply -> check -> bound -> transform ... -> add to the sums -> finish ... -> server step
+
+Each post-processor is one small class: the mean, privacy, coverage, rate control. A round builds its list, applies
+`transform` to every reply, calls `observe` in the order of the clients, and calls `finish` once on the sums. The design
+follows the post-processors of pfl-research (Granqvist et al. 2024).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmrn_app.federation.protocol import RunProtocol
+from fedmrn_app.federation.upload import CheckedUpload
+from fedmrn_app.layout import Float32Array
+
+
+@dataclass
+class RoundSums:
+    """The sums of one round, which post-processors turn into means.
+
+    Attributes:
+        total: float32 (d,), the sum of weighted contributions; after the last `finish` their mean.
+        dense: float32 (m,), the sum of weighted dense parts; after the last `finish` the clients' mean dense part.
+        sent_dense: float32 (m,), the dense part that the clients were sent.
+        rate_state: state of the rate control for the next round; None without rate control.
+        epsilon: privacy spent by all rounds so far; NaN where no noise is added.
+    """
+
+    total: Float32Array
+    dense: Float32Array
+    sent_dense: Float32Array
+    rate_state: Float32Array | None = None
+    epsilon: float = math.nan
+
+
+class PostProcessor:
+    """One step of a round's aggregation; each hook does nothing unless a subclass overrides it.
+
+    An instance serves one pass over the replies of one round and may keep sums of its own.
+    """
+
+    def transform(self, client: int, upload: CheckedUpload, sums: RoundSums) -> CheckedUpload:
+        """Return the reply as it is added. It is called from several threads at once, in any order.
+
+        Raises:
+            PayloadError: the reply is refused.
+        """
+        return upload
+
+    def observe(self, client: int, upload: CheckedUpload) -> None:
+        """Note a usable reply. It is called from one thread, in the order of the clients."""
+
+    def finish(self, sums: RoundSums) -> None:
+        """Change the sums, in place, after all replies were added."""
+
+
+class WeightedMean(PostProcessor):
+    """Divide the sums by the total weight of the clients (McMahan et al. 2017, Algorithm 1)."""
+
+    def __init__(self, protocol: RunProtocol) -> None:
+        self.protocol = protocol
+        self.weight = 0
+
+    def observe(self, client: int, upload: CheckedUpload) -> None:
+        """Add the client's weight."""
+        self.weight += self.protocol.weight(upload.payload.header.samples)
+
+    def finish(self, sums: RoundSums) -> None:
+        """Divide both sums; without replies they stay zero."""
+        if not self.weight:
+            return
+        sums.total /= np.float32(self.weight)
+        sums.dense /= np.float32(self.weight)
+
+
+class CoverageMean(WeightedMean):
+    """Divide the sum of each weight by the total weight of the clients that hold it (FedRolex, Alam et al. 2022)."""
+
+    def __init__(self, protocol: RunProtocol, mask_of: Callable[[int], NDArray[np.bool_] | None]) -> None:
+        """`mask_of` gives the weights that a client holds, bool (d,); None for all."""
+        super().__init__(protocol)
+        self.mask_of = mask_of
+        self.holders = np.zeros(protocol.layout.count, np.float32)
+
+    def observe(self, client: int, upload: CheckedUpload) -> None:
+        """Add the client's weight where it holds the model."""
+        super().observe(client, upload)
+        mask = self.mask_of(client)
+        self.holders[slice(None) if mask is None else mask] += upload.weight
+
+    def finish(self, sums: RoundSums) -> None:
+        """Divide both sums; a weight that nobody holds keeps the sum zero."""
+        sums.total /= np.maximum(self.holders, 1)
+        sums.dense /= np.float32(self.weight)
+
+
+class RateControlStep(PostProcessor):
+    """Set the noise's scale for the next round from the bytes of this round's replies."""
+
+    def __init__(self, protocol: RunProtocol) -> None:
+        self.protocol = protocol
+        self.sizes: list[tuple[int, int]] = []
+
+    def observe(self, client: int, upload: CheckedUpload) -> None:
+        """Note the bytes of the payload and of its body."""
+        self.sizes.append((upload.size, len(upload.payload.body)))
+
+    def finish(self, sums: RoundSums) -> None:
+        """Compute the next state; without replies it stays as it is."""
+        control, count = self.protocol.method.steering, self.protocol.layout.count
+        if control is None or sums.rate_state is None or not self.sizes:
+            return
+        payload, body = (8 * size / count for size in np.mean(self.sizes, 0))
+        framing = 8 * self.protocol.framing_bytes / count
+        left = control.bits * self.protocol.parameters / count - (payload + framing - body)
+        sums.rate_state = control.next(sums.rate_state, float(body), float(left))

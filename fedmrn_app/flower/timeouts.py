@@ -1,0 +1,62 @@
+"""How long a round waits for replies, and when a run of failing rounds ends."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from fedmrn_app.config.schema import FIRST_TIMEOUT
+from fedmrn_app.errors import RunError
+from fedmrn_app.federation.report import RoundReport
+
+_FACTOR, _MIN_SECONDS = 10, 60.0
+_REMEMBERED = 5  # rounds
+MAX_FAILING = 3  # rounds in a row in which most clients fail, after which the run ends
+
+
+class RoundTimeout:
+    """The time that replies may take.
+
+    Attributes:
+        fixed: seconds; None for ten times the longest reply of the last five rounds, but at least a minute.
+    """
+
+    def __init__(self, fixed: float | None, seconds: Iterable[float] = ()) -> None:
+        """`seconds` are the durations of earlier rounds."""
+        self.fixed = fixed
+        self._seconds = deque(seconds, _REMEMBERED)
+
+    def note(self, seconds: float) -> None:
+        """Record how long the last reply of a round took; 0 where there was none."""
+        if seconds:
+            self._seconds.append(seconds)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds for the next round."""
+        if self.fixed is not None:
+            return self.fixed
+        return max(_MIN_SECONDS, _FACTOR * max(self._seconds)) if self._seconds else FIRST_TIMEOUT
+
+
+class FailureLimit:
+    """Counts the rounds, or asynchronous versions, in a row in which most clients failed."""
+
+    def __init__(self, noun: str = "round") -> None:
+        self._noun = noun
+        self.count = 0
+
+    def note(self, report: RoundReport) -> None:
+        """Record a closed round.
+
+        Raises:
+            RunError: most clients failed for the third time in a row.
+        """
+        failed, used = len(report.failed), len(report.used)
+        self.count = self.count + 1 if failed > used else 0
+        if self.count >= MAX_FAILING:
+            raise RunError(
+                f"{self._noun} {report.number}: most clients failed in {MAX_FAILING} {self._noun}s in a row, {failed} "
+                f"of {failed + used} in this one ({report.reasons(5)}); see to them, then go on with resume=true",
+                code="clients-fail",
+            )
