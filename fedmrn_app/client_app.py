@@ -13,10 +13,10 @@ from typing import cast
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
-from fedmrn_app.config.build import check_targets, read_config
+from fedmrn_app.config.build import build_worker, check_targets, read_config
 from fedmrn_app.environment import ALLOW_TARGETS, VERSIONS_FOLDER
 from fedmrn_app.errors import ConfigError, FedMRNError, PayloadError
-from fedmrn_app.federation.client import Kept
+from fedmrn_app.federation.client import ClientState
 from fedmrn_app.federation.download import VersionError
 from fedmrn_app.federation.worker import Worker
 from fedmrn_app.flower.device_storage import Residuals, StateError, state_folder
@@ -79,13 +79,13 @@ def train(message: Message, context: Context) -> Message:
     versions = open_versions(message, context) if worker.config.downlink.remembers else None
     version = None if versions is None or order.base == 0 else versions.read(client)
     try:
-        reply = worker.train(order, Kept(residual, version))
+        reply = worker.train(order, ClientState(residual, version))
     except VersionError:
         return Message(lost_content("version"), reply_to=message)
-    if residuals is not None and reply.kept.residual is not None:
-        residuals.write(client, number, reply.kept.residual)
-    if versions is not None and reply.kept.version is not None:
-        versions.write(client, reply.kept.version)
+    if residuals is not None and reply.state.residual is not None:
+        residuals.write(client, number, reply.state.residual)
+    if versions is not None and reply.state.version is not None:
+        versions.write(client, reply.state.version)
     return Message(payload_content(reply.payload), reply_to=message)
 
 
@@ -161,7 +161,7 @@ def _worker(config: bytes, data_path: str | None, dataset_path: str | None, allo
     check_targets(values, allowed.replace(",", " ").split())
     if dataset_path is not None:
         values["dataset"]["path"] = dataset_path
-    return Worker(read_config(values), data_path)
+    return build_worker(read_config(values), data_path)
 
 
 def hosted_clients(context: Context, clients: int) -> range:

@@ -39,5 +39,9 @@ class RunError(FedMRNError):
     """A run cannot start or go on."""
 
 
+class BudgetSpent(FedMRNError):
+    """A further round would exceed privacy.epsilon; the run ends with the model that it has."""
+
+
 class DiedError(RunError):
     """A run's processes ended without reporting a result; the run can resume from its last finished round."""

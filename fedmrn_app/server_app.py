@@ -13,12 +13,11 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedmrn_app.config.agree import agree
-from fedmrn_app.config.build import build_flat_model, build_run_method, resolve_from_data
+from fedmrn_app.config.build import build_flat_model, build_protocol, build_run_method, resolve_from_data
 from fedmrn_app.config.compose import compose_values, default_values, parse_overrides
 from fedmrn_app.config.privacy_checks import open_privacy, privacy_facts, privacy_lines
 from fedmrn_app.config.schema import Config, Values
-from fedmrn_app.errors import FedMRNError
+from fedmrn_app.errors import BudgetSpent, FedMRNError
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.federation.server import OpenRound
 from fedmrn_app.federation.upload import Update, header_of, write_upload
@@ -32,7 +31,6 @@ from fedmrn_app.methods import build_method
 from fedmrn_app.methods.method import RunOptions
 from fedmrn_app.noise import Noise
 from fedmrn_app.privacy.ledger import Ledger
-from fedmrn_app.privacy.mechanism import BudgetSpent
 from fedmrn_app.results.clients_csv import Participants
 from fedmrn_app.results.lock import locked
 from fedmrn_app.results.progress import Progress, Splits
@@ -109,7 +107,7 @@ def _train(grid: Grid, setup: Setup, folder: RunFolder, report: Report) -> None:
     splits = setup.splits(report)
     method = build_run_method(config)
     model = build_flat_model(config, task, method)
-    protocol = agree(config, method, model)
+    protocol = build_protocol(config, method, model)
     state = protocol.begin()
     ledger = Ledger.open(folder.path, resume=config.resume)
     privacy = open_privacy(config, protocol, ledger)

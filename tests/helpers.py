@@ -12,14 +12,13 @@ import torch
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
-from fedmrn_app.config.build import find_conf
+from fedmrn_app.config.build import build_worker, find_conf
 from fedmrn_app.config.compose import load_config
-from fedmrn_app.federation.client import Kept, train_client
+from fedmrn_app.federation.client import ClientState, train_client
 from fedmrn_app.federation.loop import run_rounds
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.federation.server import OpenRound
 from fedmrn_app.federation.upload import Upload, read_upload
-from fedmrn_app.federation.worker import Worker
 from fedmrn_app.layout import Float32Array, Layout, Shape
 from fedmrn_app.learning.batches import Batches
 from fedmrn_app.learning.flat import FlatModel
@@ -106,7 +105,9 @@ class Client:
         vector = method.server.first(weights, self.model.layout)
         before = vector * np.linspace(0.5, 1, vector.size, dtype=np.float32)
         sizes = self.model.dense_sizes
-        self.protocol = RunProtocol(method, self.model.layout, sizes, before, seed=3, dense_bits=32)
+        self.protocol = RunProtocol(
+            method=method, layout=self.model.layout, dense_sizes=sizes, first=before, seed=3, dense_bits=32
+        )
         self.samples = images()
         self.round = OpenRound(self.protocol, 1, GlobalState(vector, dense), {CLIENT: len(self.samples)})
         self.order = self.round.order(CLIENT)
@@ -123,10 +124,10 @@ class Client:
     def train(self, residual: Float32Array | None = None) -> tuple[Upload, Float32Array | None]:
         """Train, and read the reply as the server does; the residual is what the client keeps."""
         settings = LocalSettings(epochs=2, batch_size=8, lr=LR)
-        kept = Kept(residual)
-        reply = train_client(self.protocol, self.model, IMAGES, self.samples, self.order, settings, kept=kept)
+        state = ClientState(residual)
+        reply = train_client(self.protocol, self.model, IMAGES, self.samples, self.order, local=settings, state=state)
         header = self.round.header(CLIENT, self.known)
-        return read_upload(reply.payload, self.protocol, header, self.known, self.round.dense), reply.kept.residual
+        return read_upload(reply.payload, self.protocol, header, self.known, self.round.dense), reply.state.residual
 
 
 # vectors
@@ -186,7 +187,7 @@ def codes_every_symbol(model: Any, size: int) -> bool:
 # runs
 def final_state(overrides: tuple[str, ...]) -> tuple[Float32Array, Float32Array]:
     """Train a whole run and return the weights and the dense part."""
-    worker = Worker(load_config(overrides))
+    worker = build_worker(load_config(overrides))
     state = run_rounds(worker)
     return worker.method.server.weights(state.vector, worker.model()[0].layout), state.dense
 

@@ -6,11 +6,10 @@ import numpy as np
 from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
 
-from fedmrn_app.config.build import resolve_from_data
+from fedmrn_app.config.build import build_worker, resolve_from_data
 from fedmrn_app.config.compose import compose_values
 from fedmrn_app.federation.loop import run_rounds
 from fedmrn_app.federation.protocol import GlobalState, Order, RunProtocol
-from fedmrn_app.federation.worker import Worker
 from fedmrn_app.flower.messages import content_bytes, order_content
 from fedmrn_app.layout import Layout
 from fedmrn_app.learning.flat import state_sha256
@@ -31,9 +30,9 @@ CLIENTS_PER_ROUND = 4
 _RANDOM = np.random.default_rng(0)
 STATE = GlobalState(_RANDOM.standard_normal(D, np.float32), _RANDOM.standard_normal(M, np.float32))
 AGREEMENT = RunProtocol(
-    build_method("fedmrn", {}, RunOptions(Noise())),
-    Layout(((10, 60), (20, 20))),
-    (M,),
+    method=build_method("fedmrn", {}, RunOptions(Noise())),
+    layout=Layout(((10, 60), (20, 20))),
+    dense_sizes=(M,),
     first=np.zeros(D, np.float32),
     seed=9,
     dense_bits=32,
@@ -44,8 +43,8 @@ KNOWN = SharedContext(AGREEMENT.layout, STATE.vector, AGREEMENT.first)
 def reference_run(overrides: tuple[str, ...], left_out: frozenset[int] = frozenset()) -> str:
     """Train in a plain loop and return the final `weights_sha256`; clients `left_out` never contribute."""
     _, config, _ = resolve_from_data(compose_values(overrides))
-    worker = Worker(config)
-    state = run_rounds(worker, left_out)
+    worker = build_worker(config)
+    state = run_rounds(worker, left_out=left_out)
     return state_sha256(worker.method.server.weights(state.vector, worker.model()[1].layout), state.dense)
 
 
@@ -54,13 +53,13 @@ def reference_downlink(
 ) -> tuple[str, list[float]]:
     """As `reference_run`, and the mean bytes that are sent to a client in each round, in Flower's messages."""
     _, config, _ = resolve_from_data(compose_values(overrides))
-    worker = Worker(config)
+    worker = build_worker(config)
     total = [0] * config.rounds
 
     def weigh(order: Order) -> None:
         total[order.server_round - 1] += content_bytes(order_content(order, None, None))
 
-    state = run_rounds(worker, left_out, forgets, weigh)
+    state = run_rounds(worker, left_out=left_out, forgets=forgets, on_order=weigh)
     return state_sha256(state.vector, state.dense), [size / config.clients_per_round for size in total]
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmrn_app.config.agree import agree
-from fedmrn_app.config.build import build_flat_model, build_run_method, resolve_from_data
+from fedmrn_app.config.build import build_flat_model, build_protocol, build_run_method, resolve_from_data
 from fedmrn_app.config.compose import compose_values
 from fedmrn_app.config.schema import Config
 from fedmrn_app.federation.protocol import GlobalState
@@ -75,7 +74,7 @@ def begun(*overrides: str) -> Begun:
     values, config, task = resolve_from_data(compose_values(overrides))
     method = build_run_method(config)
     flat = build_flat_model(config, task, method)
-    first = agree(config, method, flat).begin()
+    first = build_protocol(config, method, flat).begin()
     return Begun(values, config, task, flat, first)
 
 

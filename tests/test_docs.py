@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedmrn_app.config.build import resolve_from_data
+from fedmrn_app.config.build import build_worker, resolve_from_data
 from fedmrn_app.config.compose import compose_values
 from fedmrn_app.federation.loop import run_rounds
-from fedmrn_app.federation.worker import Worker
 from fedmrn_app.learning.evaluate import evaluate
 from tests.paths import ROOT
 
@@ -33,7 +32,7 @@ def test_task_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     words = command[1].replace("$PWD/data", str(tmp_path)).replace("my_pkg", "docs_pkg").split()
     settings = ["rounds=10", "clients=4", "clients_per_round=4", "local.lr=0.03", "strategy=fedavg"]
     _, config, task = resolve_from_data(compose_values([*words, *settings]))
-    worker = Worker(config)
+    worker = build_worker(config)
     state = run_rounds(worker)
     model, _ = worker.model()
     model.load(state.vector, state.dense)

@@ -1,4 +1,4 @@
-"""The house: which room may use which, no circles, no long functions."""
+"""Rules of the architecture: which package may import which, no cycles, short functions, few root modules."""
 
 import ast
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ PACKAGE = ROOT / "fedmrn_app"
 FILES = sorted(PACKAGE.rglob("*.py"))
 CODE = [*FILES, *sorted((ROOT / "scripts").rglob("*.py")), *sorted((ROOT / "tests").rglob("*.py"))]
 
-# rooms that a round is made of: they know neither Flower nor Ray nor Hydra
-INNER = ("federation", "methods", "tasks", "learning", "wire", "kernels")
+# A round is made of these packages, which import neither Flower nor Ray nor Hydra.
+INNER = ("federation", "methods", "tasks", "learning", "wire", "kernels", "privacy")
 FRAMEWORKS = ("flwr", "ray", "hydra")
 
 
@@ -44,11 +44,33 @@ def test_inner_rooms_know_no_framework(room: str) -> None:
         assert not used, f"{path.relative_to(ROOT)} imports {used}"
 
 
-def test_there_are_no_circles() -> None:
+def room_of(module: str) -> str:
+    """The package below the root that holds a module; a module of the root is its own room."""
+    return ".".join(module.split(".")[:2])
+
+
+def test_packages_form_no_cycle() -> None:
+    arrows: dict[str, set[str]] = {}
+    for path in FILES:
+        used = {room_of(name) for name in imported(path, at_the_top=False) if name.startswith("fedmrn_app.")}
+        arrows.setdefault(room_of(module_name(path)), set()).update(used)
+    for room, uses in arrows.items():
+        uses.discard(room)
+    list(TopologicalSorter(arrows).static_order())
+
+
+def test_modules_form_no_cycle() -> None:
     graph = {module_name(path): {m for m in imported(path, at_the_top=False) if "fedmrn_app" in m} for path in FILES}
     for name, uses in graph.items():
         uses.discard(name)
     list(TopologicalSorter(graph).static_order())
+
+
+@pytest.mark.parametrize("room", ["wire", "errors.py", "seeds.py"])
+def test_plain_bytes_need_no_torch(room: str) -> None:
+    path = PACKAGE / room
+    for file in path.rglob("*.py") if path.is_dir() else [path]:
+        assert "torch" not in {name.split(".")[0] for name in imported(file, at_the_top=False)}, file
 
 
 def test_functions_are_short() -> None:

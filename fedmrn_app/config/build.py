@@ -16,7 +16,10 @@ from fedmrn_app.config.learning_checks import check_labels, check_norms
 from fedmrn_app.config.privacy_checks import check_privacy, check_statistics
 from fedmrn_app.config.round_checks import check_rounds
 from fedmrn_app.config.schema import Config, Values
+from fedmrn_app.data.partitions import load_partitions
 from fedmrn_app.errors import ConfigError
+from fedmrn_app.federation.protocol import RunProtocol
+from fedmrn_app.federation.worker import Worker
 from fedmrn_app.learning.flat import FlatModel, trained_parameters
 from fedmrn_app.learning.models.build import build_model
 from fedmrn_app.methods import build_method
@@ -25,6 +28,7 @@ from fedmrn_app.methods.submodel_selection import SubmodelSelector
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.tasks import find_tasks
 from fedmrn_app.tasks.task import Report, Task
+from fedmrn_app.tasks.validation import load_training
 
 TARGET = "_target_"  # Hydra's key for a function or class
 OWN_TARGETS = ("fedmrn_app.learning.models.", "fedmrn_app.tasks.")  # what a configuration may name anywhere
@@ -166,6 +170,43 @@ def build_flat_model(config: Config, task: Task, method: Method, width: float = 
     module = build_module(config, task, width)
     _check_weights(module, config, method)
     return FlatModel(module, torch_device(config), whole=method.whole_model)
+
+
+def build_protocol(config: Config, method: Method, model: FlatModel) -> RunProtocol:
+    """Return the run's protocol for a model that holds its initial weights."""
+    return RunProtocol.of(
+        method,
+        model,
+        seed=config.seed,
+        dense_bits=config.uplink.dense_bits,
+        grid_step=config.downlink.step,
+        max_norm=config.uplink.max_norm,
+        equal_weights=config.equal_weights,
+        server_lr=config.server_lr,
+    )
+
+
+def build_worker(config: Config, data_path: str | None = None) -> Worker:
+    """Return a worker for a configuration with no value left open.
+
+    Args:
+        config: the configuration.
+        data_path: place of this device's own samples, which are those of its only client; None for the run's data set.
+    """
+    task, method = build_task(config), build_run_method(config)
+    if data_path is not None:
+        task = task.local(data_path)
+        samples, partition = task.load("train"), None
+    else:
+        samples = load_training(task, config.validation, config.seed)
+        seed = derive_seed(config.seed, "partition")
+        partition = load_partitions(samples, config.partition, config.clients, seed, task.name)
+
+    def build_model(width: float) -> tuple[FlatModel, RunProtocol]:
+        model = build_flat_model(config, task, method, width)
+        return model, build_protocol(config, method, model)
+
+    return Worker(config, task, method, samples=samples, partition=partition, build_model=build_model)
 
 
 def _check_weights(module: nn.Module, config: Config, method: Method) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 from torch import nn
 
 from fedmrn_app.config.schema import Config
-from fedmrn_app.errors import ConfigError, RunError
+from fedmrn_app.errors import BudgetSpent, ConfigError, RunError
 from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.layout import Layout
 from fedmrn_app.methods.method import Method
 from fedmrn_app.privacy.ledger import Ledger
-from fedmrn_app.privacy.mechanism import BudgetSpent, Privacy
+from fedmrn_app.privacy.mechanism import Privacy
 
 Facts = dict[str, Any]
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedmrn_app.federation.download import Downloads, Version
 from fedmrn_app.federation.protocol import Order, RunProtocol
@@ -19,14 +23,16 @@ from fedmrn_app.methods.method import TrainContext
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.tasks.task import Samples, Task
 
+_ABSENT_LOGITS = {"kept": None, "zero": 0.0, "masked": -math.inf}  # by the setting local.absent_labels
+
 
 @dataclass(frozen=True)
-class Kept:
-    """What a client keeps for the next round.
+class ClientState:
+    """What a client keeps between two rounds in which it trains.
 
     Attributes:
-        residual: float32 (d,), with error feedback what the last upload left out.
-        version: with `downlink.memory` the global model as it was sent.
+        residual: float32 (d,), what the last upload left out; None without error feedback.
+        version: the global model as it was last sent; None without `downlink.memory`.
     """
 
     residual: Float32Array | None = None
@@ -35,10 +41,10 @@ class Kept:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a client gives in a round: the payload, and what it is to keep."""
+    """A client's payload of one round, and its new state."""
 
     payload: bytes
-    kept: Kept
+    state: ClientState
 
 
 def train_client(
@@ -47,71 +53,90 @@ def train_client(
     task: Task,
     samples: Samples,
     order: Order,
+    *,
     local: LocalSettings,
     precision: Precision = "float32",
-    kept: Kept | None = None,
+    state: ClientState | None = None,
     downloads: Downloads | None = None,
 ) -> Reply:
     """Train one client for one round.
 
     Args:
         protocol: of the run, for the model's width.
-        model: to train in; its weights are whatever the last training left.
+        model: the model that is trained in place; its weights are overwritten.
         task: what is learned.
-        samples: the client's, in memory.
-        order: of the server.
-        local: how to train.
+        samples: the client's samples, in memory.
+        order: what the server sent.
+        local: how the client trains.
         precision: arithmetic of the forward pass.
-        kept: what `Reply` held the last time; None the first time.
-        downloads: of this process, where it trains several clients.
+        state: what the client kept in its last round; None in its first.
+        downloads: cache of this process, where it trains several clients.
 
     Raises:
-        VersionError: the order needs a version that was not kept.
+        VersionError: the order needs a version that `state` does not hold.
         PayloadError: the order is malformed.
     """
-    kept = kept or Kept()
+    state = state or ClientState()
     method, seed = protocol.method, order.seed
-    # a narrower model consists of what the client holds
-    whole = method.selection.width(order.client, order.server_round) == 1
-    held = method.selection.held(protocol.layout, order.client, order.server_round, seed) if whole else None
-    sent = (downloads or Downloads(protocol)).read(order, held, kept.version)
-    known = sent.known
-    model.load(known.vector, sent.dense)
+    sent = (downloads or Downloads(protocol)).read(order, _submodel_mask(protocol, order), state.version)
+    context = sent.known
+    model.load(context.vector, sent.dense)
     private_seed = derive_seed(protocol.seed, "method", order.server_round, order.client)
-    batches = Batches(
+    train_context = TrainContext(
+        batches=_batches(protocol, task, samples, order, local, model.device),
+        lr=local.lr,
+        precision=precision,
+        seed=seed,
+        known=context,
+        private_seed=private_seed,
+        weight_decay=local.weight_decay,
+        client=order.client,
+        server_round=order.server_round,
+    )
+    start = time.perf_counter()
+    with _seeded_torch(private_seed, model.device):
+        trained = method.training.train(model, train_context)
+    ended = time.perf_counter()
+    body, residual = method.encode(trained.x, state.residual, context, seed, private_seed)
+    encoded = time.perf_counter()
+    dense = model.dense.cpu().numpy()
+    loss = trained.loss if method.flips is None else 0.0  # with randomized response only the mask may leave the client
+    update = Update(body, dense, loss, ended - start, encoded - ended)
+    header = header_of(protocol, seed, len(samples), context.count)
+    return Reply(write_upload(protocol, header, update, sent.dense), ClientState(residual, sent.version))
+
+
+def _submodel_mask(protocol: RunProtocol, order: Order) -> NDArray[np.bool_] | None:
+    """Return the weights of the full model that the client holds, bool (d,); a narrower model is held as a whole."""
+    selection, client, number = protocol.method.selection, order.client, order.server_round
+    if selection.width(client, number) != 1:
+        return None
+    return selection.held(protocol.layout, client, number, order.seed)
+
+
+def _batches(
+    protocol: RunProtocol, task: Task, samples: Samples, order: Order, local: LocalSettings, device: torch.device
+) -> Batches:
+    """Return the batches of the local steps, in an order that run, round and client determine."""
+    return Batches(
         task,
         samples,
         batch_size=local.batch_size,
         epochs=local.epochs,
         steps=local.steps,
         seed=derive_seed(protocol.seed, "batches", order.server_round, order.client),
-        device=model.device,
-        absent={"kept": None, "zero": 0.0, "masked": -math.inf}[local.absent_labels],
+        device=device,
+        absent=_ABSENT_LOGITS[local.absent_labels],
     )
-    local_round = TrainContext(
-        batches,
-        local.lr,
-        precision,
-        seed,
-        known,
-        private_seed,
-        local.weight_decay,
-        order.client,
-        order.server_round,
-    )
-    start = time.perf_counter()
-    on_cpu = model.device.type == "cpu"
-    with torch.random.fork_rng([] if on_cpu else None):  # for layers that draw from the global state, such as dropout
+
+
+@contextmanager
+def _seeded_torch(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed PyTorch's global generator, from which layers such as dropout draw, and restore it afterwards."""
+    on_cpu = device.type == "cpu"
+    with torch.random.fork_rng([] if on_cpu else None):
         if on_cpu:
-            torch.default_generator.manual_seed(private_seed)  # as below, without looking for other devices
+            torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would look for other devices
         else:
-            torch.manual_seed(private_seed)
-        trained = method.training.train(model, local_round)
-    ended = time.perf_counter()
-    body, residual = method.encode(trained.x, kept.residual, known, seed, private_seed)
-    encoded = time.perf_counter()
-    dense = model.dense.cpu().numpy()
-    loss = trained.loss if method.flips is None else 0.0  # the server is to learn nothing but the mask
-    update = Update(body, dense, loss, ended - start, encoded - ended)
-    header = header_of(protocol, seed, len(samples), known.count)
-    return Reply(write_upload(protocol, header, update, sent.dense), Kept(residual, sent.version))
+            torch.manual_seed(seed)
+        yield

@@ -1,4 +1,4 @@
-"""What a client makes of the server's order: it checks and reads the global model."""
+"""The client's reading of the server's order: it checks and decodes the global model."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.wire.lattice import Lattice
 from fedmrn_app.wire.lattice_code import decode_grid
 
-_MOST_KEPT = 1 << 20  # weights of a model that is kept once it was read: of small ones reading is much of the work
+_MAX_CACHED = 1 << 20  # weights; reading a larger model costs little beside its training
 
 
 class VersionError(PayloadError):
-    """An order needs a version that this client does not hold; the server sends the whole difference then."""
+    """An order needs a version that this client does not hold; the server then sends the whole model."""
 
 
 @dataclass(frozen=True, eq=False)
 class Version:
-    """The global model of a round, from 1, as a client received it on a grid."""
+    """The global model of a round, counted from 1, as a client received it on a lattice."""
 
     server_round: int
     grid: Lattice
@@ -31,9 +31,12 @@ class Version:
 
 @dataclass(frozen=True)
 class Download:
-    """A checked order: what both sides know, the dense part, float32 (m,), and the version where it is on a grid.
+    """A checked order.
 
-    What is known has the scale of the noise that the server set for the round.
+    Attributes:
+        known: what server and client both know, with the noise scale of the round.
+        dense: the global dense part, float32 (m,).
+        version: the model on its lattice; None where it was sent in another form.
     """
 
     known: SharedContext
@@ -44,60 +47,69 @@ class Download:
 def read_download(
     protocol: RunProtocol, order: Order, held: NDArray[np.bool_] | None, last: Version | None = None
 ) -> Download:
-    """Check and read an order.
+    """Check and decode an order.
 
     Args:
         protocol: of the run.
-        order: of the server.
-        held: which weights this client holds, bool (d,); None for all.
+        order: what the server sent.
+        held: weights that this client holds, bool (d,); None for all.
         last: the version that the client holds; None for none.
 
     Raises:
-        VersionError: it is coded from another version than `last`.
-        PayloadError: it is malformed, or not finite, or its noise scale is out of range.
+        VersionError: the order is coded from another version than `last`.
+        PayloadError: the order is malformed or not finite, or its noise scale is out of range.
     """
     if protocol.method.packing != "grid":
-        known, dense = protocol.unpack(order.vector, held), order.dense
-        count = sum(protocol.dense_sizes)
-        if dense is None or dense.dtype != np.float32 or dense.shape != (count,):
-            came = "nothing" if dense is None else f"{dense.dtype} {dense.shape}"
-            raise PayloadError(f"dense part came as {came}, expected float32 ({count},)")
-        if not np.isfinite(dense).all():
-            raise PayloadError("dense part holds values that are not finite")
-        return Download(known.with_scale(order.scale), dense)
+        return _read_packed(protocol, order, held)
     if order.vector.dtype != np.uint8 or order.dense is not None:
         raise PayloadError(
-            f"global model came as {order.vector.dtype} {order.vector.shape}, expected the bytes of a grid"
+            f"the global model has the type {order.vector.dtype} {order.vector.shape}, expected the bytes of a grid",
+            code="order",
         )
-    base = _base(order, last)
+    base = _base_lattice(order, last)
     grid = decode_grid(order.vector.tobytes(), protocol.grid_rule(held).sizes, base)
     known, dense = protocol.read_grid(grid, held)
     return Download(known.with_scale(order.scale), dense, Version(order.server_round, grid))
 
 
-class Downloads:
-    """Reads the orders of one process; a small model that several clients are sent alike is read once."""
-
-    def __init__(self, protocol: RunProtocol) -> None:
-        self._agreement = protocol
-        self._last: tuple[tuple[object, ...], Download] | None = None
-
-    def read(self, order: Order, held: NDArray[np.bool_] | None, last: Version | None = None) -> Download:
-        """As `read_download`, with the same errors."""
-        alike = order.dense is None and order.base == 0 and held is None
-        if not alike or self._agreement.layout.count > _MOST_KEPT:
-            return read_download(self._agreement, order, held, last)
-        key = order.server_round, order.scale, order.vector.dtype.str, order.vector.tobytes()
-        if self._last is None or self._last[0] != key:
-            self._last = key, read_download(self._agreement, order, held, last)
-        return self._last[1]
+def _read_packed(protocol: RunProtocol, order: Order, held: NDArray[np.bool_] | None) -> Download:
+    known, dense = protocol.unpack(order.vector, held), order.dense
+    count = sum(protocol.dense_sizes)
+    if dense is None or dense.dtype != np.float32 or dense.shape != (count,):
+        received = "missing" if dense is None else f"{dense.dtype} {dense.shape}"
+        raise PayloadError(f"the dense part is {received}, expected float32 ({count},)", code="order")
+    if not np.isfinite(dense).all():
+        raise PayloadError("the dense part holds values that are not finite", code="not-finite")
+    return Download(known.with_scale(order.scale), dense)
 
 
-def _base(order: Order, last: Version | None) -> Lattice | None:
-    """The grid from which an order is coded."""
+def _base_lattice(order: Order, last: Version | None) -> Lattice | None:
+    """Return the lattice from which an order is coded; None for the initial model."""
     if order.base == 0:
         return None
     if last is None or last.server_round != order.base or last.grid.checksum != order.checksum:
-        has = "holds none" if last is None else f"holds that of round {last.server_round}"
-        raise VersionError(f"the order is coded from the version of round {order.base}; this client {has}")
+        holds = "none" if last is None else f"that of round {last.server_round}"
+        raise VersionError(
+            f"the order is coded from the version of round {order.base}; this client holds {holds}",
+            code="version",
+            value=order.base,
+        )
     return last.grid
+
+
+class Downloads:
+    """Reads the orders of one process, and decodes a small model that several clients are sent once."""
+
+    def __init__(self, protocol: RunProtocol) -> None:
+        self._protocol = protocol
+        self._last: tuple[tuple[object, ...], Download] | None = None
+
+    def read(self, order: Order, held: NDArray[np.bool_] | None, last: Version | None = None) -> Download:
+        """Check and decode an order; arguments and errors are those of `read_download`."""
+        shared = order.dense is None and order.base == 0 and held is None
+        if not shared or self._protocol.layout.count > _MAX_CACHED:
+            return read_download(self._protocol, order, held, last)
+        key = order.server_round, order.scale, order.vector.dtype.str, order.vector.tobytes()
+        if self._last is None or self._last[0] != key:
+            self._last = key, read_download(self._protocol, order, held, last)
+        return self._last[1]

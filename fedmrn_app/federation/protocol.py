@@ -18,7 +18,7 @@ from fedmrn_app.wire.downlink import GRID_FINE, GRID_STEP, pack_downlink, unpack
 from fedmrn_app.wire.lattice import Lattice, LatticeRule
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunProtocol:
     """What server and clients know before the first round; a client with a narrower model has a protocol of its own.
 
@@ -53,34 +53,19 @@ class RunProtocol:
     framing_bytes: int = 180  # of a Flower message
 
     @classmethod
-    def of(
-        cls,
-        method: Method,
-        model: FlatModel,
-        seed: int,
-        dense_bits: int,
-        grid_step: float = GRID_STEP,
-        max_norm: float | None = None,
-        equal_weights: bool = False,
-        server_lr: float = 1.0,
-    ) -> RunProtocol:
-        """Return the protocol for a model that holds its initial weights."""
+    def of(cls, method: Method, model: FlatModel, *, seed: int, dense_bits: int, **settings: Any) -> RunProtocol:
+        """Return the protocol for a model that holds its initial weights; `settings` are further attributes."""
         weights, dense = model.state()
-        first = method.server.first(weights, model.layout)
-        sizes, parameters = model.dense_sizes, model.parameter_count
         return cls(
-            method,
-            model.layout,
-            sizes,
-            first,
-            seed,
-            dense_bits,
-            parameters,
-            grid_step,
-            dense,
-            max_norm,
-            equal_weights,
-            server_lr,
+            method=method,
+            layout=model.layout,
+            dense_sizes=model.dense_sizes,
+            first=method.server.first(weights, model.layout),
+            seed=seed,
+            dense_bits=dense_bits,
+            parameters=model.parameter_count,
+            first_dense=dense,
+            **settings,
         )
 
     def weight(self, samples: int) -> int:

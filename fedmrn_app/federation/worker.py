@@ -1,73 +1,151 @@
-"""What trains clients in one process, and keeps what is the same from round to round: data, partition, models."""
+"""Training of any client of a run in one process, which keeps what stays the same from round to round."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Protocol
+
 import torch
 
-from fedmrn_app.config.agree import agree
-from fedmrn_app.config.build import build_flat_model, build_run_method, build_task
-from fedmrn_app.config.schema import Config
 from fedmrn_app.data.partition import Partition
-from fedmrn_app.data.partitions import load_partitions
+from fedmrn_app.data.samples import Samples
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.federation.client import Kept, Reply, train_client
+from fedmrn_app.federation.client import ClientState, Reply, train_client
 from fedmrn_app.federation.download import Downloads
 from fedmrn_app.federation.protocol import Order, RunProtocol
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.memory import keep_freed_memory
-from fedmrn_app.seeds import derive_seed
-from fedmrn_app.tasks.task import Samples
-from fedmrn_app.tasks.validation import load_training
+from fedmrn_app.learning.sgd import LocalSettings, Precision
+from fedmrn_app.methods.method import Method
+from fedmrn_app.tasks.task import Task
+
+ModelBuilder = Callable[[float], tuple[FlatModel, RunProtocol]]
+
+
+class Downlink(Protocol):
+    """What a worker needs to know of the downlink."""
+
+    @property
+    def remembers(self) -> bool:
+        """Whether clients keep the model that they were sent."""
+
+
+class RunSettings(Protocol):
+    """What a worker, or a plain loop over the rounds, reads of a run's configuration; see `config/schema.py`."""
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds."""
+
+    @property
+    def clients(self) -> int:
+        """Number of clients."""
+
+    @property
+    def clients_per_round(self) -> int:
+        """Number of clients that train in a round."""
+
+    @property
+    def client_cpus(self) -> int:
+        """Number of threads that train a client."""
+
+    @property
+    def precision(self) -> Precision:
+        """Arithmetic of the forward pass."""
+
+    @property
+    def local(self) -> LocalSettings:
+        """How clients train."""
+
+    @property
+    def downlink(self) -> Downlink:
+        """How the global model is sent."""
 
 
 class Worker:
-    """Trains any client of a run whose data are at hand; the configuration must have nothing left open.
+    """Trains any client of a run whose data are on this machine.
 
     Attributes:
-        config: the configuration.
+        config: the run's settings, with no value left open.
         task: what is learned.
         method: the method.
-        samples: the training split, or with `data_path` the rows of this device's only client.
+        samples: the training split; on a device with data of its own, the samples of its only client.
     """
 
-    def __init__(self, config: Config, data_path: str | None = None) -> None:
+    def __init__(
+        self,
+        config: RunSettings,
+        task: Task,
+        method: Method,
+        *,
+        samples: Samples,
+        partition: Partition | None,
+        build_model: ModelBuilder,
+    ) -> None:
+        """Make a worker from the parts of a run.
+
+        Args:
+            config: the run's settings.
+            task: what is learned.
+            method: the method.
+            samples: the training split, or the samples of the only client.
+            partition: of `samples` over the clients; None where all of them belong to one client.
+            build_model: returns a new model of a width with its protocol.
+        """
         keep_freed_memory()
         self.config = config
-        self.method = build_run_method(config)
-        task = build_task(config)
-        self.task = task.local(data_path) if data_path is not None else task
-        self.samples = (
-            self.task.load("train") if data_path is not None else load_training(task, config.validation, config.seed)
-        )
-        self._parts: Partition | None = None
-        if data_path is None:
-            seed = derive_seed(config.seed, "partition")
-            self._parts = load_partitions(self.samples, config.partition, config.clients, seed, self.task.name)
+        self.task = task
+        self.method = method
+        self.samples = samples
+        self._partition = partition
+        self._build_model = build_model
         self._models: dict[float, tuple[FlatModel, RunProtocol]] = {}
         self._downloads: dict[float, Downloads] = {}
 
     def sample_count(self, client: int) -> int:
-        """How many samples a client has."""
-        return len(self.samples) if self._parts is None else self._parts.size(client)
+        """Return the number of samples of a client."""
+        return len(self.samples) if self._partition is None else self._partition.size(client)
 
     def samples_of(self, client: int) -> Samples:
-        """A client's samples, in memory."""
-        return self.samples.select(slice(None) if self._parts is None else self._parts[client])
+        """Return a client's samples, in memory."""
+        return self.samples.select(slice(None) if self._partition is None else self._partition[client])
 
     def model(self, width: float = 1.0) -> tuple[FlatModel, RunProtocol]:
-        """The model to train, whose weights are whatever the last training left, and what is agreed on for it."""
+        """Return the model of a width, which holds the weights of the last training, and its protocol."""
         if width not in self._models:
-            model = build_flat_model(self.config, self.task, self.method, width)
-            self._models[width] = model, agree(self.config, self.method, model)
+            self._models[width] = self._build_model(width)
         return self._models[width]
 
-    def train(self, order: Order, kept: Kept | None = None) -> Reply:
-        """Train a client for a round; see `train_client`."""
-        if not 0 <= order.client < self.config.clients:
-            raise PayloadError(f"client={order.client}: is none of the run's clients, 0 to {self.config.clients - 1}")
-        torch.set_num_threads(self.config.client_cpus)
+    def train(self, order: Order, state: ClientState | None = None) -> Reply:
+        """Train a client for a round; see `train_client`.
+
+        Raises:
+            PayloadError: the order names no client of the run, or is malformed.
+            VersionError: the order needs a version that `state` does not hold.
+        """
+        config = self.config
+        if not 0 <= order.client < config.clients:
+            raise PayloadError(
+                f"client={order.client}: is none of the run's clients, 0 to {config.clients - 1}",
+                code="client",
+                key="client",
+                value=order.client,
+            )
+        torch.set_num_threads(config.client_cpus)
         width = self.method.selection.width(order.client, order.server_round)
         model, protocol = self.model(width)
-        downloads = self._downloads.setdefault(width, Downloads(protocol))
-        samples, local, precision = self.samples_of(order.client), self.config.local, self.config.precision
-        return train_client(protocol, model, self.task, samples, order, local, precision, kept, downloads)
+        return train_client(
+            protocol,
+            model,
+            self.task,
+            self.samples_of(order.client),
+            order,
+            local=config.local,
+            precision=config.precision,
+            state=state,
+            downloads=self._downloads.setdefault(width, Downloads(protocol)),
+        )

@@ -247,7 +247,9 @@ class PayloadStrategy(Strategy):
         available = np.fromiter(samples, np.int64, len(samples))
         count = self.settings.asked(max(1, self.settings.clients_per_round - len(used)))
         asked = current.downlink
-        chosen = sample_others(available, asked, used, count, self.protocol.seed, opened.number, repeat)
+        chosen = sample_others(
+            available, asked, used, count, seed=self.protocol.seed, server_round=opened.number, repeat=repeat
+        )
         current.answers = {client: current.answers[client] for client in used}
         kept = {client: opened.clients[client] for client in used}
         opened.replace_clients(kept | {client: samples[client] for client in chosen})

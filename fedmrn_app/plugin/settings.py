@@ -128,7 +128,14 @@ class Shared:
         vector, dense = parts.vector(values), parts.dense_vector(values)
         if not (np.isfinite(vector).all() and np.isfinite(dense).all()):
             raise PayloadError("the arrays that the server sent are not finite")
-        protocol = RunProtocol(method, parts.layout, parts.dense_sizes, vector, task.terms.seed, task.terms.dense_bits)
+        protocol = RunProtocol(
+            method=method,
+            layout=parts.layout,
+            dense_sizes=parts.dense_sizes,
+            first=vector,
+            seed=task.terms.seed,
+            dense_bits=task.terms.dense_bits,
+        )
         # the first vector is not known to who joins late: what has moved so far is left out
         known = SharedContext(parts.layout, vector, vector).with_scale(task.scale)
         return cls(protocol, parts, known, dense)

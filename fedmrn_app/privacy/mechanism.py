@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from fedmrn_app.errors import FedMRNError, PayloadError
+from fedmrn_app.errors import BudgetSpent, PayloadError
 from fedmrn_app.federation.pipeline import PostProcessor, RoundSums
 from fedmrn_app.federation.upload import CheckedUpload
 from fedmrn_app.kernels.secure_random import draw, normals, random_words
@@ -69,10 +69,6 @@ class PrivacyConfig:
         if self.local_epsilon is not None:
             return RandomizedResponse.of_epsilon(self.local_epsilon, self.secret)
         return None if self.flip is None else RandomizedResponse(self.flip, self.secret)
-
-
-class BudgetSpent(FedMRNError):
-    """A further round would exceed privacy.epsilon; the run ends with the model that it has."""
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedmrn_app.config.build import build_worker
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.config.schema import Config
 from fedmrn_app.federation.server import open_round
-from fedmrn_app.federation.worker import Worker
 from fedmrn_app.learning.sgd import Precision
 from fedmrn_app.tasks.classification import Classification
 from fedmrn_app.tasks.task import Report, Samples, Split
@@ -76,7 +76,7 @@ class TimedClient:
     """The only client of a run, in its first round."""
 
     def __init__(self, config: Config) -> None:
-        self.worker = Worker(config)
+        self.worker = build_worker(config)
         _, protocol = self.worker.model()
         state = protocol.begin()
         self.opened = open_round(protocol, state, 1, {0: self.worker.sample_count(0)}, 1)

@@ -76,7 +76,14 @@ def made_up_round(weights: int, replies: int, coder: Coder) -> tuple[OpenRound, 
     """A round of rows of a thousand weights, and its replies."""
     method = build_method("fedmrn", {}, RunOptions(NOISE, coder=coder))
     vector = np.zeros(weights // 1000 * 1000, np.float32)
-    protocol = RunProtocol(method, Layout(((weights // 1000, 1000),)), (DENSE.size,), vector, seed=1, dense_bits=32)
+    protocol = RunProtocol(
+        method=method,
+        layout=Layout(((weights // 1000, 1000),)),
+        dense_sizes=(DENSE.size,),
+        first=vector,
+        seed=1,
+        dense_bits=32,
+    )
     state = unpack_state(pack_state(GlobalState(vector, DENSE)))  # as Flower passes it on
     opened = open_round(protocol, state, 1, dict.fromkeys(range(replies), SAMPLES), replies)
     return opened, {client: make_payload(protocol, opened.order(client), coder) for client in opened.clients}

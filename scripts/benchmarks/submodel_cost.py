@@ -18,10 +18,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from fedmrn_app.config.build import build_worker
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.federation.protocol import Order
 from fedmrn_app.federation.upload import header_of
-from fedmrn_app.federation.worker import Worker
 from fedmrn_app.wire.payload import Payload, decode_payload
 from scripts.benchmarks.memory import PeakMemory
 from scripts.benchmarks.timing import compare
@@ -37,7 +37,7 @@ class NarrowClient:
     def __init__(self, capacity: float, steps: int, overrides: list[str]) -> None:
         settings = (f"local.steps={steps}", f"strategy.capacities=[{capacity}]")
         self.capacity = capacity
-        self.worker = Worker(load_config((*BASE, *overrides, *settings)))
+        self.worker = build_worker(load_config((*BASE, *overrides, *settings)))
 
     def train(self) -> Payload:
         """Train the narrow model from its first weights."""

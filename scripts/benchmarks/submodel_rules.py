@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from fedmrn_app.config.build import build_worker
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.federation.loop import run_rounds
-from fedmrn_app.federation.worker import Worker
 from fedmrn_app.learning.evaluate import evaluate
 
 BASE = (
@@ -44,7 +44,7 @@ AGGREGATES = ("fill", "coverage")
 
 def accuracy_and_held(overrides: Sequence[str]) -> tuple[float, float]:
     """Of a whole run: test accuracy, and the share of the weights that a client has held in some round."""
-    worker = Worker(load_config((*BASE, *overrides)))
+    worker = build_worker(load_config((*BASE, *overrides)))
     model, protocol = worker.model()
     seen = np.zeros(protocol.layout.count, np.bool_)
     method, seed = worker.method, worker.config.seed

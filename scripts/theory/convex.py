@@ -102,11 +102,18 @@ def train(problem: Problem, method_at: Callable[[int], Method], rounds: int, nam
     wanted = set(np.unique(np.geomspace(1, rounds, 60).astype(int)).tolist())
     curve = []
     for number in track(range(1, rounds + 1), name, console=console, transient=True):
-        protocol = RunProtocol(method_at(number), model.layout, model.dense_sizes, first, seed=0, dense_bits=32)
+        protocol = RunProtocol(
+            method=method_at(number),
+            layout=model.layout,
+            dense_sizes=model.dense_sizes,
+            first=first,
+            seed=0,
+            dense_bits=32,
+        )
         local = LocalSettings(1, BATCH, step_size((number - 1) * STEPS), steps=STEPS, weight_decay=L2)
         opened = open_round(protocol, state, number, samples, CLIENTS)
         replies = {
-            client: train_client(protocol, model, problem.task, own, opened.order(client), local).payload
+            client: train_client(protocol, model, problem.task, own, opened.order(client), local=local).payload
             for client, own in enumerate(problem.clients)
         }
         state, _ = close_round(opened, replies)

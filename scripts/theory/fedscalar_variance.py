@@ -17,10 +17,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from fedmrn_app.config.build import build_worker
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.federation.server import open_round
 from fedmrn_app.federation.upload import read_upload
-from fedmrn_app.federation.worker import Worker
 from fedmrn_app.methods.fedscalar import Direction, Projection
 from fedmrn_app.seeds import derive_seed
 
@@ -29,7 +29,7 @@ BLOCK = 10_000  # draws at a time
 
 def client_updates(overrides: Sequence[str]) -> np.ndarray:
     """Train every client for one round as FedAvg does; return the updates of all trained parameters, (clients, d)."""
-    worker = Worker(load_config((*overrides, "strategy=fedavg", "local.lr=0.01")))
+    worker = build_worker(load_config((*overrides, "strategy=fedavg", "local.lr=0.01")))
     _, protocol = worker.model()
     state = protocol.begin()
     samples = {client: worker.sample_count(client) for client in range(worker.config.clients)}

@@ -35,7 +35,15 @@ DENSE = 4
 CANARY = 0
 DIRECTION = np.full(LAYOUT.count + DENSE, 1 / 4, np.float32)  # of norm 1, in weights and dense part
 FIRST = np.zeros(LAYOUT.count, np.float32)
-AGREEMENT = RunProtocol(build_method("fedavg", {}, RunOptions(Noise())), LAYOUT, (DENSE,), FIRST, 3, 32, LAYOUT.count)
+AGREEMENT = RunProtocol(
+    method=build_method("fedavg", {}, RunOptions(Noise())),
+    layout=LAYOUT,
+    dense_sizes=(DENSE,),
+    first=FIRST,
+    seed=3,
+    dense_bits=32,
+    parameters=LAYOUT.count,
+)
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmrn_app.config.build import resolve_from_data
+from fedmrn_app.config.build import build_worker, resolve_from_data
 from fedmrn_app.config.compose import compose_values
 from fedmrn_app.config.privacy_checks import open_privacy
 from fedmrn_app.federation.loop import run_rounds
-from fedmrn_app.federation.worker import Worker
 from fedmrn_app.learning.evaluate import evaluate
 
 PLAIN = ("uplink.bits=null", "downlink.dtype=float32", "privacy.noise_seed=run")  # so that a row can be repeated
@@ -25,7 +24,7 @@ PLAIN = ("uplink.bits=null", "downlink.dtype=float32", "privacy.noise_seed=run")
 def accuracy(words: tuple[str, ...]) -> tuple[float, float, float]:
     """Of a whole run: final accuracy, epsilon, noise multiplier; the last two are 0 where no noise is added."""
     _, config, task = resolve_from_data(compose_values(words))
-    worker = Worker(config)
+    worker = build_worker(config)
     model, protocol = worker.model()
     privacy = open_privacy(config, protocol, None)
     state = run_rounds(worker, privacy=privacy)

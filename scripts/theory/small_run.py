@@ -59,7 +59,14 @@ class SmallRun:
 
     def mean_squared_gradient(self, method: Method, lr: float, steps: int, rounds: int, seed: int) -> float:
         """Train from the first weights, and return the mean of |grad F|^2 over the global models of all rounds."""
-        protocol = RunProtocol(method, self.model.layout, self.model.dense_sizes, self.first, seed, dense_bits=32)
+        protocol = RunProtocol(
+            method=method,
+            layout=self.model.layout,
+            dense_sizes=self.model.dense_sizes,
+            first=self.first,
+            seed=seed,
+            dense_bits=32,
+        )
         state = GlobalState(self.first.copy(), self.dense)
         samples = {client: len(part) for client, part in enumerate(self.parts)}
         local, total = LocalSettings(1, self.batch, lr, steps=steps), 0.0
@@ -67,7 +74,7 @@ class SmallRun:
             total += float(np.square(self.loss_and_gradient(state.vector)[1]).sum())
             opened = open_round(protocol, state, number, samples, len(samples))
             replies = {
-                client: train_client(protocol, self.model, self.task, part, opened.order(client), local).payload
+                client: train_client(protocol, self.model, self.task, part, opened.order(client), local=local).payload
                 for client, part in enumerate(self.parts)
             }
             state, _ = close_round(opened, replies)

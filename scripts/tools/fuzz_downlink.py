@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmrn_app.config.build import build_worker
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.federation.download import Version, read_download
 from fedmrn_app.federation.protocol import Order
@@ -64,7 +65,7 @@ def make_orders() -> list[OrderSample]:
 
 
 def _make_order(name: str, overrides: tuple[str, ...]) -> OrderSample:
-    worker = Worker(load_config((*overrides, "local.epochs=1")))
+    worker = build_worker(load_config((*overrides, "local.epochs=1")))
     _, protocol = worker.model()
     state, kept = protocol.begin(), None
     versions = Versions(protocol.grid_rule(None).sizes) if worker.config.downlink.remembers else None
@@ -72,7 +73,7 @@ def _make_order(name: str, overrides: tuple[str, ...]) -> OrderSample:
         opened = open_round(protocol, state, number, {0: worker.sample_count(0)}, 1, versions=versions)
         reply = worker.train(opened.order(0), kept)
         state, _ = close_round(opened, {0: reply.payload})
-        kept = reply.kept
+        kept = reply.state
     order = open_round(protocol, state, 3, {0: worker.sample_count(0)}, 1, versions=versions).order(0)
     assert (order.base == 2) == (versions is not None)
     return OrderSample(name, order, worker, kept.version if kept is not None else None)

@@ -27,11 +27,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from fedmrn_app.config.build import build_worker
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.server import OpenRound, close_round, open_round
 from fedmrn_app.federation.upload import read_upload
-from fedmrn_app.federation.worker import Worker
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods import find_methods
 from fedmrn_app.wire.body import CODERS
@@ -93,7 +93,7 @@ def make_samples(names: list[str]) -> list[Sample]:
 
 def make_sample(method: tuple[str, ...], coder: str, bits: int) -> Sample:
     wire = (f"uplink.coder={coder}", f"uplink.dense_bits={bits}", "uplink.bits=null")
-    worker = Worker(load_config((*method, *wire, "local.epochs=1")))
+    worker = build_worker(load_config((*method, *wire, "local.epochs=1")))
     _, protocol = worker.model()
     state = protocol.begin()
     for number in (1, 2):

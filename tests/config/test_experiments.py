@@ -5,13 +5,12 @@ import re
 
 import pytest
 
-from fedmrn_app.config.build import find_conf, read_config, resolve_from_data
+from fedmrn_app.config.build import build_worker, find_conf, read_config, resolve_from_data
 from fedmrn_app.config.compose import choices_of, compose_values
 from fedmrn_app.config.schema import Config
 from fedmrn_app.config.sweep import expand_sweep, open_sweep, sweep_of
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.federation.loop import run_rounds
-from fedmrn_app.federation.worker import Worker
 
 SWEEPS = [name for name in choices_of("experiment") if "/" in name]
 PAPERS = {
@@ -68,7 +67,7 @@ def test_a_run_of_each_sweep_trains_on_the_digits(name: str) -> None:
         words += ["model=digits", "model.norm=static", "partition.labels_per_client=2"]
     ended: list[int] = []
     _, config, _ = resolve_from_data(compose_values(words))
-    run_rounds(Worker(config), on_round=lambda state, report: ended.append(len(report.used)))
+    run_rounds(build_worker(config), on_round=lambda state, report: ended.append(len(report.used)))
     assert ended == [config.clients_per_round] * 2
 
 

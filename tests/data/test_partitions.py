@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedmrn_app.config.build import build_worker
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.data.partitions import PartitionConfig, load_partitions, partition_rows
 from fedmrn_app.errors import ConfigError, DataError
@@ -126,11 +127,10 @@ def test_impossible_partitions_are_refused() -> None:
 
 
 def test_natural_digits_compose_and_are_refused_when_they_are_read() -> None:
-    from fedmrn_app.federation.worker import Worker
 
     config = load_config(("partition=natural",))
     with pytest.raises(DataError, match="partition=natural: these data are not of different origins"):
-        Worker(config)
+        build_worker(config)
 
 
 def test_schemes_need_their_numbers() -> None:

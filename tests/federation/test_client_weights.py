@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fedmrn_app.config.build import build_worker
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.federation.protocol import GlobalState
@@ -33,7 +34,7 @@ def contributions(worker: Worker) -> tuple[GlobalState, GlobalState, list[tuple[
 def test_the_mean_is_by_samples_or_equal(strategy: str) -> None:
     for kind in ("samples", "equal"):
         options = (*RUN, f"strategy={strategy}", f"client_weights={kind}", "uplink.bits=null")
-        worker = Worker(load_config(options))
+        worker = build_worker(load_config(options))
         before, after, parts = contributions(worker)
         counts = [count if kind == "samples" else 1 for count, _, _ in parts]
         assert len({count for count, _, _ in parts}) == 4
@@ -51,7 +52,7 @@ def test_it_is_so_where_a_weights_mean_is_over_its_holders() -> None:
         "client_weights=equal",
         "strategy.capacities=[1.0,0.5]",
     )
-    worker = Worker(load_config(options))
+    worker = build_worker(load_config(options))
     before, after, parts = contributions(worker)
     held = np.array([worker.method.selection.held(worker.model()[1].layout, c, 1, 0) for c in range(4)])
     assert len(np.unique(held.sum(0))) > 1

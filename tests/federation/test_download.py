@@ -1,13 +1,14 @@
 """A client reads what it was asked for, and nothing else."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.download import Version, VersionError, read_download
-from fedmrn_app.federation.protocol import Order
+from fedmrn_app.federation.protocol import Order, RunProtocol
 from fedmrn_app.federation.server import OpenRound
 from fedmrn_app.federation.versions import Versions
 from tests.reference import AGREEMENT, SAMPLES, STATE, D, M
@@ -42,38 +43,29 @@ def test_what_is_read_does_not_depend_on_the_base() -> None:
 
 
 @pytest.mark.parametrize(
-    ("last", "reason"),
-    [
-        (None, "the order is coded from the version of round 1; this client holds none"),
-        (Version(3, LAST.grid), "holds that of round 3"),
-        (Version(1, dataclasses.replace(LAST.grid, counts=LAST.grid.counts + 1)), "holds that of round 1"),
-    ],
+    "last", [None, Version(3, LAST.grid), Version(1, dataclasses.replace(LAST.grid, counts=LAST.grid.counts + 1))]
 )
-def test_order_from_a_version_that_is_not_held_is_refused(last: Version | None, reason: str) -> None:
-    with pytest.raises(VersionError, match=reason):
+def test_order_coded_from_another_version_is_refused(last: Version | None) -> None:
+    with pytest.raises(VersionError) as caught:
         read_download(GRID, from_a_version(), None, last)
+    assert (caught.value.code, caught.value.value) == ("version", 1)
 
 
 GOOD = Order(0, 1, 1, STATE.vector, STATE.dense)
-BAD = [
-    (AGREEMENT, dataclasses.replace(GOOD, dense=None), "dense part came as nothing"),
-    (AGREEMENT, dataclasses.replace(GOOD, dense=STATE.dense[:-1]), "dense part came as float32"),
-    (AGREEMENT, dataclasses.replace(GOOD, dense=STATE.dense.astype(np.float64)), "dense part came as float64"),
-    (
-        AGREEMENT,
-        dataclasses.replace(GOOD, dense=np.full(M, np.nan, np.float32)),
-        "dense part holds values that are not",
-    ),
-    (AGREEMENT, dataclasses.replace(GOOD, vector=np.full(D, np.inf, np.float32)), "global vector holds values that"),
-    (AGREEMENT, dataclasses.replace(GOOD, vector=STATE.vector[1:]), "global vector came as"),
-    (GRID, GOOD, "global model came as float32"),
-    (GRID, dataclasses.replace(GOOD, vector=np.zeros(5, np.uint8), dense=None), "grid has a tensor of an unknown kind"),
+MALFORMED: list[tuple[RunProtocol, dict[str, Any]]] = [
+    (AGREEMENT, {"dense": None}),
+    (AGREEMENT, {"dense": STATE.dense[:-1]}),
+    (AGREEMENT, {"dense": STATE.dense.astype(np.float64)}),
+    (AGREEMENT, {"dense": np.full(M, np.nan, np.float32)}),
+    (AGREEMENT, {"vector": np.full(D, np.inf, np.float32)}),
+    (AGREEMENT, {"vector": STATE.vector[1:]}),
+    (GRID, {}),
+    (GRID, {"vector": np.zeros(5, np.uint8), "dense": None}),
 ]
 
 
-@pytest.mark.parametrize(("protocol", "order", "reason"), BAD, ids=[reason for _, _, reason in BAD])
-def test_malformed_orders_are_refused_in_one_line(protocol: object, order: Order, reason: str) -> None:
-    assert isinstance(protocol, type(AGREEMENT))
-    with pytest.raises(PayloadError, match=reason) as caught:
-        read_download(protocol, order, None, LAST)
+@pytest.mark.parametrize(("protocol", "changes"), MALFORMED)
+def test_malformed_orders_are_refused_in_one_line(protocol: RunProtocol, changes: dict[str, Any]) -> None:
+    with pytest.raises(PayloadError) as caught:
+        read_download(protocol, dataclasses.replace(GOOD, **changes), None, LAST)
     assert "\n" not in str(caught.value)

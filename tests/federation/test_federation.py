@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedmrn_app.config.build import resolve_from_data
+from fedmrn_app.config.build import build_worker, resolve_from_data
 from fedmrn_app.config.compose import compose_values
 from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.federation.loop import run_rounds
@@ -180,10 +180,10 @@ def test_parts_of_a_model_are_averaged_as_written_out(aggregate: str) -> None:
 def test_plain_loop_takes_the_mean_of_what_its_clients_train(strategy: str) -> None:
     """Eq. 5 in float64 on the very uploads of a round of `run_rounds`, without the server's code."""
     _, config, _ = resolve_from_data(compose_values((*SMALL, f"strategy={strategy}")))
-    worker = Worker(config)
+    worker = build_worker(config)
     _, protocol = worker.model()
     first = protocol.begin()
-    state = run_rounds(Worker(config), frozenset({0}))
+    state = run_rounds(build_worker(config), left_out=frozenset({0}))
     samples = {client: worker.sample_count(client) for client in range(config.clients)}
     round_ = open_round(protocol, first, 1, samples, config.clients_per_round)
     uploads = {}
@@ -208,7 +208,7 @@ def test_plain_loop_takes_the_mean_of_what_its_clients_train(strategy: str) -> N
 
 def test_client_trains_alike_whatever_was_trained_before() -> None:
     _, config, _ = resolve_from_data(compose_values((*SMALL, "strategy=fedmrn")))
-    fresh, used = Worker(config), Worker(config)
+    fresh, used = build_worker(config), build_worker(config)
     _, protocol = fresh.model()
     first = protocol.begin()
     round_ = open_round(protocol, first, 1, dict.fromkeys(range(7), 1), 3)
@@ -239,7 +239,7 @@ def test_two_rounds_on_a_grid(strategy: str) -> None:
     """Coded masks and values near what was sent are read only where both sides have the same bits of what was sent."""
     words = (*SMALL, f"strategy={strategy}", "downlink.dtype=grid", "downlink.memory=false", "uplink.dense_bits=6")
     _, config, _ = resolve_from_data(compose_values(words))
-    worker = Worker(config)
+    worker = build_worker(config)
     _, protocol = worker.model()
     state = protocol.begin()
     samples = {client: worker.sample_count(client) for client in range(config.clients)}

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from fedmrn_app.config.build import build_worker
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.errors import RunError
 from fedmrn_app.federation.worker import Worker
@@ -44,7 +45,9 @@ def masked_gradient(worker: Worker, client: int, weights: Float32Array, mask: np
     ],
 )
 def test_it_is_the_mean_of_the_masked_gradients(options: tuple[str, ...], windows: dict[float, int] | None) -> None:
-    worker = Worker(load_config((*BASE, *options, "rounds=1", f"strategy.output_lr={LR}", "downlink.dtype=float32")))
+    worker = build_worker(
+        load_config((*BASE, *options, "rounds=1", f"strategy.output_lr={LR}", "downlink.dtype=float32"))
+    )
     part, protocol = worker.method.selection, worker.model()[1]
     assert isinstance(part, PartOfModel)
     first, samples = protocol.first, np.array([worker.sample_count(client) for client in range(3)])

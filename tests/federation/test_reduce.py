@@ -24,7 +24,15 @@ DENSE = np.ones(5, np.float32)
 
 
 def round_of(method: Method) -> OpenRound:
-    protocol = RunProtocol(method, LAYOUT, (5,), VECTOR * np.float32(0.9), 3, 32, LAYOUT.count)
+    protocol = RunProtocol(
+        method=method,
+        layout=LAYOUT,
+        dense_sizes=(5,),
+        first=VECTOR * np.float32(0.9),
+        seed=3,
+        dense_bits=32,
+        parameters=LAYOUT.count,
+    )
     state = GlobalState(VECTOR, DENSE, protocol.begin().steering)
     return OpenRound(protocol, 1, state, CLIENTS)
 

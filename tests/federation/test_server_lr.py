@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fedmrn_app.config.build import build_worker
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.federation.fedbuff import FedBuff
@@ -40,8 +41,8 @@ def in_versions(worker: Worker) -> tuple[GlobalState, GlobalState]:
 def test_so_many_times_the_mean_update_is_added(strategy: str, times: float) -> None:
     for run in (in_rounds, in_versions) if strategy != "submodel" else (in_rounds,):
         options = (*RUN, f"strategy={strategy}", "uplink.dense_bits=32")
-        before, once = run(Worker(load_config(options)))
-        _, after = run(Worker(load_config((*options, f"server_lr={times}"))))
+        before, once = run(build_worker(load_config(options)))
+        _, after = run(build_worker(load_config((*options, f"server_lr={times}"))))
         assert np.abs(once.vector - before.vector).max() > 1e-3
         moved = times * (once.vector - before.vector)
         np.testing.assert_allclose(after.vector - before.vector, moved, atol=1e-6)
@@ -50,12 +51,12 @@ def test_so_many_times_the_mean_update_is_added(strategy: str, times: float) -> 
 
 
 def test_once_is_what_it_was() -> None:
-    (_, given), (_, default) = (in_rounds(Worker(load_config((*RUN, *more)))) for more in (("server_lr=1",), ()))
+    (_, given), (_, default) = (in_rounds(build_worker(load_config((*RUN, *more)))) for more in (("server_lr=1",), ()))
     assert given.vector.tobytes() + given.dense.tobytes() == default.vector.tobytes() + default.dense.tobytes()
 
 
 def test_a_step_that_is_not_finite_ends_the_run_in_one_line() -> None:
-    protocol = Worker(load_config((*RUN, "strategy=fedavg", "server_lr=100"))).model()[1]
+    protocol = build_worker(load_config((*RUN, "strategy=fedavg", "server_lr=100"))).model()[1]
     state = protocol.begin()
     mean = np.full_like(state.vector, 1e37)
     with pytest.raises(RunError, match=r"round 1: the global model is no longer finite; take a smaller local\.lr"):

@@ -2,8 +2,8 @@
 
 import pytest
 
+from fedmrn_app.config.build import build_worker
 from fedmrn_app.config.compose import load_config
-from fedmrn_app.federation.worker import Worker
 from fedmrn_app.learning.evaluate import evaluate
 from tests.helpers import METHODS, final_state
 
@@ -24,7 +24,7 @@ RUNS = {  # a number a round needs more and fewer weights
 def test_ten_rounds_on_digits(name: str) -> None:
     own = RUNS.get(name, ("rounds=10", "local.epochs=3", f"strategy={name}"))
     overrides = (*own, "clients=4", "clients_per_round=4")
-    worker = Worker(load_config(overrides))
+    worker = build_worker(load_config(overrides))
     assert worker.method.name == name
     model, _ = worker.model()
     model.load(*final_state(overrides))

@@ -77,7 +77,7 @@ def test_upload_is_refused_before_it_meets_the_sums(data: bytes, reason: str) ->
 def test_no_reply_is_longer_than_the_most(name: str) -> None:
     client = Client(make_method(name))
     settings = LocalSettings(epochs=1, batch_size=8, lr=0.1)
-    reply = train_client(client.protocol, client.model, IMAGES, client.samples, client.order, settings)
+    reply = train_client(client.protocol, client.model, IMAGES, client.samples, client.order, local=settings)
     assert len(reply.payload) <= max_payload_bytes(client.protocol)
     framing = content_bytes(payload_content(reply.payload)) - len(reply.payload)
     assert abs(framing - client.protocol.framing_bytes) < 20

@@ -10,13 +10,12 @@ import pytest
 import tests.reference  # noqa: F401  (Flower makes no message without)
 from fedmrn_app import client_app
 from fedmrn_app.client_app import open_worker, query, train
-from fedmrn_app.config.build import check_targets, resolve_from_data
+from fedmrn_app.config.build import build_worker, check_targets, resolve_from_data
 from fedmrn_app.config.compose import quote_override
 from fedmrn_app.config.schema import Values
 from fedmrn_app.environment import ALLOW_TARGETS
 from fedmrn_app.errors import ConfigError, PayloadError
 from fedmrn_app.federation.upload import read_upload
-from fedmrn_app.federation.worker import Worker
 from fedmrn_app.flower.messages import Hosted, order_content, read_hosted, read_lost
 from tests.one_node import ask, asking, first_round, node, small, train_on
 
@@ -52,7 +51,7 @@ def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_query_says_how_many_samples_each_client_has() -> None:
     values = small("partition=dirichlet")
     hosted = read_hosted(query(asking(values), node(partition_id=1, num_partitions=2)))
-    worker = Worker(resolve_from_data(values)[1])
+    worker = build_worker(resolve_from_data(values)[1])
     assert hosted == Hosted({client: worker.sample_count(client) for client in (1, 3)}, nodes=2)
 
 
@@ -73,14 +72,14 @@ def test_query_that_fails_names_the_clients_and_why(tmp_path: Path) -> None:
 def test_node_trains_no_client_that_it_does_not_host() -> None:
     values, context = small(), node(partition_id=1, num_partitions=2)
     query(asking(values), context)
-    round_ = first_round(Worker(resolve_from_data(values)[1]))
+    round_ = first_round(build_worker(resolve_from_data(values)[1]))
     with pytest.raises(PayloadError, match="client=2: this node does not host it"):
         ask(context, round_.order(2))
 
 
 def test_node_without_the_configuration_says_so_and_takes_it_again() -> None:
     values, context = small("strategy=fedavg"), node(partition_id=0, num_partitions=1)
-    round_ = first_round(Worker(resolve_from_data(values)[1]))
+    round_ = first_round(build_worker(resolve_from_data(values)[1]))
     assert read_lost(ask(context, round_.order(2))) == "configuration"
     order = round_.order(2)
     train(asking(values, "train", order_content(order, None, None)), context)
@@ -92,7 +91,7 @@ def test_node_without_the_configuration_says_so_and_takes_it_again() -> None:
 
 def test_training_on_a_node_is_the_worker_s() -> None:
     values, context = small(), node(partition_id=0, num_partitions=1)
-    worker = Worker(resolve_from_data(values)[1])
+    worker = build_worker(resolve_from_data(values)[1])
     round_ = first_round(worker)
     query(asking(values), context)
     for client in (3, 0):

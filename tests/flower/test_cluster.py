@@ -16,11 +16,10 @@ import pytest
 import ray
 from safetensors.numpy import load_file
 
-from fedmrn_app.config.build import resolve_from_data
+from fedmrn_app.config.build import build_worker, resolve_from_data
 from fedmrn_app.config.compose import compose_values, load_config
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.federation.loop import run_rounds
-from fedmrn_app.federation.worker import Worker
 from fedmrn_app.runtime.cleanup import end_processes
 from fedmrn_app.runtime.flower_cli import command, free_port
 from fedmrn_app.runtime.simulation import run_simulation
@@ -89,7 +88,7 @@ def test_weights_are_those_of_a_private_run_and_a_killed_node_costs_its_replies_
     assert summary["rounds"] == 3
     assert summary["clients_failed"] <= 1  # what its process was at work on; for that there is no room elsewhere
     _, config, _ = resolve_from_data(compose_values((*overrides, "rounds=2")))
-    worker = Worker(config)
+    worker = build_worker(config)
     state, (model, _) = run_rounds(worker), worker.model()
     model.load(state.vector, state.dense)
     kept = load_file(tmp_path / "run" / "previous.safetensors")  # of round 2, before the kill

@@ -9,11 +9,10 @@ from flwr.app import Context
 import tests.reference  # noqa: F401  (Flower makes no message without)
 from fedmrn_app import client_app
 from fedmrn_app.client_app import query
-from fedmrn_app.config.build import resolve_from_data
+from fedmrn_app.config.build import build_worker, resolve_from_data
 from fedmrn_app.environment import ALLOW_TARGETS
 from fedmrn_app.federation.server import open_round
 from fedmrn_app.federation.upload import read_upload
-from fedmrn_app.federation.worker import Worker
 from fedmrn_app.flower.device_storage import StateError
 from fedmrn_app.flower.messages import read_hosted
 from tests.one_node import asking, first_round, node, small, train_on
@@ -28,10 +27,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_residual_is_kept_on_the_disk_and_taken_by_its_round(tmp_path: Path) -> None:
     values = small("strategy=topk", "strategy.error_feedback=true")
-    worker = Worker(resolve_from_data(values)[1])
+    worker = build_worker(resolve_from_data(values)[1])
     first = first_round(worker)
     second = open_round(first.protocol, first.state, 2, first.clients, 5)
-    kept = worker.train(first.order(1)).kept
+    kept = worker.train(first.order(1)).state
     known = second.known(1)
     header, dense = second.header(1, known), second.state.dense
     expected = read_upload(worker.train(second.order(1), kept).payload, second.protocol, header, known, dense)

@@ -10,14 +10,13 @@ import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 from fedmrn_app.client_app import train
-from fedmrn_app.config.build import resolve_from_data
+from fedmrn_app.config.build import build_worker, resolve_from_data
 from fedmrn_app.config.compose import compose_values
 from fedmrn_app.environment import STATE_FOLDER, VERSIONS_FOLDER
 from fedmrn_app.federation.download import Version
 from fedmrn_app.federation.loop import run_rounds
 from fedmrn_app.federation.protocol import GlobalState, Order
 from fedmrn_app.federation.versions import most_versions
-from fedmrn_app.federation.worker import Worker
 from fedmrn_app.flower.device_versions import KeptVersions
 from fedmrn_app.flower.host_table import HostTable, host_table
 from fedmrn_app.flower.messages import content_bytes, order_content, pack_config, read_order
@@ -33,7 +32,7 @@ SMALL = (f"clients={CLIENTS}", "clients_per_round=3", f"rounds={ROUNDS}", "local
 GRID = (*SMALL, "downlink.dtype=grid", "downlink.step=0.1", "downlink.memory=false")
 MEMORY = (*SMALL, "downlink.dtype=grid", "downlink.step=0.1", "downlink.memory=true")
 VALUES, CONFIG, _ = resolve_from_data(compose_values(MEMORY))
-WORKER = Worker(CONFIG)
+WORKER = build_worker(CONFIG)
 FIRST_DENSE = WORKER.model()[0].state()[1]
 
 
@@ -114,7 +113,7 @@ def plain(forgets: frozenset[tuple[int, int]] = frozenset()) -> tuple[str, Bytes
         size = content_bytes(order_content(order, None, None))
         by_client[order.client] = by_client.get(order.client, 0) + size
 
-    state = run_rounds(Worker(CONFIG), forgets=forgets, on_order=weigh)
+    state = run_rounds(build_worker(CONFIG), forgets=forgets, on_order=weigh)
     return state_sha256(state.vector, state.dense), weighed
 
 
@@ -244,7 +243,7 @@ def test_client_without_a_reply_is_sent_the_whole_until_it_replies(failure: str)
 
 def test_resumed_run_sends_everybody_the_whole_once() -> None:
     nodes = told(Nodes(CLIENTS))
-    halfway = run_rounds(Worker(resolve_from_data(compose_values((*MEMORY, "rounds=2")))[1]))
+    halfway = run_rounds(build_worker(resolve_from_data(compose_values((*MEMORY, "rounds=2")))[1]))
     weights, weighed = run(nodes, finished=2, state=halfway)
     assert weights == plain()[0]
     assert min(weighed[3].values()) > max(size for size in plain()[1][3].values() if size < max(weighed[3].values()))

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from fedmrn_app.config.build import build_worker
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.errors import ConfigError, PayloadError
 from fedmrn_app.federation.protocol import Order
-from fedmrn_app.federation.worker import Worker
 from fedmrn_app.layout import Layout
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.wire.body import Body
@@ -30,13 +30,13 @@ def test_mean_and_variance(direction: str, sign: int) -> None:
 
 
 def test_body_is_four_bytes_and_the_reply_has_nothing_else() -> None:
-    worker = Worker(load_config(("experiment=fedscalar_digits",)))
+    worker = build_worker(load_config(("experiment=fedscalar_digits",)))
     model, protocol = worker.model()
     assert model.dense.numel() == 0
     assert model.weights.numel() == 64 * 3 + 3 + 2 * (3 * 3 + 3) + 3 * 10 + 10
     reply = worker.train(Order(0, 1, 5, protocol.first, model.state()[1]))
     assert len(reply.payload) == HEADER_SIZE + 4
-    assert reply.kept.residual is None
+    assert reply.state.residual is None
     assert [worker.sample_count(client) for client in range(20)] == [80] * 20
 
 
@@ -59,7 +59,7 @@ def test_wrong_options_and_bodies_are_refused() -> None:
 def test_over_all_clients_the_step_shrinks_with_the_share_that_takes_part() -> None:
     """Line 9 of Algorithm 1: 1/N of the sum, whoever was drawn."""
     run = ("experiment=fedscalar_digits", "rounds=1", "clients_per_round=5")
-    first = Worker(load_config(run)).model()[1].first
+    first = build_worker(load_config(run)).model()[1].first
     mean, _ = final_state(run)
     over_all, _ = final_state((*run, "strategy.divisor=clients"))
     np.testing.assert_allclose(over_all - first, (mean - first) / 4, atol=1e-7)

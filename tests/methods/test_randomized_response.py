@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedmrn_app.config.build import build_worker
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.config.privacy_checks import privacy_lines
 from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.federation.server import close_round, open_round
 from fedmrn_app.federation.upload import read_upload
-from fedmrn_app.federation.worker import Worker
 from fedmrn_app.kernels.secure_random import draw, normals
 from fedmrn_app.layout import Layout
 from fedmrn_app.methods import build_method
@@ -127,11 +127,12 @@ def test_flipped_masks_are_coded_and_read_alike(name: str, coder: str) -> None:
 def test_reply_holds_nothing_but_the_mask(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDMRN_CACHE", str(tmp_path / "cache"))
     words = ("model=mlp", "model.hidden=[16]", "uplink.bits=null", "clients=3", "clients_per_round=3", "local.epochs=1")
-    worker = Worker(load_config((*words, f"strategy={name}", "privacy.local_epsilon=2")))
+    config = load_config((*words, f"strategy={name}", "privacy.local_epsilon=2"))
+    worker = build_worker(config)
     model, protocol = worker.model()
     assert protocol.layout.count == model.parameter_count == 64 * 16 + 16 + 16 * 10 + 10
     assert protocol.dense_sizes == []
-    assert f"{2.0 * 1210:,.0f} for the whole mask of 1,210 bits" in privacy_lines(worker.config, None, protocol)[0]
+    assert f"{2.0 * 1210:,.0f} for the whole mask of 1,210 bits" in privacy_lines(config, None, protocol)[0]
     state, samples = protocol.begin(), {client: worker.sample_count(client) for client in range(3)}
     opened = open_round(protocol, state, 1, samples, 3)
     replies = {client: worker.train(opened.order(client)).payload for client in samples}
@@ -149,7 +150,7 @@ def test_reply_holds_nothing_but_the_mask(name: str, tmp_path: Path, monkeypatch
 def test_runs_with_flips_of_the_seed_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDMRN_CACHE", str(tmp_path / "cache"))
     words = ("model=mlp", "model.hidden=[]", "uplink.bits=null", "clients=3", "clients_per_round=3", "local.steps=2")
-    worker = Worker(load_config((*words, "privacy.flip=0.2", "privacy.noise_seed=run")))
+    worker = build_worker(load_config((*words, "privacy.flip=0.2", "privacy.noise_seed=run")))
     protocol: RunProtocol = worker.model()[1]
     samples = {client: worker.sample_count(client) for client in range(3)}
     opened = open_round(protocol, protocol.begin(), 1, samples, 3)

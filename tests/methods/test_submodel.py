@@ -10,7 +10,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from fedmrn_app.config.build import find_conf, locate
+from fedmrn_app.config.build import build_worker, find_conf, locate
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.errors import ConfigError, PayloadError
 from fedmrn_app.federation.protocol import Order, RunProtocol
@@ -102,7 +102,7 @@ def test_what_nobody_held_keeps_its_bits(masking: str, aggregate: str) -> None:
         *SMALL, "rounds=1", "strategy=submodel", f"strategy.masking={masking}", f"strategy.aggregate={aggregate}",
         "strategy.capacities=[0.25]",
     )  # fmt: skip
-    worker = Worker(load_config(overrides))
+    worker = build_worker(load_config(overrides))
     first = worker.model()[1].first
     held = np.logical_or.reduce(held_by_all(worker))
     vector, _ = final_state(overrides)
@@ -149,7 +149,7 @@ def test_coverage_is_the_mean_over_the_holders() -> None:
     fill, cover = both_means(overrides)
     np.testing.assert_allclose(fill, cover, atol=1e-7)  # everybody holds the same here
     overrides = (*same, "strategy.capacities=[1.0,0.5]", "clients=2", "clients_per_round=2", "seed=1")
-    worker = Worker(load_config(overrides))
+    worker = build_worker(load_config(overrides))
     first, layout = worker.model()[1].first, worker.model()[1].layout
     masks = np.array([worker.method.selection.held(layout, client, 1, 0) for client in range(2)])
     fill, cover = both_means(overrides)
@@ -210,7 +210,7 @@ CHANNEL = (*SMALL, "strategy=submodel", "strategy.granularity=channel", "model=d
 @pytest.mark.parametrize("masking", ["random", "rolling"])
 def test_narrow_clients_send_their_channels_only(masking: str) -> None:
     overrides = (*CHANNEL, "rounds=1", f"strategy.masking={masking}", "strategy.capacities=[0.25]")
-    worker = Worker(load_config(overrides))
+    worker = build_worker(load_config(overrides))
     full, protocol = worker.model()
     assert full.dense.numel() == 0
     first, masks = protocol.first.copy(), held_by_all(worker)

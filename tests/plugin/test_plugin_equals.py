@@ -14,8 +14,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
-from fedmrn_app.config.build import build_module, resolve_from_data
+from fedmrn_app.config.build import build_module, build_worker, resolve_from_data
 from fedmrn_app.config.compose import compose_values
+from fedmrn_app.config.schema import Config
 from fedmrn_app.federation.server import close_round, open_round
 from fedmrn_app.federation.upload import Update, header_of, write_upload
 from fedmrn_app.federation.worker import Worker
@@ -33,10 +34,14 @@ SETTINGS = (
 )  # fmt: skip
 
 
+def configuration() -> Config:
+    return resolve_from_data(compose_values(SETTINGS))[1]
+
+
 @pytest.fixture
 def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
     monkeypatch.setenv("FEDMRN_CACHE", str(tmp_path))
-    return Worker(resolve_from_data(compose_values(SETTINGS))[1])
+    return build_worker(configuration())
 
 
 def batches_of(worker: Worker, server_round: int, client: int) -> Batches:
@@ -69,7 +74,7 @@ def by_the_commands_parts(worker: Worker, rounds: int) -> Float32Array:
 
 
 def by_the_plugin(worker: Worker, rounds: int) -> Float32Array:
-    app, config = ClientApp(mods=[compress_uplink]), worker.config
+    app, config = ClientApp(mods=[compress_uplink]), configuration()
 
     @app.train()
     def _(message: Message, context: Context) -> Message:
@@ -101,7 +106,7 @@ def test_a_round_is_the_same_but_for_the_last_bits_of_the_mean(worker: Worker) -
     ours, plugin = by_the_commands_parts(worker, 1), by_the_plugin(worker, 1)
     assert ours.shape == plugin.shape
     np.testing.assert_allclose(plugin, ours, rtol=0, atol=1e-6)
-    assert np.abs(ours - plugin).max() < 1e-4 * worker.config.noise.alpha
+    assert np.abs(ours - plugin).max() < 1e-4 * configuration().noise.alpha
 
 
 @pytest.mark.slow

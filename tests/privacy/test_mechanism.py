@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedmrn_app.config.build import resolve_from_data
+from fedmrn_app.config.build import build_worker, resolve_from_data
 from fedmrn_app.config.compose import compose_values
 from fedmrn_app.config.privacy_checks import open_privacy
-from fedmrn_app.errors import PayloadError, RunError
+from fedmrn_app.errors import BudgetSpent, PayloadError, RunError
 from fedmrn_app.federation.loop import run_rounds
 from fedmrn_app.federation.pipeline import RoundSums
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.federation.report import RoundReport
 from fedmrn_app.federation.server import OpenRound, close_round, open_round
 from fedmrn_app.federation.upload import Update, write_upload
-from fedmrn_app.federation.worker import Worker
 from fedmrn_app.layout import Layout
 from fedmrn_app.learning.flat import state_sha256
 from fedmrn_app.methods import build_method
@@ -27,7 +26,7 @@ from fedmrn_app.methods.method import RunOptions
 from fedmrn_app.noise import Noise
 from fedmrn_app.privacy.accounting import epsilon
 from fedmrn_app.privacy.ledger import Ledger
-from fedmrn_app.privacy.mechanism import BudgetSpent, Privacy, PrivacyConfig
+from fedmrn_app.privacy.mechanism import Privacy, PrivacyConfig
 from tests.helpers import METHODS, make_method
 
 D, M = 300, 5
@@ -44,7 +43,15 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def protocol(name: str = "fedavg") -> RunProtocol:
-    return RunProtocol(make_method(name), LAYOUT, (M,), STATE.vector * 0, seed=3, dense_bits=32, parameters=D)
+    return RunProtocol(
+        method=make_method(name),
+        layout=LAYOUT,
+        dense_sizes=(M,),
+        first=STATE.vector * 0,
+        seed=3,
+        dense_bits=32,
+        parameters=D,
+    )
 
 
 def private(clip: float = 1.0, noise: float = 1.0, per_round: int = 8, **changes: Any) -> Privacy:
@@ -199,7 +206,7 @@ def small(*words: str) -> tuple[str, ...]:
 
 def run(words: tuple[str, ...], ledger: Ledger | None = None) -> tuple[str, list[RoundReport]]:
     _, config, _ = resolve_from_data(compose_values(words))
-    worker = Worker(config)
+    worker = build_worker(config)
     agreed = worker.model()[1]
     reports: list[RoundReport] = []
     privacy = open_privacy(config, agreed, ledger)
@@ -233,7 +240,7 @@ def test_run_ends_before_its_budget_is_exceeded() -> None:
 def test_noise_multiplier_is_found_for_the_rounds_and_kept_when_going_on(tmp_path: Path) -> None:
     words = small("strategy=fedavg", "privacy.epsilon=8", "privacy.clip=1")
     _, config, _ = resolve_from_data(compose_values(words))
-    agreed = Worker(config).model()[1]
+    agreed = build_worker(config).model()[1]
     _, reports = run(words)
     assert 7.9 < reports[-1].epsilon <= 8
     ledger = Ledger.open(tmp_path, resume=False)

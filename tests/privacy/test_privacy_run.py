@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from fedmrn_app.config.build import resolve_from_data
+from fedmrn_app.config.build import build_worker, resolve_from_data
 from fedmrn_app.config.compose import compose_values
 from fedmrn_app.config.privacy_checks import open_privacy
 from fedmrn_app.federation.loop import run_rounds
 from fedmrn_app.federation.report import RoundReport
-from fedmrn_app.federation.worker import Worker
 from fedmrn_app.learning.flat import state_sha256
 from fedmrn_app.privacy.ledger import FILE
 from tests.paths import ROOT
@@ -34,7 +33,7 @@ def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def reference(words: tuple[str, ...]) -> tuple[str, list[RoundReport]]:
     _, config, _ = resolve_from_data(compose_values(words))
-    worker = Worker(config)
+    worker = build_worker(config)
     reports: list[RoundReport] = []
     privacy = open_privacy(config, worker.model()[1], None)
     state = run_rounds(worker, privacy=privacy, on_round=lambda state, report: reports.append(report))

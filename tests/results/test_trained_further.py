@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import save_file
 
+from fedmrn_app.config.build import build_worker
 from fedmrn_app.config.compose import load_config
-from fedmrn_app.federation.worker import Worker
 from fedmrn_app.learning.evaluate import evaluate
 from tests.helpers import final_state
 
@@ -15,7 +15,7 @@ CLIENTS = ("clients=4", "clients_per_round=4", "local.epochs=3")
 
 def loss(overrides: tuple[str, ...], before: Path) -> float:
     """The test loss after a run."""
-    worker = Worker(load_config(overrides))
+    worker = build_worker(load_config(overrides))
     model, _ = worker.model()
     model.load(*final_state(overrides))
     if not before.exists():

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.nn import functional
 
+from fedmrn_app.config.build import build_worker
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.federation.protocol import Order
-from fedmrn_app.federation.worker import Worker
 from fedmrn_app.learning.batches import Batches
 from fedmrn_app.tasks.task import Samples
 from tests.helpers import IMAGES, final_state
@@ -40,7 +40,7 @@ RUN = ("clients=10", "clients_per_round=2", "rounds=1", "partition=label_shard",
 
 @pytest.mark.parametrize("absent", ["zero", "masked"])
 def test_rows_of_absent_labels_are_not_trained(absent: str) -> None:
-    worker = Worker(load_config((*RUN, f"local.absent_labels={absent}")))
+    worker = build_worker(load_config((*RUN, f"local.absent_labels={absent}")))
     model, protocol = worker.model()
     first = protocol.first.reshape(10, 64).copy()
     worker.train(Order(0, 1, 5, protocol.first, protocol.begin().dense))

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from fedmrn_app.config.build import resolve_from_data
+from fedmrn_app.config.build import build_worker, resolve_from_data
 from fedmrn_app.config.compose import compose_values, load_config
 from fedmrn_app.errors import ConfigError
-from fedmrn_app.federation.worker import Worker
 from fedmrn_app.report.runs import data_of
 from fedmrn_app.report.tables import split_of
 from fedmrn_app.tasks.characters import Characters
@@ -36,7 +35,7 @@ def test_without_it_the_test_split_is_evaluated() -> None:
 
 
 def test_no_client_has_a_held_out_row() -> None:
-    worker = Worker(load_config(("validation=0.2", "clients=4", "clients_per_round=4", "partition=dirichlet")))
+    worker = build_worker(load_config(("validation=0.2", "clients=4", "clients_per_round=4", "partition=dirichlet")))
     clients = [row for client in range(4) for row in rows_of(worker.samples_of(client))]
     assert sum(worker.sample_count(client) for client in range(4)) == len(clients) == len(worker.samples)
     assert sorted(clients) == sorted(rows_of(load_training(DIGITS, 0.2, 0)))

@@ -45,7 +45,7 @@ def build(name: str) -> Method:
 
 
 def agreement_of(method: Method) -> RunProtocol:
-    return RunProtocol(method, LAYOUT, DENSE_SIZES, values(2, D), seed=0, dense_bits=6)
+    return RunProtocol(method=method, layout=LAYOUT, dense_sizes=DENSE_SIZES, first=values(2, D), seed=0, dense_bits=6)
 
 
 def known_of(method: Method) -> SharedContext:

@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedmrn_app.config.build import build_module, resolve_from_data
+from fedmrn_app.config.build import build_module, build_worker, resolve_from_data
 from fedmrn_app.config.compose import compose_values
 from fedmrn_app.federation.worker import Worker
 from fedmrn_app.learning.batches import Batches
@@ -21,7 +21,7 @@ def opened(overrides: str) -> tuple[Worker, nn.Module]:
     """The data, the partition and the model, once per process."""
     _, config, task = resolve_from_data(compose_values(json.loads(overrides)))
     torch.set_num_threads(config.client_cpus)
-    return Worker(config), build_module(config, task)
+    return build_worker(config), build_module(config, task)
 
 
 @app.train()
