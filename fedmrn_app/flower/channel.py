@@ -306,7 +306,7 @@ class Channel:
         restarted = [
             message for message, one in pending.items() if alive.get(one.request.node) not in (None, one.node_start)
         ]
-        answers = self._fail(restarted, "was started anew")
+        answers = self._fail(restarted, "was restarted")
         if not any(one.request.node in alive for one in pending.values()):
             answers += self._fail(list(pending), "has died: no heartbeat")
         return answers

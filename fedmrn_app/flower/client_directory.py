@@ -1,4 +1,4 @@
-"""The directory of clients: which node hosts which client, from round to round, while nodes come and go."""
+"""The directory of clients: which node hosts which client, from round to round, while nodes connect and disconnect."""
 
 from __future__ import annotations
 
@@ -136,13 +136,14 @@ class ClientDirectory:
         if len(self.current) < (self._config.min_clients or 1):
             self._report_changes(before)
             before = self.current
-            self.report(f"{len(before)} clients are there; waiting for more, {self._config.node_timeout:g} s each")
+            timeout = self._config.node_timeout
+            self.report(f"{len(before)} clients are available; waiting up to {timeout:g} s for each further node")
             self.current = self._wait(self._config.min_clients or 1, all_clients=False, fewer_suffice=True)
         self._report_changes(before)
         return self.current
 
     def _report_changes(self, before: HostTable) -> None:
-        """Log which nodes have come and gone, one line per node."""
+        """Log which nodes have connected and disconnected, one line per node."""
         changed: dict[tuple[int | None, int | None], list[int]] = {}
         for client in sorted(before.keys() | self.current.keys()):
             old, new = before.get(client), self.current.get(client)
@@ -151,11 +152,13 @@ class ClientDirectory:
                 changed.setdefault((last, now), []).append(client)
         for (last, now), clients in changed.items():
             if now is None:
-                self.report(f"node {last} has gone: {names(clients)} is unavailable until another node hosts it")
+                self.report(
+                    f"node {last} has disconnected: {names(clients)} is unavailable until another node hosts it"
+                )
             elif last is None:
-                self.report(f"node {now} has come: {names(clients)} will take part from now on")
+                self.report(f"node {now} has connected: {names(clients)} will take part from now on")
             else:
-                self.report(f"node {last} has gone: {names(clients)} is on node {now} from now on")
+                self.report(f"node {last} has disconnected: {names(clients)} is on node {now} from now on")
 
     def _wait(self, least: int, *, all_clients: bool, fewer_suffice: bool) -> HostTable:
         """Poll until enough clients are hosted.
@@ -175,20 +178,18 @@ class ClientDirectory:
             if len(hosts) >= least and not (all_clients and missing):
                 return hosts
             if not missing and not fewer_suffice:
-                raise RunError(
-                    f"clients={config.clients}: none of them takes part{self._first_refusal}", code="no-clients"
-                )
+                raise RunError(f"clients={config.clients}: none takes part{self._first_refusal}", code="no-clients")
             if self._clock.monotonic() - last_news > config.node_timeout:
                 if fewer_suffice and len(hosts) >= least:
-                    self.report(f"{len(hosts)} of {config.clients} clients are there; others may join in any round")
+                    self.report(f"{len(hosts)} of {config.clients} clients are available; others may join in any round")
                     return hosts
                 if not self._queries:
                     raise RunError(self._too_few(hosts, missing), code="too-few-clients")
                 if not waits_for_answers:
                     waits_for_answers = True
                     self.report(
-                        f"waiting for the answers of {len(self._queries)} nodes that have come, for "
-                        f"{config.answer_timeout:g} s at most"
+                        f"waiting up to {config.answer_timeout:g} s for the answers of {len(self._queries)} "
+                        "connected nodes"
                     )
             self._clock.sleep(_POLL_SECONDS)
 
@@ -196,13 +197,13 @@ class ClientDirectory:
         config = self._config
         connected = f"with {len(self._nodes.alive)} nodes connected for {config.node_timeout:g} s{self._first_refusal}"
         if config.min_clients is not None:
-            return f"min_clients={config.min_clients}: {len(hosts)} are there, {connected}; start more nodes"
+            return f"min_clients={config.min_clients}: {len(hosts)} are available, {connected}; start more nodes"
         if not missing:
-            return f"clients={config.clients}: none of them takes part{self._first_refusal}"
+            return f"clients={config.clients}: none takes part{self._first_refusal}"
         numbers = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
         return (
-            f"clients={config.clients}: {len(missing)} of them are on no node ({numbers}), {connected}; start more "
-            "nodes, take fewer clients, or say in min_clients how many are enough"
+            f"clients={config.clients}: {len(missing)} are on no node ({numbers}), {connected}; start more "
+            "nodes, take fewer clients, or set min_clients to the number that is enough"
         )
 
     @property
@@ -272,14 +273,16 @@ class ClientDirectory:
                 self._refused.setdefault(client, reason)
         clients = names(hosted.samples) or "its clients"
         if len(self._refusals) <= _MAX_REFUSAL_LINES:
-            self.report(f"node {node}: {clients} will take no part: {reason}")
+            self.report(f"node {node}: {clients} does not take part: {reason}")
         elif len(self._refusals) == _MAX_REFUSAL_LINES + 1:
-            self.report("further nodes that take no part are not named")
+            self.report("further nodes that do not take part are not listed")
 
     def _add(self, node: int, hosted: Hosted) -> None:
         """Register the clients of a node."""
         if len(hosted.samples) > self._config.clients:
-            hosted = Hosted({}, f"it says that it hosts {len(hosted.samples)} clients, of {self._config.clients}")
+            hosted = Hosted(
+                {}, f"it claims to host {len(hosted.samples)} clients, but the run has {self._config.clients}"
+            )
         if hosted.refusal is not None:
             self._refuse(node, hosted)
             return
@@ -298,8 +301,8 @@ class ClientDirectory:
         if len(elsewhere):
             first = hosts[elsewhere[0]].node_id
             self.report(
-                f"node {node}: {names(elsewhere)} is on node {first} already; this one is asked only when that has "
-                "gone (say another partition-id where it has other data)"
+                f"node {node}: {names(elsewhere)} is already on node {first}; this node is asked only if that one "
+                "disconnects (set another partition-id if it has other data)"
             )
 
 

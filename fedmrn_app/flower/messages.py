@@ -1,4 +1,9 @@
-"""What travels in Flower's messages: the server's order, the client's payload, who a node hosts, the global state."""
+"""The contents of Flower's messages: orders, payloads, the clients that a node hosts, and the global state.
+
+query  server -> node    {"run": configuration}                   node -> server    {"hosted": clients, samples}
+train  server -> client  {"": coded lattice, head}  or            client -> server  {"": payload}  or
+                         {"model": arrays, "task": head}                            {"": what was lost}
+"""
 
 from __future__ import annotations
 
@@ -20,22 +25,25 @@ from numpy.typing import NDArray
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.protocol import GlobalState, Order
 
-STEERING = "steering"  # of a state; most have none
-RECORD = FIELD = ""  # of the reply that holds the payload; names cost bytes
-TASK = "t"  # of an order on a grid, whose content is in FIELD
+STEERING = "steering"  # name of the rate control's state in an ArrayRecord
+RECORD = FIELD = ""  # names of the record and field of a payload; longer names cost bytes
+TASK = "t"  # field of an order on a lattice; the lattice is in FIELD
 _HEAD = struct.Struct("<IIQIIf")  # client, round, seed, round and checksum of the base, scale of the noise or NaN
-LOST = "lost"  # of the reply that holds none
-Lost = Literal["configuration", "version"]  # what a client may have to be sent again, see `OpenRound.order`
-_MOST_SAID = 300  # letters of what another machine says that a log takes
-_MOST_CONFIG = 1 << 20  # bytes of a configuration
-_STYPE = "numpy.ndarray"  # Flower's name for arrays that are written as np.save does
+LOST = "lost"  # field of a reply without a payload
+Lost = Literal["configuration", "version"]  # what a client may need to be sent again, see `OpenRound.order`
+_MAX_REASON = 300  # characters of a remote error that enter the log
+_MAX_CONFIG = 1 << 20  # bytes of a decompressed configuration
+_STYPE = "numpy.ndarray"  # Flower's name for arrays in the format of np.save
 
 
 @dataclass(frozen=True)
 class Hosted:
-    """What a node says of itself: the samples of each client that it hosts, or why it takes no part.
+    """A node's answer to the query which clients it hosts.
 
-    `nodes` is how many share the clients, where its configuration says so.
+    Attributes:
+        samples: number of samples of each client that the node hosts.
+        refusal: why the node takes no part; None if it does.
+        nodes: number of nodes that share the clients; None where the node's configuration does not say.
     """
 
     samples: Mapping[int, int]
@@ -44,14 +52,14 @@ class Hosted:
 
 
 def order_content(order: Order, shared: ArrayRecord | None, config: bytes | None) -> RecordDict:
-    """The content of the message that asks a client to train.
+    """Return the content of the message that asks a client to train.
 
     Args:
-        order: what is asked.
-        shared: the record of the same arrays from another message, which is then not written again.
+        order: the order.
+        shared: the record of the same arrays in another message, which is reused; None to write a new one.
         config: the run's configuration, for a node that has lost it, see `pack_config`.
     """
-    if order.dense is None:  # little enough for names and frames to weigh
+    if order.dense is None:  # a coded lattice is so short that names and frames would count
         scale = math.nan if order.scale is None else order.scale
         head = _HEAD.pack(order.client, order.server_round, order.seed, order.base, order.checksum, scale)
         content = RecordDict({RECORD: ConfigRecord({FIELD: order.vector.tobytes(), TASK: head})})
@@ -67,7 +75,7 @@ def order_content(order: Order, shared: ArrayRecord | None, config: bytes | None
 
 
 def read_order(content: RecordDict) -> Order:
-    """The order in a message's content.
+    """Return the order in a message's content.
 
     Raises:
         PayloadError: it is malformed.
@@ -82,13 +90,13 @@ def read_order(content: RecordDict) -> Order:
         client, server_round, seed = (_whole(task, name) for name in ("client", "round", "seed"))
         vector, dense = (from_array(arrays[name]) for name in ("vector", "dense"))
         return Order(client, server_round, seed, vector, dense, scale=cast(float | None, task.get("scale")))
-    except Exception as error:  # whatever NumPy and Python make of a header that they cannot read
+    except Exception as error:  # NumPy raises many kinds of errors on a malformed header
         reason = str(error).splitlines()[0] if str(error) else ""
-        raise PayloadError(f"order is malformed: {type(error).__name__}: {reason}") from error
+        raise PayloadError(f"the order is malformed: {type(error).__name__}: {reason}", code="order") from error
 
 
 def _whole(record: ConfigRecord, name: str) -> int:
-    """An unsigned number of 64 bits."""
+    """Return an unsigned 64-bit integer field."""
     value = record[name]
     if type(value) is not int or not 0 <= value < 1 << 64:
         raise ValueError(f"{name}={value!r}")
@@ -96,72 +104,76 @@ def _whole(record: ConfigRecord, name: str) -> int:
 
 
 def pack_config(values: Mapping[str, Any], run: str = "") -> bytes:
-    """A resolved configuration as bytes, with the run's name, see `RunFolder`."""
+    """Return a resolved configuration and the run's name as compressed JSON."""
     return zlib.compress(json.dumps({"run": run, "values": values}, separators=(",", ":")).encode(), 9)
 
 
 def unpack_config(data: bytes) -> dict[str, Any]:
-    """The configuration in what `pack_config` made; see `_unpack`."""
+    """Return the configuration in the bytes of `pack_config`; raise PayloadError if they are malformed."""
     return cast(dict[str, Any], _unpack(data)["values"])
 
 
 @lru_cache(maxsize=4)
 def unpack_run(data: bytes) -> str:
-    """The run's name in what `pack_config` made; see `_unpack`."""
+    """Return the run's name in the bytes of `pack_config`; raise PayloadError if they are malformed."""
     return str(_unpack(data).get("run", ""))
 
 
 def _unpack(data: bytes) -> dict[str, Any]:
-    """What `pack_config` wrote.
+    """Return the content that `pack_config` wrote.
 
     Raises:
-        PayloadError: these are not the bytes of a configuration, or of one that is far too long.
+        PayloadError: the bytes are malformed, or the configuration is longer than 1 MiB.
     """
     try:
         reader = zlib.decompressobj()
-        text = reader.decompress(data, _MOST_CONFIG)
+        text = reader.decompress(data, _MAX_CONFIG)
         if not reader.eof:
-            raise PayloadError(f"configuration is cut off, or longer than {_MOST_CONFIG} bytes")
+            raise PayloadError(
+                f"the configuration is cut off, or longer than {_MAX_CONFIG} bytes", code="configuration"
+            )
         content = json.loads(text)
     except (zlib.error, ValueError, TypeError, RecursionError) as error:
-        raise PayloadError(f"configuration is malformed: {type(error).__name__}") from error
+        raise PayloadError(f"the configuration is malformed: {type(error).__name__}", code="configuration") from error
     if not (isinstance(content, dict) and isinstance(content.get("values"), dict)):
-        raise PayloadError(f"configuration is malformed: a {type(content).__name__} without values")
+        raise PayloadError(
+            f"the configuration is malformed: a {type(content).__name__} without values", code="configuration"
+        )
     return content
 
 
 def payload_content(payload: bytes) -> RecordDict:
-    """The content of a client's reply: its payload and nothing else."""
+    """Return the content of a client's reply, which is its payload and nothing else."""
     return RecordDict({RECORD: ConfigRecord({FIELD: payload})})
 
 
 def lost_content(what: Lost) -> RecordDict:
-    """The content of the reply of a client that cannot train on an order for what it has lost."""
+    """Return the content of the reply of a client that has lost something that the order needs."""
     return RecordDict({RECORD: ConfigRecord({LOST: what})})
 
 
 def read_lost(reply: Message) -> Lost | None:
-    """What a client says that it has lost; None for every other reply."""
+    """Return what a client says that it has lost; None for every other reply."""
     record = None if reply.has_error() else reply.content.config_records.get(RECORD)
     what = None if record is None else record.get(LOST)
     return next((known for known in get_args(Lost) if what == known), None)
 
 
 def read_payload(reply: Message) -> bytes:
-    """The payload in a reply.
+    """Return the payload in a reply.
 
     Raises:
         PayloadError: the client failed or has lost what it needs, or its reply does not hold exactly one payload.
     """
     if reply.has_error():
-        raise PayloadError(f"failed with: {remote_reason(str(reply.error.reason))}")
+        raise PayloadError(f"failed with: {remote_reason(str(reply.error.reason))}", code="client-failed")
     if (lost := read_lost(reply)) is not None:
-        raise PayloadError(f"has lost the {lost}, and was not sent it again in time")
+        raise PayloadError(f"has lost the {lost}, and was not sent it again in time", code="lost")
     content = reply.content
     record = content.config_records.get(RECORD)
     data = record.get(FIELD) if record is not None else None
     if len(content) != 1 or record is None or len(record) != 1 or not isinstance(data, bytes):
-        raise PayloadError("reply does not hold exactly one payload")
+        raise PayloadError("the reply does not hold exactly one payload", code="reply")
     return data
 
 
@@ -169,20 +181,22 @@ def read_payload_of(reply: Message, node: int) -> bytes:
     """Return the payload in the reply of a node.
 
     Raises:
-        PayloadError: as `read_payload`, and where another node than the one that was asked has sent it.
+        PayloadError: the reply comes from another node, or as for `read_payload`.
     """
     if not reply.has_error() and reply.metadata.src_node_id != node:
-        raise PayloadError(f"reply came from node {reply.metadata.src_node_id}, which does not host it")
+        raise PayloadError(
+            f"the reply came from node {reply.metadata.src_node_id}, which does not host the client", code="other-node"
+        )
     return read_payload(reply)
 
 
 def by_request(replies: Iterable[Message]) -> dict[str, Message]:
-    """Replies by the id of the message that each answers."""
+    """Return replies by the id of the message that each of them answers."""
     return {reply.metadata.reply_to_message_id: reply for reply in replies}
 
 
 def hosted_content(hosted: Hosted) -> RecordDict:
-    """The content of a node's answer to who it hosts."""
+    """Return the content of a node's answer to the query which clients it hosts."""
     record = ConfigRecord()
     if hosted.samples:
         record["clients"] = list(hosted.samples)
@@ -195,7 +209,7 @@ def hosted_content(hosted: Hosted) -> RecordDict:
 
 
 def read_hosted(reply: Message) -> Hosted:
-    """A node's answer; one that failed or is malformed is a refusal."""
+    """Return a node's answer; a failed or malformed answer counts as a refusal."""
     if reply.has_error():
         return Hosted({}, remote_reason(str(reply.error.reason)))
     record = reply.content.config_records.get("hosted")
@@ -211,7 +225,7 @@ def read_hosted(reply: Message) -> Hosted:
 
 
 def _integers(record: ConfigRecord | None, name: str) -> list[int] | None:
-    """A list of whole numbers in a record, empty where there is none; None if it holds anything else."""
+    """Return a list of integers in a record, empty if the field is missing; None if it holds anything else."""
     values = [] if record is None else record.get(name, [])
     if not isinstance(values, list) or not all(type(value) is int for value in values):
         return None
@@ -219,39 +233,34 @@ def _integers(record: ConfigRecord | None, name: str) -> list[int] | None:
 
 
 def pack_state(state: GlobalState) -> ArrayRecord:
-    """The global state as Flower's strategies pass it on: the method's `vector` (d,), `dense` (m,), `steering`."""
+    """Return the global state as Flower's strategies pass it on: `vector` (d,), `dense` (m,), `steering`."""
     return ArrayRecord({name: to_array(array) for name, array in vars(state).items() if array is not None})
 
 
 def unpack_state(arrays: ArrayRecord) -> GlobalState:
-    """The inverse of `pack_state`."""
+    """Return the global state in the record of `pack_state`."""
     steering = from_array(arrays[STEERING]) if STEERING in arrays else None
     return GlobalState(from_array(arrays["vector"]), from_array(arrays["dense"]), steering)
 
 
-def sent_as_is(arrays: ArrayRecord) -> ArrayRecord:
-    """The arrays of a state that clients get, where they are sent as they are; nothing is copied."""
-    return ArrayRecord({name: array for name, array in arrays.items() if name != STEERING})
-
-
 class Content(Protocol):
-    """A message's content, or a part of it, as Flower writes it."""
+    """A message's content, or a part of it, as Flower serializes it."""
 
     @property
     def children(self) -> Mapping[str, Any] | None:
-        """Its parts."""
+        """Return the parts."""
 
     def deflate(self) -> bytes:
-        """Its bytes, without those of its parts."""
+        """Return the bytes without those of the parts."""
 
 
 def content_bytes(content: Content) -> int:
-    """Bytes of a message's content, or of a part of it, as Flower puts it on the wire: everything with its framing."""
+    """Return the number of bytes that Flower sends for a message's content, framing included."""
     return len(content.deflate()) + sum(content_bytes(child) for child in (content.children or {}).values())
 
 
 def remote_reason(error: str) -> str:
-    """What a client's process said, out of the traceback that Flower and Ray wrap around it, in one line."""
+    """Return the reason of a remote error in one line, without the traceback that Flower and Ray wrap around it."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", error)
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
     last = lines[-1] if lines else "no reason given"
@@ -260,14 +269,14 @@ def remote_reason(error: str) -> str:
 
 
 def one_line(reason: str) -> str:
-    """What another machine said, fit for a log: one line, not too long, and of paths there only the last name."""
-    printable = "".join(letter if letter.isprintable() else " " for letter in reason[: 2 * _MOST_SAID])
+    """Return a remote text for the log: one printable line of at most 300 characters, paths cut to their last name."""
+    printable = "".join(character if character.isprintable() else " " for character in reason[: 2 * _MAX_REASON])
     short = re.sub(r"(?<![\w/])(?:[A-Za-z]:)?[/\\](?:[^\s/\\:'\"]+[/\\])+", "", " ".join(printable.split()))
-    return short if len(short) <= _MOST_SAID else short[: _MOST_SAID - 3] + "..."
+    return short if len(short) <= _MAX_REASON else short[: _MAX_REASON - 3] + "..."
 
 
 def to_array(vector: NDArray[Any]) -> Array:
-    """Write a contiguous array as `Array(vector)` does, byte for byte, without the copies that that makes."""
+    """Return the bytes of `Array(vector)` for a contiguous array, without the copies that Flower makes."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(vector))
     data = b"".join([header.getvalue(), vector.data])
@@ -275,13 +284,13 @@ def to_array(vector: NDArray[Any]) -> Array:
 
 
 def from_array(array: Array) -> NDArray[Any]:
-    """View the values of an array as `array.numpy()` copies them, read-only.
+    """Return a read-only view of the values that `array.numpy()` copies.
 
     Raises:
-        ValueError: it does not hold such an array.
+        ValueError: the bytes are not in the format of np.save, version 1.
     """
     head = io.BytesIO(array.data[:4096])
     if array.stype != _STYPE or np.lib.format.read_magic(head) != (1, 0):
-        raise ValueError(f"an array came as {array.stype}, expected {_STYPE}")
+        raise ValueError(f"an array has the type {array.stype}, expected {_STYPE}")
     shape, _, dtype = np.lib.format.read_array_header_1_0(head)
     return np.frombuffer(array.data, dtype, offset=head.tell()).reshape(shape)

@@ -1,7 +1,7 @@
-"""Ray's actors, in which simulated clients train: one whose process dies is started anew and asked again.
+"""Ray actors that train simulated clients; an actor whose process dies is restarted and receives its message again.
 
-Flower's own actors stay dead, and answer every later message with an error; no setting of Flower's changes that. A
-client's training follows from the message alone, so it may be done twice.
+Flower's own actors stay dead and answer every later message with an error, and no setting of Flower changes that. The
+training of a client depends on its message only, so it can be repeated.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ from flwr.simulation.ray_transport.ray_actor import BasicActorPool, VirtualClien
 
 from fedmrn_app.environment import CLUSTER
 
-_ROOM = 2  # messages that an actor may have
-SHORT = 0.1  # seconds that a message may take for another one to be sent after it
-RETRIES = 1  # of a message that was lost with a process; a client that ends its process each time fails then
+_ROOM = 2  # messages that an actor may hold
+SHORT = 0.1  # seconds below which a message counts as short, so that an actor may hold a second one
+RETRIES = 1  # of a message that was lost with its process; a client that kills its process twice fails
 
 
 class LastingActor(VirtualClientEngineActor):
-    """Flower's actor, but for what Ray does when its process dies."""
+    """Flower's actor, which Ray restarts when its process dies."""
 
     def __init__(self, **_: object) -> None:
         """Flower's options concern TensorFlow only."""
 
 
 class QueueingPool(BasicActorPool):
-    """Flower's pool of actors, but an actor that takes little time for a message has the next one there already.
+    """Flower's pool of actors, in which an actor holds its next message while it works on a short one.
 
-    Where messages take long, one that waits for an actor would keep it from another that is free earlier.
+    A long message is given to an idle actor only: in a queue it could wait while another actor becomes idle.
 
     Attributes:
-        free: how many messages more each actor may have.
+        free: number of further messages that each actor may hold.
     """
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
-        """As Flower's."""
+        """Make the pool; the arguments are those of Flower's pool."""
         super().__init__(*arguments, **more)
         self.free: dict[VirtualClientEngineActor, int] = {}
         self._changed = Condition()
-        self._short: dict[str, bool] = {}  # whether the last message of a type took little time
+        self._short: dict[str, bool] = {}  # whether the last message of a type was short
         self._sent: dict[Any, tuple[str, float]] = {}
 
     def add_actors_to_pool(self, num_actors: int) -> None:
         """Add actors, with room for two messages each."""
         for _ in range(num_actors):
             self.free[self.create_actor_fn()] = _ROOM  # type: ignore[no-untyped-call]
-        self.num_actors += _ROOM * num_actors  # as many threads of Flower's submit messages
+        self.num_actors += _ROOM * num_actors  # Flower starts a thread per place, which submits messages
 
     def submit(self, actor_fn: Any, job: Any) -> Any:
-        """Give a message to an actor without one; if there is none and messages are short, to one that has one."""
+        """Give a message to an idle actor; if there is none and messages are short, to one that works on another."""
         kind = job[1].metadata.message_type
         with self._changed:
             while (actor := self._choose(queue=self._short.get(kind, False))) is None:
@@ -71,7 +71,7 @@ class QueueingPool(BasicActorPool):
         return actor if self.free[actor] == _ROOM or (queue and self.free[actor]) else None
 
     def add_actor_back_to_pool(self, future: Any) -> None:
-        """Take back the actor of a message that is done."""
+        """Release the actor of a finished message."""
         with self._changed:
             self.free[self._future_to_actor.pop(future)] += 1
             kind, sent = self._sent.pop(future)
@@ -79,7 +79,7 @@ class QueueingPool(BasicActorPool):
             self._changed.notify_all()
 
     def is_actor_available(self) -> bool:
-        """Whether a message can be given to an actor now."""
+        """Return whether an actor can take a message now."""
         return any(self.free.values())
 
     def terminate_all_actors(self) -> None:
@@ -89,8 +89,8 @@ class QueueingPool(BasicActorPool):
 
 
 def keep_actors() -> None:
-    """Let the simulation of this process, which has not made its actors yet, make such ones."""
-    # where a machine has died, its processes must not answer with errors until there is room for them elsewhere
+    """Make the simulation of this process, which has not made its actors yet, use these actors and this pool."""
+    # after a machine of a cluster has died, its actors wait for room elsewhere instead of failing
     retries = -1 if os.environ.get(CLUSTER) else RETRIES
     lasting = ray.remote(max_restarts=-1, max_task_retries=retries)
     setattr(raybackend, "ClientAppActor", lasting(LastingActor))  # noqa: B010 (a name that mypy takes for private)
@@ -98,12 +98,12 @@ def keep_actors() -> None:
 
 
 def join_cluster() -> None:
-    """Connect this process, which Flower has not connected yet, to the cluster that `$FEDMRN_RAY` names, if any.
+    """Connect this process to the Ray cluster that `$FEDMRN_RAY` names, if it names one.
 
-    This package is sent to the nodes of the cluster. What it depends on must be there.
+    This package is sent to the nodes of the cluster; its dependencies must be installed there.
 
     Raises:
-        ConnectionError: there is none.
+        ConnectionError: no cluster answers at the address.
     """
     address = os.environ.get(CLUSTER)
     if not address or ray.is_initialized():
@@ -111,7 +111,7 @@ def join_cluster() -> None:
     package = str(Path(__file__).resolve().parents[1])
     try:
         ray.init(address, runtime_env={"py_modules": [package]}, log_to_driver=False, logging_level=logging.WARNING)
-    except Exception as error:  # of many kinds, some of them with pages of advice
+    except Exception as error:  # Ray raises many kinds, some with pages of advice
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConnectionError(
             f"ray.address={address}: no Ray cluster that this machine is a node of answers there: {reason}"

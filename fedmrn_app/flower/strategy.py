@@ -214,7 +214,7 @@ class PayloadStrategy(Strategy):
                     reason = f"{few}, as others before; see to them, then go on with resume=true"
                     raise RunError(reason, code="clients-fail") from None
                 clients = self._replace_clients(current, few.report, len(failed))
-                self._directory.report(f"{few}; it goes on with {len(clients)} other clients")
+                self._directory.report(f"{few}; the round continues with {len(clients)} other clients")
 
     def _open(self, state: GlobalState, number: int) -> _Round:
         """Draw the clients of a round."""

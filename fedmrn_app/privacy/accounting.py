@@ -1,9 +1,10 @@
-"""How much privacy rounds have cost: epsilon of what a ledger holds, by the accountants of dp-accounting.
+"""The privacy cost of rounds: epsilon of the releases in a ledger, by the accountants of dp-accounting.
 
-Poisson sampling is accounted by privacy loss distributions, for neighbours of which one has a client more. Sampling of
-a fixed number is accounted by Renyi divergence (Wang, Balle and Kasiviswanathan 2019, Theorem 27), or without any gain
-from sampling where that is less, for neighbours of which one client has other data: the sum then changes by twice the
-clip. Renyi accountants take the noise in units of that change, so half the noise multiplier.
+Poisson sampling is accounted by privacy loss distributions; neighbouring data sets differ by one added client. Sampling
+of a fixed number is accounted by Renyi divergence (Wang, Balle and Kasiviswanathan 2019, Theorem 27), or without
+amplification by sampling where that bound is smaller; in neighbouring data sets one client has other data, so that the
+sum changes by up to twice the clip. The Renyi accountant takes the noise in units of that change, which is half the
+noise multiplier.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ if TYPE_CHECKING:
     import dp_accounting
 
 Sampling = Literal["poisson", "fixed"]
-GRID = 1e-3  # of privacy losses; a finer one gains less than one per cent
-_LEAST, _MOST = 0.1, 1e4  # noise multipliers that are looked at; epsilon of a single round with less is above 90
+GRID = 1e-3  # step of the privacy losses; a finer one changes epsilon by less than one per cent
+_MIN_MULTIPLIER, _MAX_MULTIPLIER = 0.1, 1e4  # below the first, epsilon of a single round is above 90
 
 
 @dataclass(frozen=True)
 class Release:
-    """How a round's sum was made that left the server.
+    """The parameters of a noisy sum that left the server.
 
     Attributes:
-        sampling: how its clients were drawn.
-        asked: how many clients, expected or exactly.
-        clients: from how many.
-        noise_multiplier: the noise's standard deviation in units of `clip`.
-        clip: the largest norm of a client's contribution.
+        sampling: how the clients were drawn.
+        asked: number of clients that were drawn, expected or exact.
+        clients: number of clients from which they were drawn.
+        noise_multiplier: standard deviation of the noise in units of `clip`.
+        clip: largest L2 norm of a client's contribution.
     """
 
     sampling: Sampling
@@ -46,22 +47,26 @@ class Release:
 
     @property
     def cost(self) -> tuple[Sampling, int, int, float]:
-        """What epsilon depends on."""
+        """Return the parameters on which epsilon depends."""
         return self.sampling, self.asked, self.clients, self.noise_multiplier
 
 
 def epsilon(releases: Iterable[Release], delta: float) -> float:
-    """Epsilon of all releases together at `delta`; 0 for none, in whatever order they come.
+    """Return epsilon of all releases together at `delta`; it is 0 without releases.
 
-    Noise multipliers below 0.1 count as none: infinite.
+    Epsilon does not depend on the order of the releases. It is infinite if a noise multiplier is below 0.1.
 
     Raises:
-        RunError: they are sampled in different ways, so that there is no one neighbour for all.
+        RunError: the releases are sampled in different ways, for which neighbouring data sets are defined differently.
     """
     counts = Counter(release.cost for release in releases)
     if len({cost[0] for cost in counts}) > 1:
-        raise RunError("privacy.sampling: rounds of both kinds cannot be accounted together; start a new run")
-    if any(cost[3] < _LEAST for cost in counts):
+        raise RunError(
+            "privacy.sampling: rounds of both kinds cannot be accounted together; start a new run",
+            code="sampling",
+            key="privacy.sampling",
+        )
+    if any(cost[3] < _MIN_MULTIPLIER for cost in counts):
         return math.inf
     return _epsilon(tuple(sorted(counts.items())), delta) if counts else 0.0
 
@@ -69,23 +74,23 @@ def epsilon(releases: Iterable[Release], delta: float) -> float:
 def find_noise_multiplier(
     spent: Iterable[Release], like: Release, rounds: int, target: float, delta: float
 ) -> float | None:
-    """The least noise multiplier with which `rounds` more rounds keep epsilon below a target; None if there is none.
+    """Return the smallest noise multiplier with which epsilon stays below a target; None if there is none.
 
     Args:
-        spent: of the rounds before.
-        like: of the rounds to come, but for the noise multiplier.
-        rounds: how many are to come, at least 1.
-        target: epsilon of all together.
-        delta: at which.
+        spent: releases of earlier rounds.
+        like: release of a further round, apart from its noise multiplier.
+        rounds: number of further rounds, at least 1.
+        target: epsilon of all rounds together.
+        delta: probability at which epsilon is stated.
     """
     before = list(spent)
 
     def cost(multiplier: float) -> float:
         return epsilon([*before, *[replace(like, noise_multiplier=multiplier)] * rounds], delta)
 
-    if cost(_MOST) > target:
+    if cost(_MAX_MULTIPLIER) > target:
         return None
-    low, high = _LEAST, 1.0
+    low, high = _MIN_MULTIPLIER, 1.0
     while cost(high) > target:
         low, high = high, 2 * high
     while high - low > 1e-3 * high:
@@ -96,14 +101,14 @@ def find_noise_multiplier(
 
 @lru_cache(maxsize=64)
 def _epsilon(counts: tuple[tuple[tuple[Sampling, int, int, float], int], ...], delta: float) -> float:
-    """Epsilon of so many releases of each cost."""
+    """Return epsilon of releases, given as pairs of a cost and the number of releases with that cost."""
     dp = _library()
     if counts[0][0][0] == "poisson":
         accountant = dp.pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE, GRID)
         return _composed(accountant, counts, delta, lambda asked, clients, noise: _poisson(asked / clients, noise))
     accountant = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
     sampled = _composed(accountant, counts, delta, lambda asked, clients, noise: _fixed(asked, clients, noise / 2))
-    # Gaussians of all rounds are one: as if every client were in every round
+    # without amplification, the Gaussian mechanisms of all rounds compose to a single one
     together = sum(count * (2 / cost[3]) ** 2 for cost, count in counts) ** -0.5
     return min(sampled, float(dp.get_epsilon_gaussian(together, delta)))
 
@@ -125,8 +130,8 @@ def _fixed(asked: int, clients: int, noise: float) -> dp_accounting.DpEvent:
 
 
 def _library() -> Any:
-    """dp-accounting, imported where it is needed: it takes a second."""
+    """Import dp-accounting, which takes a second, only where it is needed."""
     import dp_accounting
 
-    logging.getLogger("absl").setLevel(logging.ERROR)  # warns of each order that it leaves out
+    logging.getLogger("absl").setLevel(logging.ERROR)  # it warns about each order that it skips
     return dp_accounting

@@ -1,6 +1,6 @@
-"""The ledger of a run: how each sum was made that left the server, on disk before it leaves.
+"""The privacy ledger of a run: the parameters of each noisy sum, on disk before the sum leaves the server.
 
-`privacy.jsonl` has a line per sum. A round that was cut off and is done again is another sum, and has another line.
+`privacy.jsonl` has one line per sum. A round that is repeated after a crash is a second sum and has a second line.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ FILE = "privacy.jsonl"
 
 
 class Ledger:
-    """The releases of a run so far; without a path they are kept in memory alone.
+    """The releases of a run so far; without a path the ledger is in memory only.
 
     Attributes:
-        releases: of all rounds, in their order.
+        releases: of all rounds, in the order in which they were made.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -31,25 +31,27 @@ class Ledger:
 
     @classmethod
     def open(cls, folder: Path, *, resume: bool) -> Ledger:
-        """The ledger of a run's folder.
+        """Open the ledger of a run's folder.
 
         Raises:
-            RunError: a new run would lose the one that is there, or it cannot be read.
+            RunError: a new run would continue an existing ledger, or the ledger cannot be read.
         """
         ledger = cls(folder / FILE)
         if not (folder / FILE).exists():
             return ledger
         if not resume:
             raise RunError(
-                f"{folder / FILE}: the folder holds a run with a privacy ledger; say resume=true to go on with it, or "
-                "take another folder (runs on the same clients' data add up)"
+                f"{folder / FILE}: the folder holds a run with a privacy ledger; set resume=true to continue it, or "
+                "choose another folder (the privacy costs of runs on the same clients' data add up)",
+                code="ledger",
+                key="resume",
             )
         ledger._read(folder / FILE)
         return ledger
 
     def _read(self, path: Path) -> None:
         data = path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]  # what is behind was cut off before its sum could leave
+        whole = data[: data.rfind(b"\n") + 1]  # a line that was cut off belongs to a sum that never left
         for number, line in enumerate(whole.splitlines(), 1):
             try:
                 values = json.loads(line)
@@ -57,27 +59,29 @@ class Ledger:
                 self.releases.append(typed.build(Release, values))
             except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
                 raise RunError(
-                    f"{path}: line {number} cannot be read ({error}); without it nobody knows what this run has spent: "
-                    "restore the file, or start a new run"
+                    f"{path}: line {number} cannot be read ({error}), so the privacy cost of this run is unknown; "
+                    "restore the file, or start a new run",
+                    code="ledger",
                 ) from error
         if whole != data:
             _write(path, "wb", whole)
 
     def must_hold(self, done: int) -> None:
-        """Refuse a ledger without one of the rounds that are done.
+        """Check that the ledger holds all rounds up to `done`.
 
         Raises:
-            RunError: names the first such round.
+            RunError: names the first round that is missing.
         """
         missing = next((number for number in range(1, done + 1) if number not in self._rounds), None)
         if missing is not None:
             raise RunError(
-                f"{self._path}: round {missing} is missing, so this run is not private or its ledger is not whole; "
-                "start a new run"
+                f"{self._path}: round {missing} is missing, so this run is not private or its ledger is incomplete; "
+                "start a new run",
+                code="ledger",
             )
 
     def add(self, server_round: int, release: Release) -> None:
-        """Note the sum of a round, on disk when this returns."""
+        """Record the sum of a round; the record is on disk when the call returns."""
         if self._path is not None:
             line = json.dumps({"round": server_round, **asdict(release)}) + "\n"
             _write(self._path, "ab", line.encode())

@@ -11,8 +11,8 @@ import pytest
 from flwr.app import Error, Message, RecordDict
 
 from fedmrn_app.config.build import resolve_from_data
-from fedmrn_app.config.compose import compose_values, load_config
-from fedmrn_app.errors import ConfigError, PayloadError, RunError
+from fedmrn_app.config.compose import compose_values
+from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.federation.fedbuff import BufferedReply, FedBuff
 from fedmrn_app.federation.protocol import GlobalState, Order
 from fedmrn_app.federation.report import RoundReport
@@ -93,9 +93,10 @@ def test_reply_to_a_version_that_is_no_longer_kept_is_refused() -> None:
         fedbuff.flush()
         if fedbuff.version == 5:
             reply(fedbuff, orders[0])
-    with pytest.raises(PayloadError, match="it is 2 versions behind, max_staleness is 1"):
+    with pytest.raises(PayloadError) as caught:
         reply(fedbuff, orders[1])
-    with pytest.raises(PayloadError, match="seed is"):  # of another client
+    assert (caught.value.code, caught.value.value) == ("stale", 2)
+    with pytest.raises(PayloadError):  # the seed of another client
         fedbuff.add(3, fedbuff.order(3, SAMPLES[3]).server_round, encode_payload(made_up_payload(3, 7)))
 
 
@@ -141,9 +142,9 @@ def test_clients_that_fail_are_logged_and_end_the_run_when_most_do() -> None:
     assert {one.client for done in finished for one in done.report.failed} <= {0, 1}
     assert lines
     assert all(line.split(": ", 1)[1].split(" rejected")[0] in ("client 0", "client 1") for line in lines)
-    message = r"^version 1: 6 replies were refused while 0 were usable \(client \d: failed with"
-    with pytest.raises(RunError, match=message):
+    with pytest.raises(RunError) as caught:
         train(clients(broken=SAMPLES), 6, lines)
+    assert caught.value.code == "clients-fail"
 
 
 def test_a_client_that_takes_too_long_is_given_up() -> None:
@@ -182,28 +183,6 @@ def test_draw_stragglers_are_drawn_by_the_seed() -> None:
     assert draw_stragglers(0.1, 10, 50, 1) == draw_stragglers(0.1, 10, 50, 1)
     assert draw_stragglers(0.1, 10, 50, 1) != draw_stragglers(0.1, 10, 50, 2)
     assert list(draw_stragglers(0.01, 3, 10, 1).values()) == [3]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (("server=async",), "server=async: clients hold no versions that all know of; say downlink.memory=false"),
-        (
-            ("server=async", "oversample=1.3"),
-            "server=async: takes replies as they come; say oversample=1 min_replies=1",
-        ),
-        (("server=async", "strategy=fedpm"), "server=async: fedpm sends no updates of all weights that could be added"),
-        (("buffer=3",), "buffer=3: rounds have none; say server=async, or buffer=null"),
-        (("server=later",), "server=later: must be one of sync, async"),
-        (("simulation.slow=few",), "simulation.slow=few: must be a share of the clients and how many times slower"),
-        (("simulation.slow=2:10",), "simulation.slow=2:10: must be a share of the clients and how many times slower"),
-        (("simulation.nodes=11",), "simulation.nodes=11: must be from 1 to clients=10"),
-    ],
-)
-def test_what_cannot_work_is_refused(overrides: tuple[str, ...], said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config(overrides)
-    assert str(caught.value).startswith(said)
 
 
 @pytest.mark.flower

@@ -23,7 +23,7 @@ class Ask(Request):
 
     def check(self, payload: bytes) -> None:
         if payload == b"bad":
-            raise PayloadError("bad")
+            raise PayloadError("is bad", code="bad")
 
 
 GOOD = payload_content(b"payload")
@@ -42,41 +42,42 @@ def ask(grid: FakeGrid, policy: ReplyPolicy | None = None, nodes: Iterable[int] 
 
 
 def outcomes(answers: list[Answer]) -> list[str]:
-    return ["late" if one.payload is None else "good" if isinstance(one.payload, bytes) else str(one.payload)
+    """Return "late", "good", or the code of the error, for each answer."""
+    return ["late" if one.payload is None else "good" if isinstance(one.payload, bytes) else one.payload.code
             for one in answers]  # fmt: skip
 
 
-def test_nobody_waits_for_a_node_that_is_gone() -> None:
+def test_the_channel_does_not_wait_for_a_disconnected_node() -> None:
     grid = grid_of({5: 0.1, 6: 0.1, 7: None})
     grid.clock.after(0.3, lambda: grid.nodes.pop(7))
-    assert outcomes(ask(grid)) == ["good", "good", "its node 7 has died: no heartbeat"]
+    assert outcomes(ask(grid)) == ["good", "good", "node"]
     assert grid.clock.now < 10
 
 
 def test_a_node_without_a_heartbeat_is_given_up_when_the_others_have_answered() -> None:
     grid = grid_of({5: 6.0, 6: 4.0, 7: None}, interval=2.0)
     grid.beats.update({6: 1.0, 7: 1.0})  # the last ones; node 6 replies all the same
-    assert outcomes(ask(grid)) == ["good", "good", "its node 7 has died: no heartbeat"]
+    assert outcomes(ask(grid)) == ["good", "good", "node"]
     assert 6 <= grid.clock.now < 15
 
 
 def test_a_restarted_node_has_forgotten_its_message() -> None:
     grid = grid_of({5: 0.1, 6: None})
     grid.clock.after(0.3, lambda: grid.starts.update({6: "again"}))
-    assert outcomes(ask(grid)) == ["good", "its node 6 was started anew"]
+    assert outcomes(ask(grid)) == ["good", "node"]
     assert grid.clock.now < 10
 
 
 def test_a_slow_node_is_waited_for_until_the_timeout() -> None:
     grid = grid_of({5: 0.1, 6: 3.0, 7: None})
-    assert outcomes(ask(grid, ReplyPolicy(timeout=5))) == ["good", "good", "no reply within round_timeout"]
+    assert outcomes(ask(grid, ReplyPolicy(timeout=5))) == ["good", "good", "timeout"]
     assert 5 <= grid.clock.now < 7
 
 
 def test_a_node_that_flower_does_not_know_is_given_up() -> None:
     grid = grid_of({5: 0.1, 6: 0.1})
     grid.unknown.add(6)
-    assert outcomes(ask(grid)) == ["good", "its node 6 is not known to Flower"]
+    assert outcomes(ask(grid)) == ["good", "node"]
 
 
 def test_enough_usable_replies_end_the_wait() -> None:
@@ -108,12 +109,12 @@ def test_a_client_that_lost_something_is_asked_again_once(again: bool) -> None:
     assert [message.metadata.dst_node_id for message in grid.asked] == [5, 6, 6]
     assert answers[1].downlink_bytes == sum(content_bytes(message.content) for message in grid.asked[1:])
     if not again:
-        assert "has lost the version, and was not sent it again in time" in outcomes(answers)[1]
+        assert outcomes(answers)[1] == "lost"
 
 
-def test_nobody_is_asked_again_after_the_timeout() -> None:
+def test_no_client_is_asked_again_after_the_timeout() -> None:
     grid = grid_of({5: 3.0}, node5=lost_content("version"))
-    assert outcomes(ask(grid, ReplyPolicy(timeout=2))) == ["no reply within round_timeout"]
+    assert outcomes(ask(grid, ReplyPolicy(timeout=2))) == ["timeout"]
     assert len(grid.asked) == 1
 
 
@@ -124,15 +125,12 @@ def test_a_reply_of_another_node_is_refused() -> None:
         return reply
 
     grid = grid_of({5: 0.0, 6: 0.0}, node6=answer_for)
-    assert outcomes(ask(grid)) == ["good", "reply came from node 666, which does not host it"]
+    assert outcomes(ask(grid)) == ["good", "other-node"]
 
 
 def test_a_reply_that_is_too_long_is_refused() -> None:
     grid = grid_of({5: 0.0, 6: 0.0}, node6=payload_content(b"0" * 6000))
-    first, second = ask(grid)
-    assert isinstance(first.payload, bytes)
-    assert isinstance(second.payload, PayloadError)
-    assert second.payload.code == "too-long"
+    assert outcomes(ask(grid)) == ["good", "too-long"]
 
 
 def test_a_simulation_is_not_polled_and_holds_few_messages_at_a_time() -> None:

@@ -39,11 +39,11 @@ def test_devices_with_rows_of_their_own(federation: Federation) -> None:
     )
     run_dir = federation.run(overrides, timeout=300)
     log = (run_dir / "run.log").read_text()
-    assert "client 2 will take no part: data-path=small.npz: images are 1x8x8, the run's are 1x16x16" in log
-    assert "client 3 will take no part: data-path=labels.npz: row " in log
+    assert "client 2 does not take part: data-path=small.npz: images are 1x8x8, the run's are 1x16x16" in log
+    assert "client 3 does not take part: data-path=labels.npz: row " in log
     assert "the run's classes are 0 to 9" in log
-    assert "client 4 will take no part: data-path=empty.npz: " in log
-    assert "client 5 will take no part: data-path=unlabelled.parquet: " in log
+    assert "client 4 does not take part: data-path=empty.npz: " in log
+    assert "client 5 does not take part: data-path=unlabelled.parquet: " in log
     assert str(folder / "small.npz") not in log  # where a node has its data stays with the node
     assert len(re.findall(r"node \d+: client 0 is on node \d+ already; this one is asked only when", log)) == 1
     assert "clients_per_round=6: only 2 clients take part" in log
@@ -65,7 +65,7 @@ def test_code_runs_on_nodes_that_allow_it(federation: Federation) -> None:
     overrides = "clients=2 clients_per_round=2 rounds=1 model=own model._target_=brought.Net model.hidden=7"
     run_dir = federation.run(overrides, timeout=240)
     log = (run_dir / "run.log").read_text()
-    assert "client 1 will take no part: model._target_=brought.Net: this node runs code from " in log
+    assert "client 1 does not take part: model._target_=brought.Net: this node runs code from " in log
     summary = json.loads((run_dir / "summary.json").read_text())
     assert (summary["rounds"], summary["clients_failed"]) == (1, 0)
     assert summary["parameters"] == 64 * 7 + 7 + 7 * 10 + 10

@@ -58,6 +58,6 @@ def test_node_that_dies_leaves_the_round_at_once_and_is_used_again(federation: F
     assert "round 2: client 2 rejected: its node " in log
     assert "has died: no heartbeat" in log
     assert used[-1] == (3, 0)
-    assert "has come: client 2 will take part from now on" in log
+    assert "has connected: client 2 will take part from now on" in log
     assert closed - killed < 30 + max(third - closed, 15)
     assert json.loads((folder / "summary.json").read_text())["rounds"] == 5

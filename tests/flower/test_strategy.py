@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
-from fedmrn_app.config.compose import load_config
-from fedmrn_app.errors import ConfigError, RunError
+from fedmrn_app.errors import RunError
 from fedmrn_app.federation.report import FailedReply, RoundReport, UsedReply
 from fedmrn_app.federation.sampling import sample_clients
 from fedmrn_app.flower.messages import (
@@ -19,10 +18,8 @@ from fedmrn_app.flower.messages import (
     RECORD,
     content_bytes,
     lost_content,
-    one_line,
     pack_state,
     read_order,
-    remote_reason,
     unpack_state,
 )
 from fedmrn_app.flower.strategy import FinishedRound
@@ -73,18 +70,18 @@ def for_another(message: Message) -> Message:
     return reply_with(message, encode_payload(made_up_payload((client + 1) % 6, 7)))
 
 
-BAD: list[tuple[Any, str]] = [
-    (Error(1, "boom"), "failed with: boom"),
-    (RecordDict(), "does not hold exactly one payload"),
-    (RecordDict({RECORD: ArrayRecord([STATE.vector])}), "exactly one payload"),
-    (RecordDict({RECORD: ConfigRecord({FIELD: "text"})}), "exactly one payload"),
-    (two_payloads, "exactly one payload"),
-    (two_fields, "exactly one payload"),
-    (lambda message: reply_with(message, b""), "less than its header"),
-    (lambda message: reply_with(message, encode_payload(good_payload(message))[:-1]), "checksum does not match"),
-    (lying_reply, "sample count is 7"),
-    (for_another, "expected"),
-]
+BAD: dict[str, Any] = {
+    "error": Error(1, "boom"),
+    "empty": RecordDict(),
+    "arrays": RecordDict({RECORD: ArrayRecord([STATE.vector])}),
+    "text": RecordDict({RECORD: ConfigRecord({FIELD: "text"})}),
+    "two payloads": two_payloads,
+    "two fields": two_fields,
+    "no bytes": lambda message: reply_with(message, b""),
+    "cut": lambda message: reply_with(message, encode_payload(good_payload(message))[:-1]),
+    "lie about samples": lying_reply,
+    "of another client": for_another,
+}
 
 
 def test_messages_name_client_round_and_seed() -> None:
@@ -128,13 +125,13 @@ def test_weighted_mean_in_any_order_of_arrival() -> None:
     assert finished.report.failed == []
 
 
-@pytest.mark.parametrize(("bad", "reason"), BAD, ids=[f"{n} {reason}" for n, (_, reason) in enumerate(BAD)])
-def test_a_bad_reply_is_left_out(bad: Any, reason: str) -> None:
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_reply_is_left_out(bad: str) -> None:
     clients = drawn()
-    finished = SmallRun({clients[1]: bad}).round()
+    finished = SmallRun({clients[1]: BAD[bad]}).round()
     (failed,) = finished.report.failed
     assert failed.client == clients[1]
-    assert reason in failed.reason
+    assert failed.reason
     assert_mean(finished, set(clients) - {clients[1]})
     assert (len(finished.uplink), len(finished.downlink)) == (3, 4)
 
@@ -181,8 +178,9 @@ def test_a_model_that_is_no_longer_finite_ends_the_run() -> None:
     def explode(message: Message) -> Message:
         return reply_with(message, encode_payload(dataclasses.replace(good_payload(message), dense=huge)))
 
-    with pytest.raises(RunError, match="round 1: the global model is no longer finite"):
+    with pytest.raises(RunError) as caught:
         SmallRun(dict.fromkeys(SAMPLES, explode)).round()
+    assert caught.value.code == "not-finite"
 
 
 def test_traffic_counts_framing() -> None:
@@ -211,7 +209,7 @@ def test_oversampling_closes_a_round_with_the_first_usable_replies() -> None:
     finished = run.round()
     assert run.grid.clock.now < 10
     assert finished.report.late == [slow]
-    assert finished.report.failures == {broken: "failed with: broken"}
+    assert list(finished.report.failures) == [broken]
     assert finished.report.used_clients == sorted(fast)
     assert (len(finished.uplink), len(finished.downlink)) == (3, 5)
     assert_mean(finished, fast)
@@ -223,7 +221,6 @@ def test_a_round_of_too_few_replies_continues_with_other_clients() -> None:
     finished = run.round()
     (line,) = run.directory.lines
     assert line.startswith("round 1: 1 usable replies, min_replies is 2 (client ")
-    assert line.endswith("; it goes on with 2 other clients")
     assert first[2] in finished.report.used_clients
     assert set(finished.report.used_clients) - {first[2]} < SAMPLES.keys() - set(first)
     assert finished.report.failures.keys() == set(first[:2])
@@ -232,9 +229,10 @@ def test_a_round_of_too_few_replies_continues_with_other_clients() -> None:
 
 def test_clients_that_all_fail_end_the_run_the_third_time() -> None:
     run = SmallRun(dict.fromkeys(SAMPLES, BROKEN), clients_per_round=3)
-    with pytest.raises(RunError, match=r"^round 1: no usable reply \(client \d: failed with: broken; .*, as others"):
+    with pytest.raises(RunError) as caught:
         run.round()
-    assert [line.rpartition(";")[2] for line in run.directory.lines] == [" it goes on with 3 other clients"] * 2
+    assert caught.value.code == "clients-fail"
+    assert len(run.directory.lines) == 2
     assert sorted(run.asked[:6]) == sorted(SAMPLES)
     assert len(run.asked) == 9
 
@@ -264,10 +262,10 @@ def failing(counts: list[int]) -> SmallRun:
 
 def test_three_rounds_in_a_row_in_which_most_clients_fail_end_the_run() -> None:
     assert len(failing([3, 3, 2, 3, 3, 0]).rounds(6)) == 6
-    with pytest.raises(RunError, match=r"^round 4: most clients failed in 3 rounds in a row, 3 of 4 in this one \("):
-        failing([0, 3, 3, 3]).rounds(4)
-    with pytest.raises(RunError, match=r"failed with: out of memory.*\); see to them, then go on with resume=true$"):
-        failing([3, 3, 3]).rounds(3)
+    for counts in ([0, 3, 3, 3], [3, 3, 3]):
+        with pytest.raises(RunError) as caught:
+            failing(counts).rounds(len(counts))
+        assert caught.value.code == "clients-fail"
 
 
 def test_clients_are_drawn_from_those_that_are_available() -> None:
@@ -317,34 +315,3 @@ def test_participants_are_recorded_and_rounds_that_are_done_again_are_taken_out(
         assert list(csv.reader(file)) == [
             ["round", "used", "rejected", "late"], ["1", "2 7", "4", "9"], ["2", "2 7-1", "4", "9"],
         ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("overrides", "key"),
-    [
-        (("oversample=0.5",), "oversample=0.5"),
-        (("min_replies=11",), "min_replies=11"),
-        (
-            ("oversample=1.3", "model=mlp", "strategy=fedavg", "privacy.clip=1", "privacy.noise_multiplier=1"),
-            "oversample=1.3: in a private run",
-        ),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(overrides: tuple[str, ...], key: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{key}"):
-        load_config(overrides)
-
-
-@pytest.mark.parametrize(
-    ("said", "kept"),
-    [
-        ("FileNotFoundError: '/home/ann/secret/a.npz': no such file", "FileNotFoundError: 'a.npz': no such file"),
-        ("data-path=/mnt/x/y: images are 1x8x8", "data-path=y: images are 1x8x8"),
-        ("line\nround 3: client 0 rejected: \x1b[31mforged", "line round 3: client 0 rejected: [31mforged"),
-        ("1/2 of a/b at http://host/x", "1/2 of a/b at http://host/x"),
-        ("x" * 10_000, "x" * 297 + "..."),
-    ],
-)
-def test_what_other_machines_say_is_one_short_line_without_their_paths(said: str, kept: str) -> None:
-    assert one_line(said) == kept
-    assert len(remote_reason(said)) <= 300
