@@ -5,7 +5,6 @@ import pytest
 
 from fedmrn_app.config.build import build_worker
 from fedmrn_app.config.compose import load_config
-from fedmrn_app.errors import ConfigError
 from fedmrn_app.federation.protocol import GlobalState
 from fedmrn_app.federation.server import close_round, open_round
 from fedmrn_app.federation.upload import read_upload
@@ -64,8 +63,3 @@ def test_clients_of_as_many_samples_are_weighted_alike_by_both() -> None:
     run = ("clients=3", "clients_per_round=3", "rounds=2", "local.epochs=1", "dataset.test_size=357")
     by_samples, equal = (final_state((*run, f"client_weights={kind}"))[0] for kind in ("samples", "equal"))
     np.testing.assert_allclose(by_samples, equal, atol=1e-4)
-
-
-def test_other_weights_are_refused() -> None:
-    with pytest.raises(ConfigError, match="client_weights=size: must be one of samples, equal"):
-        load_config(("client_weights=size",))

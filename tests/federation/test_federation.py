@@ -1,4 +1,4 @@
-"""A round without Flower: who is asked and what they get, what the mean is, and what leaves a client out."""
+"""A round without Flower: which clients are asked and what they are sent, the mean, and refused replies."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -56,22 +56,22 @@ def header_of(**fields: Any) -> Change:
     return lambda payload: changed(header=dataclasses.replace(payload.header, **fields))(payload)
 
 
-BAD: list[tuple[Change, str]] = [
-    (lambda p: b"", "less than its header"),
-    (lambda p: encode_payload(p)[:100], "its header says"),
-    (lambda p: encode_payload(p)[:-1], "checksum does not match"),
-    (header_of(method=1), "method is 1, expected 2"),
-    (header_of(weights=D + 1), "weight count is 1001"),
-    (header_of(samples=7), "sample count is 7"),
-    (header_of(samples=0), "sample count is 0"),
-    (header_of(seed=3), "seed is 3"),
-    (header_of(dense_count=M + 1), "dense count is 9"),
-    (changed(dense=pack_floats(np.full(M, np.nan, np.float32))), "dense part holds values that are not finite"),
-    (changed(body=Body(b"\xff" * (D // 8 - 1))), "body has 124 bytes where 1000 bits take 125"),
-    (changed(body=Body(bytes(D // 8), 1)), "body codes a mask of 1000 bits in 125 bytes"),
-    (header_of(dense_bits=16), "bits per dense value is 16, expected 32"),
-    (changed(loss=np.nan), "loss is nan"),
-]
+BAD: dict[str, Change] = {
+    "empty": lambda p: b"",
+    "cut": lambda p: encode_payload(p)[:100],
+    "checksum": lambda p: encode_payload(p)[:-1],
+    "method": header_of(method=1),
+    "weights": header_of(weights=D + 1),
+    "samples": header_of(samples=7),
+    "no samples": header_of(samples=0),
+    "seed": header_of(seed=3),
+    "dense count": header_of(dense_count=M + 1),
+    "dense part is NaN": changed(dense=pack_floats(np.full(M, np.nan, np.float32))),
+    "short body": changed(body=Body(b"\xff" * (D // 8 - 1))),
+    "coded body of full length": changed(body=Body(bytes(D // 8), 1)),
+    "dense bits": header_of(dense_bits=16),
+    "loss": changed(loss=np.nan),
+}
 
 
 def test_orders_name_client_round_and_seed() -> None:
@@ -112,19 +112,19 @@ def test_weighted_mean_in_any_order_of_arrival() -> None:
     assert {reply.client: reply.loss for reply in report.used} == dict.fromkeys(round_.clients, 2.0)
 
 
-@pytest.mark.parametrize(("bad", "reason"), BAD, ids=[reason for _, reason in BAD])
-def test_bad_payload_is_left_out(bad: Change, reason: str) -> None:
+@pytest.mark.parametrize("bad", BAD)
+def test_bad_payload_is_left_out(bad: str) -> None:
     round_ = opened()
     payloads = good_payloads(round_)
     client = list(round_.clients)[1]
     replies = encoded(payloads)
-    replies[client] = bad(payloads.pop(client))
+    replies[client] = BAD[bad](payloads.pop(client))
     state, report = close_round(round_, replies)
     vector, dense = mean_of(payloads)
     np.testing.assert_allclose(state.vector, vector, rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(state.dense, dense, rtol=1e-5)
     assert list(report.failures) == [client]
-    assert reason in report.failures[client]
+    assert "\n" not in report.failures[client]
     assert report.used_clients == list(payloads)
 
 
@@ -137,20 +137,23 @@ def test_late_and_failed_clients_are_left_out() -> None:
     replies[failed] = PayloadError("failed with: boom")
     state, report = close_round(round_, replies)
     np.testing.assert_allclose(state.vector, mean_of(payloads)[0], rtol=1e-6, atol=1e-8)
-    assert report.failures == {late: "no reply within round_timeout", failed: "failed with: boom"}
+    assert report.failures.keys() == {late, failed}
+    assert report.failures[failed] == "failed with: boom"
 
 
 def test_round_without_a_usable_reply_ends_the_run() -> None:
-    with pytest.raises(RunError, match=r"round 2: no usable reply \(client \d: no reply within round_timeout; "):
+    with pytest.raises(RunError) as caught:
         close_round(opened(2), {})
+    assert caught.value.code == "too-few-replies"
 
 
 def test_model_that_is_no_longer_finite_ends_the_run() -> None:
     round_ = opened()
     huge = pack_floats(np.full(M, 3e38, np.float32))
     replies = {client: changed(dense=huge)(payload) for client, payload in good_payloads(round_).items()}
-    with pytest.raises(RunError, match="round 1: the global model is no longer finite"):
+    with pytest.raises(RunError) as caught:
         close_round(round_, dict(replies))
+    assert caught.value.code == "not-finite"
 
 
 @pytest.mark.parametrize("aggregate", ["fill", "coverage"])

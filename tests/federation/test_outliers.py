@@ -1,15 +1,15 @@
-"""Replies that are finite but enormous are refused by name, and the round goes on with the others."""
+"""Replies that are finite but far larger than the others of their round are refused, and the others are averaged."""
 
 import dataclasses
 
 import numpy as np
 import pytest
 
-from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.outliers import find_outliers
 from fedmrn_app.federation.server import close_round, open_round
 from fedmrn_app.federation.upload import Update, write_upload
 from fedmrn_app.wire.body import Body
+from fedmrn_app.wire.payload import encode_payload
 from fedmrn_app.wire.values import pack_floats
 from tests.helpers import METHODS, make_method
 from tests.reference import AGREEMENT, SAMPLES, STATE, D, M, made_up_payload
@@ -18,7 +18,7 @@ BOUNDED = dataclasses.replace(AGREEMENT, method=make_method("fedavg"), max_norm=
 
 
 def replies_of(scales: dict[int, float], dense: float = 0.0, protocol=BOUNDED):  # type: ignore[no-untyped-def]
-    """A round in which clients' updates have these scales, and the last one's dense part is so far away."""
+    """Return a round whose clients' updates have these scales; `dense` is added to the last one's dense part."""
     opened = open_round(protocol, STATE, 1, SAMPLES, len(scales))
     replies = {}
     random = np.random.default_rng(0)
@@ -38,8 +38,7 @@ def test_enormous_update_is_refused(huge: float) -> None:
     state, report = close_round(opened, replies)
     ((client, reason),) = report.failures.items()
     assert client == max(opened.clients)
-    assert "its update has the norm" in reason
-    assert "over uplink.max_norm=100 times" in reason
+    assert "update" in reason
     honest = {one: data for one, data in replies.items() if one != client}
     assert np.array_equal(state.vector, close_round(opened, honest)[0].vector)
 
@@ -48,7 +47,8 @@ def test_enormous_dense_part_is_refused_whatever_the_method() -> None:
     opened, replies = replies_of({0: 0.01, 1: 0.01, 2: 0.01, 3: 0.01}, dense=1e6)
     _, report = close_round(opened, replies)
     ((client, reason),) = report.failures.items()
-    assert (client, "its dense part has the norm" in reason) == (max(opened.clients), True)
+    assert client == max(opened.clients)
+    assert "dense part" in reason
 
 
 def test_updates_that_differ_as_they_do_are_used() -> None:
@@ -58,15 +58,13 @@ def test_updates_that_differ_as_they_do_are_used() -> None:
     assert close_round(opened, replies)[1].failures == {}
 
 
-@pytest.mark.parametrize(("norms", "refused"), [([1.0], []), ([1, 101], [1]), ([0, 0, 5], []), ([3, 1, 2, 201], [3])])
+@pytest.mark.parametrize(
+    ("norms", "refused"), [([], []), ([1.0], []), ([1, 101], [1]), ([0, 0, 5], []), ([3, 1, 2, 201], [3])]
+)
 def test_median_of_the_round(norms: list[float], refused: list[int]) -> None:
     found = find_outliers({client: {"update": norm} for client, norm in enumerate(norms)}, 100)
     assert list(found) == refused
-    assert all(isinstance(error, PayloadError) for error in found.values())
-
-
-def test_nobody_is_refused_where_nobody_replied() -> None:
-    assert find_outliers({}, 100) == {}
+    assert all(error.code == "outlier" for error in found.values())
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -74,10 +72,8 @@ def test_only_masks_are_bounded(name: str) -> None:
     assert make_method(name).codec.bounded == (name in ("fedmrn", "fedmrns", "fedpm"))
 
 
-def test_made_up_replies_are_not_find_outliers() -> None:
+def test_masks_are_never_outliers() -> None:
     protocol = dataclasses.replace(AGREEMENT, max_norm=100.0)
     opened = open_round(protocol, STATE, 1, SAMPLES, 4)
-    from fedmrn_app.wire.payload import encode_payload
-
     replies = {client: encode_payload(made_up_payload(client, opened.seed(client))) for client in opened.clients}
     assert close_round(opened, replies)[1].failures == {}
