@@ -1,6 +1,8 @@
 """Many replies on several threads: the sums of one thread, whatever goes wrong with some of them."""
 
+import dataclasses
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,6 +70,26 @@ def test_sums_are_the_same_on_any_number_of_threads(name: str, coder: Coder, bit
         if state.steering is not None and again.steering is not None:
             assert np.array_equal(again.steering, state.steering)
     assert (state.steering is None) == (bits is None)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_each_reply_is_decoded_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `uplink.max_norm` the norms are taken of the decoded replies, which are then added."""
+    method = make_method(name)
+    round_ = round_of(method)
+    round_.protocol = dataclasses.replace(round_.protocol, max_norm=100.0)
+    replies = {client: data for client, data in replies_of(round_).items() if client < 4}
+    codec, seeds = type(method.codec), list[int]()
+    decode = codec.decode
+
+    def counted(self: Any, body: Body, context: Any, seed: int) -> Any:
+        seeds.append(seed)
+        return decode(self, body, context, seed)
+
+    monkeypatch.setattr(codec, "decode", counted)
+    _, report = close_round(round_, replies)
+    assert len(report.used) == 4
+    assert len(seeds) <= 4  # masks are decoded piece by piece instead
 
 
 def test_mask_that_reads_wrongly_leaves_the_others_alone() -> None:
