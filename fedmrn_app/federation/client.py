@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedmrn_app.federation.download import Downloads, Version
+from fedmrn_app.federation.downlink import DownlinkReader
+from fedmrn_app.federation.download import Version
 from fedmrn_app.federation.protocol import Order, RunProtocol
 from fedmrn_app.federation.upload import Update, header_of, write_upload
 from fedmrn_app.layout import Float32Array
@@ -57,7 +58,7 @@ def train_client(
     local: LocalSettings,
     precision: Precision = "float32",
     state: ClientState | None = None,
-    downloads: Downloads | None = None,
+    reader: DownlinkReader | None = None,
 ) -> Reply:
     """Train one client for one round.
 
@@ -70,7 +71,7 @@ def train_client(
         local: how the client trains.
         precision: arithmetic of the forward pass.
         state: what the client kept in its last round; None in its first.
-        downloads: cache of this process, where it trains several clients.
+        reader: reads the orders of this process, where it trains several clients.
 
     Raises:
         VersionError: the order needs a version that `state` does not hold.
@@ -78,7 +79,7 @@ def train_client(
     """
     state = state or ClientState()
     method, seed = protocol.method, order.seed
-    sent = (downloads or Downloads(protocol)).read(order, _submodel_mask(protocol, order), state.version)
+    sent = (reader or DownlinkReader(protocol)).read(order, _submodel_mask(protocol, order), state.version)
     context = sent.known
     model.load(context.vector, sent.dense)
     private_seed = derive_seed(protocol.seed, "method", order.server_round, order.client)

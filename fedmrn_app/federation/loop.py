@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from fedmrn_app.errors import BudgetSpent
 from fedmrn_app.federation.client import ClientState
+from fedmrn_app.federation.downlink import downlink_of
 from fedmrn_app.federation.download import VersionError
 from fedmrn_app.federation.protocol import GlobalState, Order
 from fedmrn_app.federation.report import RoundReport
 from fedmrn_app.federation.server import OpenRound, RoundPrivacy, close_round, open_round
-from fedmrn_app.federation.versions import Versions
 from fedmrn_app.federation.worker import Worker
 
 
@@ -37,7 +37,7 @@ def run_rounds(
     _, protocol = worker.model()
     state = protocol.begin()
     samples = {client: worker.sample_count(client) for client in range(config.clients)}
-    versions = Versions(protocol.grid_rule(None).sizes) if config.downlink.remembers else None
+    versions = downlink_of(protocol).new_versions() if config.downlink.remembers else None
     client_states: dict[int, ClientState] = {}
 
     def train(opened: OpenRound, client: int) -> bytes | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,7 @@ from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.methods.method import Method
 from fedmrn_app.methods.shared_context import SharedContext
-from fedmrn_app.wire.downlink import GRID_FINE, GRID_STEP, pack_downlink, unpack_downlink
-from fedmrn_app.wire.lattice import Lattice, LatticeRule
+from fedmrn_app.wire.downlink import GRID_STEP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,22 +73,7 @@ class RunProtocol:
     def begin(self) -> GlobalState:
         """Return the global state before the first round."""
         steering = self.method.steering
-        return GlobalState(self.first.copy(), self._first_dense.copy(), None if steering is None else steering.first())
-
-    def pack(self, vector: Float32Array, held: NDArray[np.bool_] | None) -> NDArray[Any]:
-        """Return the global vector (d,), or the part that a client holds, as it is sent without a lattice."""
-        assert self.method.packing != "grid"
-        values = vector if held is None else vector[held]
-        return pack_downlink(values, self.layout.held_sizes(held), self.method.packing)
-
-    def unpack(self, packed: NDArray[Any], held: NDArray[np.bool_] | None) -> SharedContext:
-        """Return what both sides know after `packed`, which `pack` made, was sent.
-
-        Raises:
-            PayloadError: it is malformed, has another shape or type, or holds values that are not finite.
-        """
-        assert self.method.packing != "grid"
-        return self.known(unpack_downlink(packed, self.layout.held_sizes(held), self.method.packing), held)
+        return GlobalState(self.first.copy(), self.initial_dense.copy(), None if steering is None else steering.first())
 
     def known(self, values: Float32Array, held: NDArray[np.bool_] | None) -> SharedContext:
         """Return what both sides know after clients received these float32 values of the weights that they hold."""
@@ -100,39 +83,10 @@ class RunProtocol:
         vector[held] = values
         return SharedContext(self.layout, vector, self.first, held)
 
-    def grid(self, state: GlobalState, held: NDArray[np.bool_] | None) -> Lattice:
-        """Round the global model, or the part that a client holds, to the lattice around the initial model."""
-        return Lattice.rounded(_joined(state.vector, state.dense, held), self._reference(held), self.grid_rule(held))
-
-    def grid_rule(self, held: NDArray[np.bool_] | None) -> LatticeRule:
-        """Return the step and the tensors of that lattice."""
-        sizes = self.layout.held_sizes(held)
-        return LatticeRule([*sizes, *self.dense_sizes], len(sizes), self.grid_step, GRID_FINE)
-
-    def read_grid(self, grid: Lattice, held: NDArray[np.bool_] | None) -> tuple[SharedContext, Float32Array]:
-        """Return what both sides know after a lattice was sent, and the dense part, float32 (m,).
-
-        Raises:
-            PayloadError: it holds values that are not finite.
-        """
-        values = grid.values(self._reference(held), self.grid_rule(held).sizes)
-        count = values.size - sum(self.dense_sizes)
-        return self.known(values[:count], held), values[count:]
-
-    def _reference(self, held: NDArray[np.bool_] | None) -> Float32Array:
-        return self._whole_reference if held is None else _joined(self.first, self._first_dense, held)
-
-    @cached_property
-    def _whole_reference(self) -> Float32Array:
-        return _joined(self.first, self._first_dense, None)
-
     @property
-    def _first_dense(self) -> Float32Array:
+    def initial_dense(self) -> Float32Array:
+        """The dense part before the first round, float32 (m,)."""
         return np.zeros(sum(self.dense_sizes), np.float32) if self.first_dense is None else self.first_dense
-
-
-def _joined(vector: Float32Array, dense: Float32Array, held: NDArray[np.bool_] | None) -> Float32Array:
-    return np.concatenate([vector if held is None else vector[held], dense])
 
 
 @dataclass(frozen=True)
@@ -158,7 +112,7 @@ class Order:
         client: number of the client.
         server_round: number of the round, from 1.
         seed: the 64-bit seed that the client is given.
-        vector: the global vector as `RunProtocol.pack` makes it; on a lattice, its coded bytes with the dense part.
+        vector: the global vector in the form of the downlink; on a lattice, its coded bytes with the dense part.
         dense: the global dense part, float32 (m,); None on a lattice.
         base: round of the version from which the lattice is coded; 0 is the initial model.
         checksum: of that version, see `Lattice.checksum`; 0 for the initial model.

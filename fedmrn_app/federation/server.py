@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Protocol
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
+from fedmrn_app.federation.downlink import Broadcast, downlink_of
 from fedmrn_app.federation.outliers import Norms, find_outliers, reply_norms
 from fedmrn_app.federation.pipeline import CoverageMean, PostProcessor, RateControlStep, RoundSums, WeightedMean
 from fedmrn_app.federation.protocol import GlobalState, Order, RunProtocol
@@ -23,8 +24,6 @@ from fedmrn_app.federation.upload import CheckedUpload, check_upload, codec_erro
 from fedmrn_app.federation.versions import Versions
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods.shared_context import SharedContext
-from fedmrn_app.wire.lattice import Lattice
-from fedmrn_app.wire.lattice_code import encode_grid
 from fedmrn_app.wire.payload import Header
 
 
@@ -74,7 +73,6 @@ class OpenRound:
         self.clients = clients
         self.versions = versions
         self.private = private
-        self._orders: dict[int, Order] = {}  # on a lattice, by the round from whose version they are coded
         self._context: SharedContext | None = None  # of clients that hold all weights
 
     def replace_clients(self, clients: Mapping[int, int]) -> None:
@@ -97,47 +95,21 @@ class OpenRound:
             client: its number.
             whole: whether to send the whole model, independently of what the client holds of earlier rounds.
         """
-        held, number, seed = self.held(client), self.number, self.seed(client)
-        if self.protocol.method.packing != "grid":
-            packed = self._packed if held is None else self.protocol.pack(self.state.vector, held)
-            return Order(client, number, seed, packed, self.state.dense, scale=self._scale)
-        if held is not None:
-            coded = encode_grid(self.protocol.grid(self.state, held), self.protocol.grid_rule(held).sizes)
-            return Order(client, number, seed, np.frombuffer(coded, np.uint8), None, scale=self._scale)
-        base = 0 if whole or self.versions is None else self.versions.held_by(client)
-        if base not in self._orders:
-            self._orders[base] = self._coded_order(base)
-        return replace(self._orders[base], client=client, seed=seed)
-
-    def _coded_order(self, base: int) -> Order:
-        """Return an order, but for client and seed, coded from the version of round `base` where that is shorter."""
-        order = Order(0, self.number, 0, np.frombuffer(self._coded, np.uint8), None, scale=self._scale)
-        if base and self.versions is not None:
-            version = self.versions.grid(base)
-            coded = encode_grid(self._lattice, self.protocol.grid_rule(None).sizes, version)
-            if len(coded) < len(self._coded):
-                order = replace(order, vector=np.frombuffer(coded, np.uint8), base=base, checksum=version.checksum)
-        return order
+        held = self.held(client)
+        base = 0 if whole or held is not None or self.versions is None else self.versions.held_by(client)
+        sent = self._broadcast.sent(held, base, self.versions)
+        return Order(
+            client, self.number, self.seed(client), sent.vector, sent.dense, sent.base, sent.checksum, self._scale
+        )
 
     def known(self, client: int) -> SharedContext:
         """Return what the server and a client both know before the client trains."""
         held = self.held(client)
-        if held is None:
-            if self._context is None:
-                self._context = self._received(None)
-            return self._context
-        return self._received(held)
-
-    def _received(self, held: NDArray[np.bool_] | None) -> SharedContext:
-        protocol = self.protocol
-        if protocol.method.packing != "grid":
-            packed = self._packed if held is None else protocol.pack(self.state.vector, held)
-            context = protocol.unpack(packed, held)
-        elif held is None:
-            context = self._read_lattice[0]
-        else:
-            context = protocol.read_grid(protocol.grid(self.state, held), held)[0]
-        return context.with_scale(self._scale)
+        if held is not None:
+            return self._broadcast.received(held).with_scale(self._scale)
+        if self._context is None:
+            self._context = self._broadcast.received(None).with_scale(self._scale)
+        return self._context
 
     def release_context(self) -> None:
         """Free the memory of what `known` has computed; it is computed again when it is needed."""
@@ -149,26 +121,14 @@ class OpenRound:
         weights = int(np.count_nonzero(context.held_weights())) if narrow else context.count
         return header_of(self.protocol, self.seed(client), self.clients[client], weights)
 
-    @cached_property
-    def _packed(self) -> NDArray[np.generic]:
-        return self.protocol.pack(self.state.vector, None)
-
-    @cached_property
-    def _lattice(self) -> Lattice:
-        return self.protocol.grid(self.state, None)
-
-    @cached_property
-    def _coded(self) -> bytes:
-        return encode_grid(self._lattice, self.protocol.grid_rule(None).sizes)
-
-    @cached_property
-    def _read_lattice(self) -> tuple[SharedContext, Float32Array]:
-        return self.protocol.read_grid(self._lattice, None)
-
     @property
     def dense(self) -> Float32Array:
         """The dense part as clients received it, float32 (m,)."""
-        return self._read_lattice[1] if self.protocol.method.packing == "grid" else self.state.dense
+        return self._broadcast.dense
+
+    @cached_property
+    def _broadcast(self) -> Broadcast:
+        return downlink_of(self.protocol).broadcast(self.state)
 
     @property
     def is_private(self) -> bool:
@@ -203,7 +163,7 @@ class OpenRound:
     def note_versions(self, valid: Iterable[int]) -> None:
         """Record that the clients with a valid reply hold this round's version."""
         if self.versions is not None:
-            self.versions.note(self.number, self._coded, self.clients, valid)
+            self.versions.note(self.number, self._broadcast.coded, self.clients, valid)
 
 
 def open_round(

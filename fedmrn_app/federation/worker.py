@@ -11,7 +11,7 @@ from fedmrn_app.data.partition import Partition
 from fedmrn_app.data.samples import Samples
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.client import ClientState, Reply, train_client
-from fedmrn_app.federation.download import Downloads
+from fedmrn_app.federation.downlink import DownlinkReader
 from fedmrn_app.federation.protocol import Order, RunProtocol
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.memory import keep_freed_memory
@@ -104,7 +104,7 @@ class Worker:
         self._partition = partition
         self._build_model = build_model
         self._models: dict[float, tuple[FlatModel, RunProtocol]] = {}
-        self._downloads: dict[float, Downloads] = {}
+        self._readers: dict[float, DownlinkReader] = {}
 
     def sample_count(self, client: int) -> int:
         """Return the number of samples of a client."""
@@ -147,5 +147,5 @@ class Worker:
             local=config.local,
             precision=config.precision,
             state=state,
-            downloads=self._downloads.setdefault(width, Downloads(protocol)),
+            reader=self._readers.setdefault(width, DownlinkReader(protocol)),
         )

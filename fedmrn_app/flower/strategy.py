@@ -12,11 +12,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedmrn_app.errors import PayloadError, RunError
+from fedmrn_app.federation.downlink import downlink_of
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.federation.report import RoundReport, TooFewError
 from fedmrn_app.federation.sampling import sample_others, shuffle
 from fedmrn_app.federation.server import OpenRound, RoundPrivacy, close_round, open_round
-from fedmrn_app.federation.versions import Versions
 from fedmrn_app.flower.channel import Answer, Channel, ReplyPolicy, Request
 from fedmrn_app.flower.client_directory import Directory
 from fedmrn_app.flower.messages import (
@@ -175,7 +175,7 @@ class PayloadStrategy(Strategy):
         """
         self.protocol = protocol
         self.settings = settings
-        self.versions = Versions(protocol.grid_rule(None).sizes) if settings.memory else None
+        self.versions = downlink_of(protocol).new_versions() if settings.memory else None
         self.finished_rounds = finished_rounds
         self._directory = directory
         self._timeout = timeout or RoundTimeout(None)

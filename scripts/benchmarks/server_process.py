@@ -100,7 +100,7 @@ def make_payload(protocol: RunProtocol, order: Order, coder: Coder) -> bytes:
         assert isinstance(codec, NoiseMask)
         update = random.standard_normal(count, np.float32) * np.float32(NOISE.alpha / 4)
         kept = uniforms(known_key(order.seed), count) < update / noise  # drawn with less memory than a client's
-        body = pack_mask(kept, partial(codec.side, noise, protocol.unpack(order.vector, None), order.seed), "auto")
+        body = pack_mask(kept, partial(codec.side, noise, protocol.known(order.vector, None), order.seed), "auto")
     header = header_of(protocol, order.seed, SAMPLES, count)
     return write_upload(protocol, header, Update(body, DENSE), DENSE)
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from fedmrn_app.config.build import build_worker
 from fedmrn_app.config.compose import load_config
-from fedmrn_app.federation.download import Version, read_download
+from fedmrn_app.federation.downlink import downlink_of
+from fedmrn_app.federation.download import Version
 from fedmrn_app.federation.protocol import Order
 from fedmrn_app.federation.server import close_round, open_round
-from fedmrn_app.federation.versions import Versions
 from fedmrn_app.federation.worker import Worker
 
 # name and overrides of each
@@ -47,7 +47,7 @@ class OrderSample:
 
     def read(self, order: Order) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Read an order as the client does."""
-        download = read_download(self.worker.model()[1], order, None, self.kept)
+        download = downlink_of(self.worker.model()[1]).read(order, None, self.kept)
         return download.known.vector, download.dense
 
     def same(self, order: Order) -> bool:
@@ -68,7 +68,7 @@ def _make_order(name: str, overrides: tuple[str, ...]) -> OrderSample:
     worker = build_worker(load_config((*overrides, "local.epochs=1")))
     _, protocol = worker.model()
     state, kept = protocol.begin(), None
-    versions = Versions(protocol.grid_rule(None).sizes) if worker.config.downlink.remembers else None
+    versions = downlink_of(protocol).new_versions() if worker.config.downlink.remembers else None
     for number in (1, 2):
         opened = open_round(protocol, state, number, {0: worker.sample_count(0)}, 1, versions=versions)
         reply = worker.train(opened.order(0), kept)

@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.federation.download import Version, VersionError, read_download
+from fedmrn_app.federation.downlink import LatticeDownlink, downlink_of
+from fedmrn_app.federation.download import Version, VersionError
 from fedmrn_app.federation.protocol import Order, RunProtocol
 from fedmrn_app.federation.server import OpenRound
-from fedmrn_app.federation.versions import Versions
 from tests.reference import AGREEMENT, SAMPLES, STATE, D, M
 
 GRID = dataclasses.replace(AGREEMENT, method=dataclasses.replace(AGREEMENT.method, packing="grid"))
-SIZES = GRID.grid_rule(None).sizes
-LAST = Version(1, GRID.grid(dataclasses.replace(STATE, vector=STATE.vector * np.float32(0.99)), None))
+LATTICE = LatticeDownlink(GRID)
+LAST = Version(1, LATTICE.lattice(dataclasses.replace(STATE, vector=STATE.vector * np.float32(0.99)), None))
 
 
 def from_a_version() -> Order:
-    versions = Versions(SIZES)
+    versions = LATTICE.new_versions()
     first = OpenRound(
         GRID, 1, dataclasses.replace(STATE, vector=STATE.vector * np.float32(0.99)), SAMPLES, versions=versions
     )
@@ -30,9 +30,9 @@ def from_a_version() -> Order:
 
 
 def test_what_is_read_does_not_depend_on_the_base() -> None:
-    near = read_download(GRID, from_a_version(), None, LAST)
+    near = LATTICE.read(from_a_version(), None, LAST)
     round_ = OpenRound(GRID, 2, STATE, SAMPLES)
-    whole = read_download(GRID, round_.order(0), None)
+    whole = LATTICE.read(round_.order(0), None)
     assert np.array_equal(near.known.vector, whole.known.vector)
     assert np.array_equal(near.dense, whole.dense)
     assert np.array_equal(whole.known.vector, round_.known(0).vector)
@@ -47,7 +47,7 @@ def test_what_is_read_does_not_depend_on_the_base() -> None:
 )
 def test_order_coded_from_another_version_is_refused(last: Version | None) -> None:
     with pytest.raises(VersionError) as caught:
-        read_download(GRID, from_a_version(), None, last)
+        LATTICE.read(from_a_version(), None, last)
     assert (caught.value.code, caught.value.value) == ("version", 1)
 
 
@@ -67,5 +67,5 @@ MALFORMED: list[tuple[RunProtocol, dict[str, Any]]] = [
 @pytest.mark.parametrize(("protocol", "changes"), MALFORMED)
 def test_malformed_orders_are_refused_in_one_line(protocol: RunProtocol, changes: dict[str, Any]) -> None:
     with pytest.raises(PayloadError) as caught:
-        read_download(protocol, dataclasses.replace(GOOD, **changes), None, LAST)
+        downlink_of(protocol).read(dataclasses.replace(GOOD, **changes), None, LAST)
     assert "\n" not in str(caught.value)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from fedmrn_app.config.build import build_run_method, find_conf
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.errors import ConfigError, PayloadError
+from fedmrn_app.federation.downlink import PackedDownlink
 from fedmrn_app.federation.upload import Upload
 from fedmrn_app.layout import Layout
 from fedmrn_app.methods import build_method, find_methods
@@ -116,11 +117,11 @@ def test_global_vector_survives_the_way_down(name: str) -> None:
     for state in (vector, combined):
         assert state.dtype == np.float32
         assert state.shape == (layout.count,)
-        protocol = case.client.protocol
-        assert np.array_equal(protocol.unpack(protocol.pack(state, None), None).vector, state)
+        downlink = PackedDownlink(case.client.protocol)
+        assert np.array_equal(downlink.unpack(downlink.pack(state, None), None).vector, state)
         if held is not None:
             assert held.shape == state.shape
-            part = protocol.unpack(protocol.pack(state, held), held)
+            part = downlink.unpack(downlink.pack(state, held), held)
             assert np.array_equal(part.vector, np.where(held, state, 0))
         assert server.weights(state, layout).shape == state.shape
         sampled = server.sampled(state, layout, 1)

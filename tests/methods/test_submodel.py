@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from fedmrn_app.config.build import build_worker, find_conf, locate
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.errors import ConfigError, PayloadError
+from fedmrn_app.federation.downlink import PackedDownlink
 from fedmrn_app.federation.protocol import Order, RunProtocol
 from fedmrn_app.federation.worker import Worker
 from fedmrn_app.layout import Float32Array, Layout
@@ -124,9 +125,10 @@ def test_only_held_values_travel_and_others_are_zero_in_training() -> None:
     held = built.selection.held(model.layout, 0, 1, 7)
     assert held is not None
     protocol = RunProtocol.of(built, model, seed=0, dense_bits=32)
-    sent = protocol.pack(vector, held)
+    downlink = PackedDownlink(protocol)
+    sent = downlink.pack(vector, held)
     assert sent.nbytes == 4 * held.sum()
-    known = protocol.unpack(sent, held)
+    known = downlink.unpack(sent, held)
     assert np.array_equal(known.vector, np.where(held, vector, 0))
     model.load(known.vector, dense)
     model.module.register_forward_pre_hook(lambda *_: seen.append(model.weights.clone()))
@@ -215,7 +217,7 @@ def test_narrow_clients_send_their_channels_only(masking: str) -> None:
     assert full.dense.numel() == 0
     first, masks = protocol.first.copy(), held_by_all(worker)
     for client, held in enumerate(masks):
-        sent = protocol.pack(first, held)
+        sent = PackedDownlink(protocol).pack(first, held)
         seed = worker.method.client_seed(0, 1, client)
         reply = worker.train(Order(client, 1, seed, sent, np.zeros(0, np.float32)))
         assert sent.nbytes == 4 * held.sum() == len(reply.payload) - HEADER_SIZE

@@ -1,0 +1,312 @@
+"""The forms in which the global model travels to the clients; each form is a pair of classes in this file.
+
+    server:  Downlink.broadcast(state) -> Broadcast -> sent(weights that a client holds, version that it keeps) -> order
+    client:  order -> Downlink.read -> Download
+
+`PackedDownlink` rounds each value by itself. `LatticeDownlink` codes whole steps from the initial model, or from a
+version that the client keeps, and makes the dense part a part of the lattice.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmrn_app.errors import PayloadError
+from fedmrn_app.federation.download import Download, Version, VersionError
+from fedmrn_app.federation.protocol import GlobalState, Order, RunProtocol
+from fedmrn_app.federation.versions import Versions
+from fedmrn_app.layout import Float32Array
+from fedmrn_app.methods.shared_context import SharedContext
+from fedmrn_app.wire.downlink import GRID_FINE, Elementwise, pack_downlink, unpack_downlink
+from fedmrn_app.wire.lattice import Lattice, LatticeRule
+from fedmrn_app.wire.lattice_code import decode_grid, encode_grid
+
+Held = NDArray[np.bool_] | None  # weights that a client holds, bool (d,); None for all
+
+_MAX_CACHED = 1 << 20  # weights; reading a larger model costs little beside its training
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The model as an order carries it; the fields are those of `Order`."""
+
+    vector: NDArray[Any]
+    dense: Float32Array | None
+    base: int = 0
+    checksum: int = 0
+
+
+class Broadcast(ABC):
+    """The global model of one round in the form in which it is sent."""
+
+    @abstractmethod
+    def sent(self, held: Held, base: int = 0, versions: Versions | None = None) -> Sent:
+        """Return the model as a client is sent it.
+
+        Args:
+            held: weights that the client holds.
+            base: round of the version that the client keeps; 0 for none.
+            versions: the versions that clients keep; None if they keep none.
+        """
+
+    @abstractmethod
+    def received(self, held: Held) -> SharedContext:
+        """Return what server and client both know after the client has received the model."""
+
+    @property
+    @abstractmethod
+    def dense(self) -> Float32Array:
+        """The dense part as clients receive it, float32 (m,)."""
+
+    @property
+    def coded(self) -> bytes:
+        """The model coded from the initial model, which clients may keep."""
+        raise NotImplementedError
+
+
+class Downlink(ABC):
+    """A form of the downlink in a run; server and client have one each."""
+
+    def __init__(self, protocol: RunProtocol) -> None:
+        self.protocol = protocol
+
+    @abstractmethod
+    def broadcast(self, state: GlobalState) -> Broadcast:
+        """Return the global model of a round as it is sent."""
+
+    @abstractmethod
+    def read(self, order: Order, held: Held, last: Version | None = None) -> Download:
+        """Check and decode an order.
+
+        Args:
+            order: what the server sent.
+            held: weights that this client holds.
+            last: the version that the client keeps; None for none.
+
+        Raises:
+            VersionError: the order is coded from another version than `last`.
+            PayloadError: the order is malformed or not finite, or its noise scale is out of range.
+        """
+
+    def new_versions(self) -> Versions | None:
+        """Return an empty record of the versions that clients keep; None where they keep none."""
+        return None
+
+
+class PackedDownlink(Downlink):
+    """Each value in a type of at most 32 bits, or all values in a palette, see `wire/downlink.py`."""
+
+    def broadcast(self, state: GlobalState) -> PackedBroadcast:
+        """Return the global model of a round as it is sent."""
+        return PackedBroadcast(self, state)
+
+    def pack(self, vector: Float32Array, held: Held) -> NDArray[Any]:
+        """Return the global vector (d,), or the part that a client holds, as it is sent."""
+        return pack_downlink(vector if held is None else vector[held], self._sizes(held), self._dtype)
+
+    def unpack(self, packed: NDArray[Any], held: Held) -> SharedContext:
+        """Return what both sides know after the values of `pack` were sent.
+
+        Raises:
+            PayloadError: `packed` is malformed, has another shape or type, or holds values that are not finite.
+        """
+        return self.protocol.known(unpack_downlink(packed, self._sizes(held), self._dtype), held)
+
+    def read(self, order: Order, held: Held, last: Version | None = None) -> Download:
+        """Check and decode an order, see `Downlink.read`."""
+        known, dense = self.unpack(order.vector, held), order.dense
+        count = sum(self.protocol.dense_sizes)
+        if dense is None or dense.dtype != np.float32 or dense.shape != (count,):
+            received = "missing" if dense is None else f"{dense.dtype} {dense.shape}"
+            raise PayloadError(f"the dense part is {received}, expected float32 ({count},)", code="order")
+        if not np.isfinite(dense).all():
+            raise PayloadError("the dense part holds values that are not finite", code="not-finite")
+        return Download(known.with_scale(order.scale), dense)
+
+    def _sizes(self, held: Held) -> list[int]:
+        return list(self.protocol.layout.held_sizes(held))
+
+    @property
+    def _dtype(self) -> Elementwise:
+        packing = self.protocol.method.packing
+        assert packing != "grid"
+        return packing
+
+
+class PackedBroadcast(Broadcast):
+    """The model of a round for `PackedDownlink`."""
+
+    def __init__(self, downlink: PackedDownlink, state: GlobalState) -> None:
+        self._downlink = downlink
+        self._state = state
+
+    def sent(self, held: Held, base: int = 0, versions: Versions | None = None) -> Sent:
+        """Return the packed vector and the dense part as it is."""
+        return Sent(self._packed(held), self._state.dense)
+
+    def received(self, held: Held) -> SharedContext:
+        """Return what both sides know."""
+        return self._downlink.unpack(self._packed(held), held)
+
+    @property
+    def dense(self) -> Float32Array:
+        """The global dense part."""
+        return self._state.dense
+
+    def _packed(self, held: Held) -> NDArray[Any]:
+        return self._whole if held is None else self._downlink.pack(self._state.vector, held)
+
+    @cached_property
+    def _whole(self) -> NDArray[Any]:
+        return self._downlink.pack(self._state.vector, None)
+
+
+class LatticeDownlink(Downlink):
+    """Whole steps from the initial model, coded, with the dense part; see `wire/lattice.py`."""
+
+    def broadcast(self, state: GlobalState) -> LatticeBroadcast:
+        """Return the global model of a round as it is sent."""
+        return LatticeBroadcast(self, state)
+
+    def rule(self, held: Held) -> LatticeRule:
+        """Return the steps and the tensors of the lattice."""
+        sizes = self.protocol.layout.held_sizes(held)
+        return LatticeRule([*sizes, *self.protocol.dense_sizes], len(sizes), self.protocol.grid_step, GRID_FINE)
+
+    def lattice(self, state: GlobalState, held: Held) -> Lattice:
+        """Round the global model, or the part that a client holds, to the lattice around the initial model."""
+        return Lattice.rounded(_joined(state.vector, state.dense, held), self._initial(held), self.rule(held))
+
+    def values(self, lattice: Lattice, held: Held) -> tuple[SharedContext, Float32Array]:
+        """Return what both sides know after a lattice was sent, and the dense part, float32 (m,).
+
+        Raises:
+            PayloadError: the lattice holds values that are not finite.
+        """
+        values = lattice.values(self._initial(held), self.rule(held).sizes)
+        count = values.size - sum(self.protocol.dense_sizes)
+        return self.protocol.known(values[:count], held), values[count:]
+
+    def read(self, order: Order, held: Held, last: Version | None = None) -> Download:
+        """Check and decode an order, see `Downlink.read`."""
+        if order.vector.dtype != np.uint8 or order.dense is not None:
+            raise PayloadError(
+                f"the global model has the type {order.vector.dtype} {order.vector.shape}, expected coded bytes",
+                code="order",
+            )
+        lattice = decode_grid(order.vector.tobytes(), self.rule(held).sizes, _base_lattice(order, last))
+        known, dense = self.values(lattice, held)
+        return Download(known.with_scale(order.scale), dense, Version(order.server_round, lattice))
+
+    def new_versions(self) -> Versions:
+        """Return an empty record of the versions that clients keep."""
+        return Versions(self.rule(None).sizes)
+
+    def _initial(self, held: Held) -> Float32Array:
+        protocol = self.protocol
+        return self._whole_initial if held is None else _joined(protocol.first, protocol.initial_dense, held)
+
+    @cached_property
+    def _whole_initial(self) -> Float32Array:
+        return _joined(self.protocol.first, self.protocol.initial_dense, None)
+
+
+class LatticeBroadcast(Broadcast):
+    """The model of a round for `LatticeDownlink`."""
+
+    def __init__(self, downlink: LatticeDownlink, state: GlobalState) -> None:
+        self._downlink = downlink
+        self._state = state
+        self._by_base: dict[int, Sent] = {}
+
+    def sent(self, held: Held, base: int = 0, versions: Versions | None = None) -> Sent:
+        """Return the lattice coded from the client's version where that is shorter."""
+        if held is not None:
+            lattice = self._downlink.lattice(self._state, held)
+            return Sent(_bytes(encode_grid(lattice, self._downlink.rule(held).sizes)), None)
+        if base not in self._by_base:
+            self._by_base[base] = self._coded_from(base, versions)
+        return self._by_base[base]
+
+    def _coded_from(self, base: int, versions: Versions | None) -> Sent:
+        if base and versions is not None:
+            version = versions.grid(base)
+            coded = encode_grid(self._lattice, self._downlink.rule(None).sizes, version)
+            if len(coded) < len(self.coded):
+                return Sent(_bytes(coded), None, base, version.checksum)
+        return Sent(_bytes(self.coded), None)
+
+    def received(self, held: Held) -> SharedContext:
+        """Return what both sides know."""
+        if held is None:
+            return self._whole[0]
+        return self._downlink.values(self._downlink.lattice(self._state, held), held)[0]
+
+    @property
+    def dense(self) -> Float32Array:
+        """The dense part on the lattice."""
+        return self._whole[1]
+
+    @cached_property
+    def coded(self) -> bytes:
+        """The lattice coded from the initial model."""
+        return encode_grid(self._lattice, self._downlink.rule(None).sizes)
+
+    @cached_property
+    def _lattice(self) -> Lattice:
+        return self._downlink.lattice(self._state, None)
+
+    @cached_property
+    def _whole(self) -> tuple[SharedContext, Float32Array]:
+        return self._downlink.values(self._lattice, None)
+
+
+def downlink_of(protocol: RunProtocol) -> Downlink:
+    """Return the downlink of a run's method."""
+    return LatticeDownlink(protocol) if protocol.method.packing == "grid" else PackedDownlink(protocol)
+
+
+class DownlinkReader:
+    """Reads the orders of one process, and decodes a small model that several clients are sent once."""
+
+    def __init__(self, protocol: RunProtocol) -> None:
+        self._downlink = downlink_of(protocol)
+        self._last: tuple[tuple[object, ...], Download] | None = None
+
+    def read(self, order: Order, held: Held, last: Version | None = None) -> Download:
+        """Check and decode an order; arguments and errors are those of `Downlink.read`."""
+        shared = order.dense is None and order.base == 0 and held is None
+        if not shared or self._downlink.protocol.layout.count > _MAX_CACHED:
+            return self._downlink.read(order, held, last)
+        key = order.server_round, order.scale, order.vector.dtype.str, order.vector.tobytes()
+        if self._last is None or self._last[0] != key:
+            self._last = key, self._downlink.read(order, held, last)
+        return self._last[1]
+
+
+def _base_lattice(order: Order, last: Version | None) -> Lattice | None:
+    """Return the lattice from which an order is coded; None for the initial model."""
+    if order.base == 0:
+        return None
+    if last is None or last.server_round != order.base or last.grid.checksum != order.checksum:
+        holds = "none" if last is None else f"that of round {last.server_round}"
+        raise VersionError(
+            f"the order is coded from the version of round {order.base}; this client holds {holds}",
+            code="version",
+            value=order.base,
+        )
+    return last.grid
+
+
+def _joined(vector: Float32Array, dense: Float32Array, held: Held) -> Float32Array:
+    return np.concatenate([vector if held is None else vector[held], dense])
+
+
+def _bytes(data: bytes) -> NDArray[np.uint8]:
+    return np.frombuffer(data, np.uint8)
