@@ -43,14 +43,18 @@ def blocks(text: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
+def spans(text: str) -> list[str]:
+    """The texts between backticks outside blocks, each in one line."""
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
+
+
 def commands(program: str) -> Iterator[tuple[str, list[str]]]:
     """Yield the page and the arguments of each command of a program in a block of code or between backticks."""
     for path in PAGES:
         text = path.read_text()
         lines = [line for block in blocks(text, "bash") for line in block.replace("\\\n", " ").splitlines()]
-        prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
-        spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
-        for command in [*" && ".join(lines).split(" && "), *spans]:
+        for command in [*" && ".join(lines).split(" && "), *spans(text)]:
             words = shlex.split(command, comments=True) if command.startswith(f"{program} ") else []
             if words and "..." not in command:
                 yield page_name(path), words[1:]
@@ -78,7 +82,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 @pytest.mark.parametrize("path", PAGES, ids=page_name)
 def test_paths_and_modules_exist(path: Path) -> None:
     text = path.read_text()
-    words = [word for span in re.findall(r"`([^`\n]+)`", text) for word in span.split()]
+    words = [word for span in spans(text) for word in span.split()]
     words += [word for block in blocks(text, "bash") for word in block.split()]
     for word in words:
         name = word.rstrip(".,;:")
