@@ -1,22 +1,192 @@
-"""What the documents show is run as it stands there."""
+"""The documents: their commands compose, their Python examples run, and their links and paths exist."""
 
+import importlib
+import json
 import re
+import shlex
 import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import yaml
 
 from fedmrn_app.config.build import build_worker, resolve_from_data
-from fedmrn_app.config.compose import compose_values
+from fedmrn_app.config.compose import compose_checked, compose_values
+from fedmrn_app.config.sweep import open_sweep
+from fedmrn_app.errors import FedMRNError
 from fedmrn_app.federation.loop import run_rounds
 from fedmrn_app.learning.evaluate import evaluate
+from fedmrn_app.results.run_folder import RunFolder
 from tests.paths import ROOT
+from tests.run_folder import begun
+
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
+PROSE = [*PAGES, ROOT / "CHANGELOG.md", *sorted((ROOT / "examples").rglob("README.md"))]
+
+# words of a command that stand for what a reader fills in
+PLACEHOLDERS = {"NAME": "fedmrn", "RATE": "0.1"}
+# a path in backticks begins with one of these
+FOLDERS = ("fedmrn_app/", "conf/", "docs/", "examples/", "scripts/", "tests/", "results/")
 
 
-def test_task_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def page_name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def spans(text: str) -> list[str]:
+    """The texts between backticks outside blocks, each in one line."""
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
+
+
+def commands(program: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the page and the arguments of each command of a program in a block of code or between backticks."""
+    for path in PAGES:
+        text = path.read_text()
+        lines = [line for block in blocks(text, "bash") for line in block.replace("\\\n", " ").splitlines()]
+        for command in [*" && ".join(lines).split(" && "), *spans(text)]:
+            words = shlex.split(command, comments=True) if command.startswith(f"{program} ") else []
+            if words and "..." not in command:
+                yield page_name(path), words[1:]
+
+
+def heading_ids(text: str) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 130
+
+
+@pytest.mark.parametrize("path", PROSE, ids=page_name)
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+        if not target.startswith("https://"):
+            file, _, anchor = target.partition("#")
+            linked = path.parent / file if file else path
+            assert linked.exists(), target
+            assert not anchor or anchor in heading_ids(linked.read_text()), target
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
+def test_paths_and_modules_exist(path: Path) -> None:
+    text = path.read_text()
+    words = [word for span in spans(text) for word in span.split()]
+    words += [word for block in blocks(text, "bash") for word in block.split()]
+    for word in words:
+        name = word.rstrip(".,;:")
+        if name.startswith(FOLDERS) and not re.search(r"[<>*?{}A-Z]", name.removeprefix("results/")):
+            assert (ROOT / name).exists(), name
+    for module in re.findall(r"-m\s+((?:scripts|tests)\.[\w.]+)", text):
+        assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    pages = [page for entry in site["nav"] for page in _pages_of(entry)]
+    assert sorted(pages) == [path.name for path in DOCS]
+
+
+def _pages_of(entry: dict[str, object]) -> Iterator[str]:
+    for value in entry.values():
+        if isinstance(value, str):
+            yield value
+        else:
+            assert isinstance(value, list)
+            for inner in value:
+                yield from _pages_of(inner)
+
+
+def test_what_the_reference_names_exists() -> None:
+    for name in re.findall(r"^::: (.+)$", (ROOT / "docs" / "reference.md").read_text(), re.MULTILINE):
+        module, _, last = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), last) or importlib.import_module(name), name
+
+
+@pytest.mark.slow
+def test_commands_compose() -> None:
+    """Every `fedmrn` command in the documents is accepted as far as that needs no data and no plug-in of Hydra."""
+    has_optuna = find_spec("hydra_plugins.hydra_optuna_sweeper") is not None
+    seen = 0
+    for page, words in dict.fromkeys((page, tuple(words)) for page, words in commands("fedmrn")):
+        if not has_optuna and "experiment=tune/learning_rate" in words:
+            continue
+        filled = ["=".join(PLACEHOLDERS.get(part, part) for part in word.split("=")) for word in words]
+        overrides = [word for word in filled if "=" in word and not word.startswith(("hydra.", "hydra/"))]
+        try:
+            if "--multirun" in words:
+                assert open_sweep(overrides).runs
+            elif "my_pkg" in " ".join(overrides):  # code that a reader writes
+                compose_checked(overrides)
+            else:
+                compose_values(overrides)
+        except FedMRNError as error:
+            pytest.fail(f"{page}: fedmrn {' '.join(words)}: {error}")
+        seen += 1
+    assert seen > 30
+
+
+def test_benchmarks_and_kinds_of_reports_exist() -> None:
+    from scripts.benchmark import PARTS
+
+    for page, words in commands("python"):
+        if words[0] == "scripts/benchmark.py" and words[1] != "PART":
+            assert words[1] in PARTS, page
+    parts = re.findall(r"^\| .* \| `(\w+) [^|]*\|$", (ROOT / "docs" / "speed.md").read_text(), re.MULTILINE)
+    assert parts
+    assert set(parts) <= set(PARTS)
+
+
+def test_the_readme_plugin_example_runs() -> None:
+    code = next(block for block in blocks((ROOT / "README.md").read_text(), "python") if "Compressed" in block)
+    names: dict[str, object] = {}
+    exec(code, names)
+    assert type(names["strategy"]).__name__ == "Compressed"
+    assert type(names["app"]).__name__ == "ClientApp"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/running.md"])
+def test_trained_model_example_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = next(block for block in blocks((ROOT / page).read_text(), "python") if "load_trained" in block)
+    run = begun()
+    folder = RunFolder(tmp_path / "outputs" / "DATE" / "TIME")
+    folder.start(run.values, run.model, run.state, resume=False)
+    folder.save_model(run.model, run.state, 1)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {
+        "images": torch.zeros(1, 1, 8, 8, dtype=torch.uint8),
+        "labels": torch.zeros(1, dtype=torch.int64),
+    }
+    exec(code, names)
+    logits = names["logits"]
+    assert isinstance(logits, torch.Tensor)
+    assert logits.shape == (1, 10)
+
+
+def test_the_readme_output_is_that_of_a_kept_run() -> None:
+    """The accuracy of the first command is that of the same run in `results/`."""
+    kept = ROOT / "results" / "digits" / "default_and_paper"
+    accuracies = {
+        summary["final_accuracy"] for path in kept.rglob("summary.json") if (summary := json.loads(path.read_text()))
+    }
+    shown = re.search(r"done: final accuracy (\d\.\d{4})", (ROOT / "README.md").read_text())
+    assert shown is not None
+    assert float(shown[1]) in {round(value, 4) for value in accuracies}
+
+
+def test_task_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = re.search(r"```python\n# my_pkg/tasks.py.*?\n(.*?)```", (ROOT / "docs" / "tasks.md").read_text(), re.DOTALL)
-    command = re.search(r"fedmrn (task=own .*)", (ROOT / "docs" / "tasks.md").read_text())
+    command = re.search(r"fedmrn (task=own .*\$PWD.*)", (ROOT / "docs" / "tasks.md").read_text())
     assert code is not None
     assert command is not None
     (tmp_path / "docs_pkg").mkdir()
