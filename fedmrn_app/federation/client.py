@@ -94,10 +94,10 @@ def train_client(
         precision,
         seed,
         known,
-        private_seed,
-        local.weight_decay,
-        order.client,
-        order.server_round,
+        private_seed=private_seed,
+        weight_decay=local.weight_decay,
+        client=order.client,
+        server_round=order.server_round,
     )
     start = time.perf_counter()
     on_cpu = model.device.type == "cpu"

@@ -71,7 +71,8 @@ def test_nobody_is_refused_where_nobody_replied() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_only_masks_are_bounded(name: str) -> None:
-    assert make_method(name).codec.bounded == (name in ("fedmrn", "fedmrns", "fedpm"))
+    limits = make_method(name).codec.limits(AGREEMENT.layout)
+    assert (limits.max_norm is not None) == (name in ("fedmrn", "fedmrns", "fedpm"))
 
 
 def test_made_up_replies_are_not_find_outliers() -> None:
