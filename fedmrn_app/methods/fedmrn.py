@@ -28,7 +28,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmrn_app.errors import ConfigError
 from fedmrn_app.kernels.counter_rng import known_key, step_key
 from fedmrn_app.kernels.masked_step import masked_step
 from fedmrn_app.kernels.masking import MaskKind, Vectors, mask_probability
@@ -45,6 +44,7 @@ from fedmrn_app.methods.method import (
     RunOptions,
     TrainContext,
     Trained,
+    conflict,
 )
 from fedmrn_app.methods.randomized_response import RandomizedResponse
 from fedmrn_app.methods.rate_control import RateControl
@@ -84,13 +84,8 @@ class FedMRN(MethodConfig):
         """Return training with masked noise, or plain SGD before the only draw, and a codec of masks."""
         kind = MaskKind(self.signed, deterministic=self.masking in ("pm", "dm"))
         if run.bits is not None and kind.deterministic:
-            raise ConfigError(
-                f"uplink.bits={run.bits:g}: masks with strategy.masking={self.masking} take one bit at any scale of "
-                "the noise; say uplink.bits=null",
-                code="conflict",
-                key="uplink.bits",
-                value=run.bits,
-            )
+            reason = f"masks with strategy.masking={self.masking} take one bit at any scale of the noise"
+            raise conflict("uplink.bits", run.bits, f"{reason}; say uplink.bits=null")
         training = MaskedTraining(run.noise, kind, progressive=self.masking in ("psm", "pm"))
         return Method(
             name=self.name,

@@ -27,7 +27,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmrn_app.errors import ConfigError
 from fedmrn_app.kernels.counter_rng import known_key, step_key
 from fedmrn_app.kernels.score_step import score_step
 from fedmrn_app.kernels.scoring import Scores
@@ -44,6 +43,7 @@ from fedmrn_app.methods.method import (
     ServerState,
     TrainContext,
     Trained,
+    conflict,
 )
 from fedmrn_app.methods.randomized_response import RandomizedResponse
 from fedmrn_app.methods.shared_context import SharedContext
@@ -83,19 +83,10 @@ class FedPM(MethodConfig):
     def build(self, run: RunOptions) -> Method:
         """Return training of scores, a codec of masks, and probabilities as global vector."""
         if run.downlink != "float32":
-            raise ConfigError(
-                f"downlink.dtype={run.downlink}: fedpm sends its probabilities exactly; take float32",
-                code="conflict",
-                key="downlink.dtype",
-                value=run.downlink,
-            )
+            raise conflict("downlink.dtype", run.downlink, "fedpm sends its probabilities exactly; take float32")
         if self.optimizer == "adam" and self.score_lr > 1:
-            raise ConfigError(
-                f"strategy.score_lr={self.score_lr:g}: is a step size of SGD; with strategy.optimizer=adam say 0.01",
-                code="conflict",
-                key="strategy.score_lr",
-                value=self.score_lr,
-            )
+            reason = "is a step size of SGD; with strategy.optimizer=adam say 0.01"
+            raise conflict("strategy.score_lr", self.score_lr, reason)
         network = FrozenNetwork(run.seed, 2.0 if self.network == "he" else math.e**2)
         return Method(
             name=self.name,

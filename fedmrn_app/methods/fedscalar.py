@@ -17,9 +17,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedmrn_app.errors import ConfigError
 from fedmrn_app.layout import Float32Array, Layout
-from fedmrn_app.methods.method import Codec, CodecLimits, Method, MethodConfig, RunOptions, ServerState
+from fedmrn_app.methods.method import Codec, CodecLimits, Method, MethodConfig, RunOptions, ServerState, conflict
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import Distribution, generate_noise
 from fedmrn_app.wire.body import Body
@@ -48,12 +47,8 @@ class FedScalar(MethodConfig):
     def build(self, run: RunOptions) -> Method:
         """Return plain SGD with a codec of projections on one vector per round."""
         if self.divisor == "clients" and not run.clients:
-            raise ConfigError(
-                "strategy.divisor=clients: the number of clients is unknown; say strategy.divisor=participants",
-                code="conflict",
-                key="strategy.divisor",
-                value=self.divisor,
-            )
+            reason = "the number of clients is unknown; say strategy.divisor=participants"
+            raise conflict("strategy.divisor", self.divisor, reason)
         return Method(
             name=self.name,
             code=self.code,

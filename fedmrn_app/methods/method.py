@@ -18,6 +18,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedmrn_app.errors import ConfigError
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.batches import Batches
 from fedmrn_app.learning.flat import FlatModel
@@ -90,7 +91,7 @@ class LocalTraining:
 
 @dataclass(frozen=True, kw_only=True)
 class CodecLimits:
-    """What server and tests can rely on, whatever a body says.
+    """The limits of a codec, which hold for any body that it accepts.
 
     Attributes:
         max_bytes: largest number of bytes of a body.
@@ -286,3 +287,9 @@ class MethodConfig(ABC):
         Raises:
             ConfigError: options contradict each other.
         """
+
+
+def conflict(key: str, value: object, reason: str) -> ConfigError:
+    """Return the refusal of the value of a configuration key that contradicts other options."""
+    shown = f"{value:g}" if isinstance(value, float) else value
+    return ConfigError(f"{key}={shown}: {reason}", code="conflict", key=key, value=value)

@@ -40,7 +40,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedmrn_app.errors import ConfigError
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel, to_tensor
 from fedmrn_app.learning.sgd import full_gradient
@@ -54,6 +53,7 @@ from fedmrn_app.methods.method import (
     ServerState,
     TrainContext,
     Trained,
+    conflict,
 )
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.methods.submodel_parts import PartOfModel, PartOptions
@@ -95,16 +95,12 @@ class SubModel(PartOptions, MethodConfig):
         )
 
     def _check_output_step(self) -> None:
-        if self.output_lr is None:
-            return
-        if self.granularity == "channel":
+        if self.output_lr is not None and self.granularity == "channel":
             reason = "the output step is one of single weights; say strategy.granularity=weight"
-        elif self.masking == "rolling" and self.windows == "fedrolex":
+            raise conflict("strategy.output_lr", self.output_lr, reason)
+        if self.output_lr is not None and self.masking == "rolling" and self.windows == "fedrolex":
             reason = "averages over all windows, of which there are as many as weights; say strategy.windows=shuffled"
-        else:
-            return
-        key = "strategy.output_lr"
-        raise ConfigError(f"{key}={self.output_lr:g}: {reason}", code="conflict", key=key, value=self.output_lr)
+            raise conflict("strategy.output_lr", self.output_lr, reason)
 
 
 @dataclass(frozen=True)

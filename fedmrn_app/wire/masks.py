@@ -110,7 +110,7 @@ def _split(
     stream = head + _CHECKSUM.size + 4 * lanes
     if not stream <= len(body) < packed_size(count):
         raise PayloadError(
-            f"coded body of {len(body)} bytes: {count} bits take at least {stream} and fewer than {packed_size(count)}",
+            f"body codes a mask of {count} bits in {len(body)} bytes; it may have {stream} to {packed_size(count) - 1}",
             code="mask_size",
             value=len(body),
         )
