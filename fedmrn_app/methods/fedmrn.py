@@ -52,7 +52,7 @@ from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import Noise
 from fedmrn_app.wire.bits import packed_bits, packed_size
 from fedmrn_app.wire.body import CODED, Body, Coder
-from fedmrn_app.wire.mask_model import SideInfo, SideInformation
+from fedmrn_app.wire.mask_model import SideInformation, SideInfoSource
 from fedmrn_app.wire.masks import decode_mask, pack_mask
 
 # How masks are learned (sections 5.3 and 5.4).
@@ -198,7 +198,7 @@ class NoiseMask(Codec):
         """Whether noise and thresholds can be generated block by block."""
         return self.noise.distribution == "uniform" and not self.kind.deterministic
 
-    def side_info(self, noise: ReplyNoise, context: SharedContext) -> SideInfo:
+    def side_info(self, noise: ReplyNoise, context: SharedContext) -> SideInfoSource:
         """Return what masks are coded with: their thresholds, or the noise itself if masks are deterministic."""
         scale = np.float32(1 / (self.noise.largest * context.scaled(self.noise).alpha))  # makes sizes at most 1
         if not self.kind.deterministic:

@@ -103,8 +103,8 @@ def all_parts(layout: Layout) -> Iterator[Part]:
                 )
 
 
-class SideInfo(Protocol):
-    """Side information about the bits of all tensors, which can be read block by block."""
+class SideInfoSource(Protocol):
+    """A source of side information about the bits of all tensors, which is read block by block."""
 
     @property
     def layout(self) -> Layout:

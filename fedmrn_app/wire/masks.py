@@ -20,19 +20,19 @@ from fedmrn_app.kernels import mask_rans
 from fedmrn_app.kernels.mask_rans_plain import LOWEST, Evidence
 from fedmrn_app.wire.bits import pack_bits, packed_size, unpack_bits
 from fedmrn_app.wire.body import CODED, Body, Coder
-from fedmrn_app.wire.mask_model import Predictor, SideInfo, all_parts
+from fedmrn_app.wire.mask_model import Predictor, SideInfoSource, all_parts
 
 _CHECKSUM = struct.Struct("<I")
 
 
-def pack_mask(bits: NDArray[np.bool_], side_info: Callable[[], SideInfo], coder: Coder) -> Body:
+def pack_mask(bits: NDArray[np.bool_], side_info: Callable[[], SideInfoSource], coder: Coder) -> Body:
     """Return bits of shape (d,) in the smaller form, coded or packed; `coder="packed"` always packs them."""
     plain = Body(pack_bits(bits))
     # of two forms of one length `min` returns the plain one, for a coded body is only read where it is shorter
     return plain if coder == "packed" else min(plain, Body(code_mask(bits, side_info()), CODED), key=len)
 
 
-def unpack_mask(body: Body, count: int, side_info: Callable[[], SideInfo]) -> NDArray[np.bool_]:
+def unpack_mask(body: Body, count: int, side_info: Callable[[], SideInfoSource]) -> NDArray[np.bool_]:
     """Return the `count` bits of a body, bool (count,); `side_info` is called only if the body is coded.
 
     Raises:
@@ -44,7 +44,7 @@ def unpack_mask(body: Body, count: int, side_info: Callable[[], SideInfo]) -> ND
     return unpack_bits(body.data, count).view(np.bool_)
 
 
-def code_mask(bits: NDArray[np.bool_], side_info: SideInfo) -> bytes:
+def code_mask(bits: NDArray[np.bool_], side_info: SideInfoSource) -> bytes:
     """Return the coded form of bits of shape (d,)."""
     octets = bits.view(np.uint8)
     predictor = Predictor()
@@ -67,7 +67,7 @@ def code_mask(bits: NDArray[np.bool_], side_info: SideInfo) -> bytes:
     return np.concatenate(coefficients).tobytes() + checksum + stream
 
 
-def decode_mask(body: bytes | memoryview, side_info: SideInfo) -> NDArray[np.bool_]:
+def decode_mask(body: bytes | memoryview, side_info: SideInfoSource) -> NDArray[np.bool_]:
     """Return the bits of shape (d,) that `code_mask` coded with the same side information.
 
     Raises:

@@ -9,7 +9,7 @@ from fedmrn_app.layout import Layout
 from fedmrn_app.methods.contribution import BLOCK
 from fedmrn_app.methods.mask_decoding import MaskedNoise, ReplyNoise, ThresholdSideInfo
 from fedmrn_app.noise import DISTRIBUTIONS, Distribution, Noise, generate_noise
-from fedmrn_app.wire.mask_model import SideInfo, SideInformation, all_parts
+from fedmrn_app.wire.mask_model import SideInformation, SideInfoSource, all_parts
 from fedmrn_app.wire.masks import code_mask, decode_mask
 
 LAYOUT = Layout(((40, 30, 3, 3), (7, 11), (300, 100), (90, 999)))
@@ -41,7 +41,7 @@ def test_masks_have_the_same_bytes_by_pieces_and_by_vectors(signed: bool) -> Non
     stored = ReplyNoise(NOISE, SEED, NOISE(SEED, LAYOUT.count))
     generated, held = (thresholds(noise, signed) for noise in (ReplyNoise(NOISE, SEED), stored))
     vectors = as_vectors(held)
-    every: list[SideInfo] = [generated, held, vectors]
+    every: list[SideInfoSource] = [generated, held, vectors]
     exceeded = np.random.default_rng(0).random(LAYOUT.count) < 0.5 - 0.4 * vectors.size
     bits = exceeded if vectors.inverted is None else exceeded ^ vectors.inverted
     body, *others = (code_mask(bits, side_info) for side_info in every)
