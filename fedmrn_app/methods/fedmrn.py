@@ -84,7 +84,7 @@ class FedMRN(MethodConfig):
         """Return training with masked noise, or plain SGD before the only draw, and a codec of masks."""
         kind = MaskKind(self.signed, deterministic=self.masking in ("pm", "dm"))
         if run.bits is not None and kind.deterministic:
-            reason = f"masks with strategy.masking={self.masking} take one bit at any scale of the noise"
+            reason = f"masks by strategy.masking={self.masking} take a bit at any scale of the noise"
             raise conflict("uplink.bits", run.bits, f"{reason}; say uplink.bits=null")
         training = MaskedTraining(run.noise, kind, progressive=self.masking in ("psm", "pm"))
         return Method(
