@@ -139,7 +139,16 @@ def build_run_method(config: Config) -> Method:
     seed = derive_seed(config.seed, "frozen")
     bits = config.uplink.bits
     coder, dtype, flips = config.uplink.coder, config.downlink.dtype, config.privacy.flips
-    run = RunOptions(config.noise, seed, coder, dtype, bits, flips, config.rounds, config.clients)
+    run = RunOptions(
+        config.noise,
+        seed,
+        coder=coder,
+        downlink=dtype,
+        bits=bits,
+        flips=flips,
+        rounds=config.rounds,
+        clients=config.clients,
+    )
     method = build_method(str(config.strategy.get("name")), options, run)
     if bits is not None and method.steering is None:
         raise ConfigError(

@@ -83,7 +83,7 @@ def _check_noised(config: Config, method: Method) -> None:
             f"privacy.delta={privacy.delta:g}: must be below 1/clients={1 / config.clients:g}; at that one client's "
             "data could be published whole"
         )
-    if privacy.clip is None and method.codec.largest_norm(Layout(((1,),))) is None:
+    if privacy.clip is None and method.codec.limits(Layout(((1,),))).max_norm is None:
         raise ConfigError(
             f"privacy.clip=null: updates of strategy={method.name} have any norm; say the largest one, such as "
             "privacy.clip=1"
@@ -140,7 +140,7 @@ def open_privacy(config: Config, protocol: RunProtocol, ledger: Ledger | None) -
         return None
     clip = config.privacy.clip
     if clip is None:
-        clip = protocol.method.codec.largest_norm(protocol.layout)
+        clip = protocol.method.codec.limits(protocol.layout).max_norm
         assert clip is not None, "check_privacy refuses what has none"
     return _privacy(config, protocol.layout, clip, ledger)
 

@@ -1,8 +1,9 @@
 """Refusal of replies that are far larger than the others of their round.
 
-Such a reply is finite but would drown the others. Where the codec is `bounded`, the server's own seeds and scales limit
-what a body stands for. Otherwise the norm of a reply may be at most `max_norm` times the median of its round, and the
-same holds for the norm of its dense part. The median is taken in each round, because updates shrink during training.
+Such a reply is finite but would drown the others. Where the codec has a `max_norm`, the server's own seeds and scales
+limit what a body stands for. Otherwise the norm of a reply may be at most `uplink.max_norm` times the median of its
+round, and the same holds for the norm of its dense part. The median is taken in each round, because updates shrink
+during training.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def reply_norms(upload: CheckedUpload, protocol: RunProtocol, dense: Float32Arra
         dense: the dense part that the client was sent, float32 (m,).
     """
     norms = {"dense part": _norm(upload.dense, dense)}
-    if not protocol.method.codec.bounded:
+    if protocol.method.codec.limits(protocol.layout).max_norm is None:
         norms["update"] = _contribution_norm(upload.contribution, protocol.layout.count)
     return norms
 

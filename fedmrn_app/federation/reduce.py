@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 
 from fedmrn_app.federation.upload import CheckedUpload
-from fedmrn_app.layout import Float32Array
+from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.methods.method import Codec
 
 MAX_COPIES = 4.0  # memory that all threads together may use to decode, in float32 copies of the model
@@ -50,9 +50,10 @@ def thread_count(codec: Codec, elements: int, replies: int) -> int:
         elements: number of weights of a reply.
         replies: number of replies.
     """
-    if codec.reading_copies is None or elements < _MIN_ELEMENTS:
+    copies = codec.limits(Layout(((elements,),))).read_copies
+    if copies is None or elements < _MIN_ELEMENTS:
         return 1
-    return max(1, min(cores(), int(MAX_COPIES / codec.reading_copies), elements * replies // _MIN_WORK))
+    return max(1, min(cores(), int(MAX_COPIES / copies), elements * replies // _MIN_WORK))
 
 
 def cores() -> int:

@@ -71,7 +71,7 @@ def header_of(protocol: RunProtocol, seed: int, samples: int, weights: int) -> H
 
 def max_payload_bytes(protocol: RunProtocol) -> int:
     """Return the largest number of bytes that a payload of this run may have."""
-    body = protocol.method.codec.max_bytes(protocol.layout)
+    body = protocol.method.codec.limits(protocol.layout).max_bytes
     return HEADER_SIZE + body + max_dense_bytes(protocol.dense_sizes, protocol.dense_bits)
 
 

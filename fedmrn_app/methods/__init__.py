@@ -1,10 +1,10 @@
-"""The methods, one file each. `find_methods` finds every `MethodConfig` of this package that has a name."""
+"""The methods, one file each: `find_methods` finds every `MethodConfig` with a name that a module here defines."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 
 from fedmrn_app.errors import ConfigError
@@ -14,35 +14,40 @@ from fedmrn_app.validation import build, nearest
 
 @cache
 def find_methods() -> dict[str, type[MethodConfig]]:
-    """Return all methods by name.
+    """Return all methods by name, in alphabetical order."""
+    modules = [importlib.import_module(module.name) for module in pkgutil.iter_modules(__path__, f"{__name__}.")]
+    values = [value for module in modules for value in vars(module).values() if isinstance(value, type)]
+    return by_name(value for value in dict.fromkeys(values) if issubclass(value, MethodConfig))
+
+
+def by_name(configs: Iterable[type[MethodConfig]]) -> dict[str, type[MethodConfig]]:
+    """Return those methods that have a name of their own, by name.
 
     Raises:
         ValueError: two methods share a name or a code.
     """
-    for module in pkgutil.iter_modules(__path__, f"{__name__}."):
-        importlib.import_module(module.name)
-    found: dict[str, type[MethodConfig]] = {}
-    pending = list(MethodConfig.__subclasses__())
-    while pending:
-        recipe = pending.pop()
-        pending += recipe.__subclasses__()
-        if "name" not in vars(recipe):
-            continue
-        for other in found.values():
-            if recipe.name == other.name or recipe.code == other.code:
-                raise ValueError(f"{recipe.__qualname__} and {other.__qualname__} share a name or a code")
-        found[recipe.name] = recipe
-    return dict(sorted(found.items()))
+    named = sorted((config for config in configs if "name" in vars(config)), key=lambda config: config.name)
+    for attribute in ("name", "code"):
+        owners: dict[object, type[MethodConfig]] = {}
+        for config in named:
+            other = owners.setdefault(getattr(config, attribute), config)
+            if other is not config:
+                raise ValueError(f"{config.__qualname__} and {other.__qualname__} share a {attribute}")
+    return {config.name: config for config in named}
 
 
 def build_method(name: str, options: Mapping[str, object], run: RunOptions) -> Method:
-    """Build a method from its name, its options, and what is set for the whole run.
+    """Return the method of a name, with its options and those of the whole run.
 
     Raises:
-        ConfigError: no such method, an option that it does not have, or a value that it refuses.
+        ConfigError: there is no such method, it has no such option, or it refuses a value.
     """
     methods = find_methods()
     if name not in methods:
-        near = nearest(str(name), list(methods))
-        raise ConfigError(f"strategy.name={name}: no such method{near}; there are {', '.join(methods)}")
+        raise ConfigError(
+            f"strategy.name={name}: no such method{nearest(str(name), list(methods))}; there are {', '.join(methods)}",
+            code="unknown_method",
+            key="strategy.name",
+            value=name,
+        )
     return build(methods[name], options, "strategy").build(run)

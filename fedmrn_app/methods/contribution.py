@@ -1,4 +1,4 @@
-"""What a server has read and checked of a body, before it is added to the sum of all."""
+"""A reply's contribution to the mean: checked and decoded once, and added piece by piece to the sum of all replies."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ import numpy as np
 
 from fedmrn_app.layout import Float32Array
 
-BLOCK = 1 << 15  # elements that are added at a time, so that temporaries stay in cache; whole bytes of bits
+BLOCK = 1 << 15  # elements that are added at a time, so that temporaries stay in cache; a multiple of 8 bits
 
 
 class Contribution(ABC):
-    """A checked body."""
+    """The checked content of a body."""
 
     @abstractmethod
-    def add_to(self, total: Float32Array, share: np.float32, first: int = 0) -> None:
-        """Add `share` times a piece of what the body stands for, from element `first` on, to `total` in place.
+    def add_to(self, total: Float32Array, weight: np.float32, first: int = 0) -> None:
+        """Add `weight` times the elements of the contribution from `first` on to `total`, in place.
 
         Args:
-            total: float32 (n,); the sums of all pieces are those of the whole bit for bit.
-            share: what the contribution is multiplied by.
+            total: float32 (n,); adding all pieces gives the bits of adding the whole.
+            weight: factor of the contribution.
             first: a multiple of BLOCK.
         """
 
 
 @dataclass(frozen=True)
 class VectorContribution(Contribution):
-    """The contribution itself, float32 (d,)."""
+    """A contribution as a vector, float32 (d,)."""
 
     vector: Float32Array
 
-    def add_to(self, total: Float32Array, share: np.float32, first: int = 0) -> None:
-        """See `Contribution`."""
+    def add_to(self, total: Float32Array, weight: np.float32, first: int = 0) -> None:
+        """Add a piece of the vector."""
         for start in range(0, total.size, BLOCK):
             part = total[start : start + BLOCK]
-            part += share * self.vector[first + start : first + start + part.size]
+            part += weight * self.vector[first + start : first + start + part.size]

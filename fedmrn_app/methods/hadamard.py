@@ -1,9 +1,9 @@
-"""Randomised Hadamard rotation in blocks: random signs, then a fast Walsh-Hadamard transform.
+"""Randomized Hadamard rotation in blocks: random signs, then a fast Walsh-Hadamard transform.
 
 Vargaftik et al. 2021, "DRIVE: One-bit Distributed Mean Estimation", section 5. A vector is cut into blocks of at most
-`BLOCK` elements, so that a transform stays in cache. Where a block's length n is no power of two, the transform of size
-2^floor(log2 n) is applied to its first elements and then, with new signs, to its last ones: two orthogonal maps that
-overlap, so that nothing is ever padded.
+`BLOCK` elements, so that a transform stays in cache. If the length n of a block is no power of two, the transform of
+size 2^floor(log2 n) is applied to its first elements and then, with new signs, to its last ones. These are two
+orthogonal maps that overlap, so nothing is padded.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ _FACTOR = 6  # a transform is a few products with Hadamard matrices of at most 2
 
 
 def block_lengths(size: int) -> list[int]:
-    """Lengths of the blocks that a vector of `size` elements is cut into, the shorter one last."""
+    """Return the lengths of the blocks of a vector of `size` elements, the shorter one last."""
     return [BLOCK] * (size // BLOCK) + ([size % BLOCK] if size % BLOCK else [])
 
 
 def stretch_lengths(size: int) -> list[int]:
-    """Lengths of the stretches of R x in which all coordinates have one distribution.
+    """Return the lengths of the stretches of R x in which all coordinates have one distribution.
 
-    They are the blocks, but for a last one of two windows: what the second window leaves out is a stretch of its own.
+    Each block is a stretch, except for a last block of two windows: the elements outside its second window are a
+    stretch of their own.
     """
     *whole, last = block_lengths(size)
     outside = last - (1 << (last.bit_length() - 1))
@@ -34,53 +35,34 @@ def stretch_lengths(size: int) -> list[int]:
 
 
 def rotate(x: Float32Array, seed: int) -> Float32Array:
-    """Return the rotated vector R x of shape (d,); R is orthogonal and follows from the 64-bit seed."""
+    """Return the rotated vector R x, float32 (d,); R is orthogonal and follows from the 64-bit seed."""
     y = x.astype(np.float32)
-    signs = _signs(seed, x.size)
-    whole, rest = _split(y)
-    if whole.size:
-        whole *= signs[: whole.size].reshape(whole.shape)
-        _transform(whole)
-    for window, sign in _windows(rest, signs[whole.size :]):
-        window *= sign
+    for window, signs in _windows(y, seed):
+        window *= signs
         _transform(window)
     return y
 
 
 def rotate_back(y: Float32Array, seed: int) -> Float32Array:
-    """Return R^-1 y, so that `rotate_back(rotate(x, seed), seed)` is x but for rounding."""
+    """Return R^-1 y, float32 (d,), so that `rotate_back(rotate(x, seed), seed)` is x up to rounding."""
     x = y.astype(np.float32)
-    signs = _signs(seed, y.size)
-    whole, rest = _split(x)
-    if whole.size:
-        _transform(whole)
-        whole *= signs[: whole.size].reshape(whole.shape)
-    for window, sign in reversed(_windows(rest, signs[whole.size :])):
+    for window, signs in reversed(_windows(x, seed)):
         _transform(window)
-        window *= sign
+        window *= signs
     return x
 
 
-def _signs(seed: int, size: int) -> Float32Array:
-    """Signs for every element, and a second set for the overlap in the last block."""
-    return generate_noise(seed, size + size % BLOCK, "bernoulli", 1.0)
-
-
-def _split(y: Float32Array) -> tuple[Float32Array, Float32Array]:
-    """Views of the whole blocks, (blocks, BLOCK), and of the rest."""
-    end = y.size - y.size % BLOCK
-    return y[:end].reshape(-1, BLOCK), y[end:]
-
-
-def _windows(rest: Float32Array, signs: Float32Array) -> list[tuple[Float32Array, Float32Array]]:
-    """The first and the last power-of-two window of the last block, each (1, 2^k), with their signs."""
-    n = rest.size
-    if n == 0:
-        return []
-    size = 1 << (n.bit_length() - 1)
-    windows = [(rest[None, :size], signs[:size])]
-    if size < n:
-        windows.append((rest[None, n - size :], signs[n : n + size]))
+def _windows(y: Float32Array, seed: int) -> list[tuple[Float32Array, Float32Array]]:
+    """Return views of `y`, each (rows, 2^k), with their signs: the whole blocks, and both windows of a last block."""
+    n = y.size % BLOCK
+    end = y.size - n
+    signs = generate_noise(seed, y.size + n, "bernoulli", 1.0)  # a second set for the overlap in the last block
+    windows = [(y[:end].reshape(-1, BLOCK), signs[:end].reshape(-1, BLOCK))] if end else []
+    if n:
+        size = 1 << (n.bit_length() - 1)
+        windows.append((y[None, end : end + size], signs[None, end : end + size]))
+        if size < n:
+            windows.append((y[None, y.size - size :], signs[None, end + n : end + n + size]))
     return windows
 
 
@@ -97,7 +79,7 @@ def _transform(blocks: Float32Array) -> None:
 
 
 def _hadamard(size: int) -> Float32Array:
-    """The orthonormal Hadamard matrix of Sylvester's order, (size, size)."""
+    """Return the orthonormal Hadamard matrix in Sylvester's order, (size, size)."""
     matrix: Float32Array = np.ones((1, 1), np.float32)
     while len(matrix) < size:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])

@@ -1,18 +1,24 @@
-"""What a method is put together from: who gets what, local training, codec, server state.
+"""The parts of a method: local training, codec, server state, and the selection of weights.
 
-Each part is a small class with a default that most methods keep. A method's file says which parts it brings; its
-options are a `MethodConfig`, which `conf/strategy/<name>.yaml` fills.
+    server                                               client
+    ServerState: global vector --[SubmodelSelector]-->   LocalTraining: x
+    mean, combine  <--  Codec.read  <--  payload  <--    Codec.encode(x)
+
+Each part is a small class whose default most methods keep. The file of a method defines the parts that differ, and a
+`MethodConfig` with its options, which `conf/strategy/<name>.yaml` sets.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
+from fedmrn_app.errors import ConfigError
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.batches import Batches
 from fedmrn_app.learning.flat import FlatModel
@@ -27,20 +33,22 @@ from fedmrn_app.seeds import derive_seed
 from fedmrn_app.wire.body import Body, Coder
 from fedmrn_app.wire.downlink import DownlinkDtype, Packing
 
+StepHook = Callable[[int], None] | None  # called with the step number t = 1..S
+
 
 @dataclass(frozen=True)
 class TrainContext:
-    """What a client trains on in one round, and what it knows.
+    """The inputs of one client's local training in one round.
 
     Attributes:
-        batches: the client's batches, S = len(batches) local steps.
+        batches: the client's batches; there are S = len(batches) local steps.
         lr: step size of SGD.
         precision: arithmetic of the forward pass.
-        weight_decay: see `local_sgd`.
         seed: the 64-bit seed that the server gave this client for this round.
-        known: what the server knows too.
+        known: what server and client both know.
         private_seed: 64-bit seed of the method's own randomness; the server does not use it.
-        client: its number.
+        weight_decay: see `local_sgd`.
+        client: number of the client.
         server_round: number of the round, from 1.
     """
 
@@ -49,166 +57,141 @@ class TrainContext:
     precision: Precision
     seed: int
     known: SharedContext
+    _: KW_ONLY
     private_seed: int
     weight_decay: float = 0.0
     client: int = 0
     server_round: int = 0
 
-    def sgd(
-        self,
-        model: FlatModel,
-        *,
-        before_step: Callable[[int], None] | None = None,
-        update: Callable[[int], None] | None = None,
-    ) -> float:
+    def sgd(self, model: FlatModel, *, before_step: StepHook = None, update: StepHook = None) -> float:
         """Train `model` on the batches, in place, and return the mean loss; see `local_sgd`."""
-        return local_sgd(
-            model,
-            self.batches,
-            self.lr,
-            precision=self.precision,
-            weight_decay=self.weight_decay,
-            before_step=before_step,
-            update=update,
-        )
+        sgd = partial(local_sgd, precision=self.precision, weight_decay=self.weight_decay)
+        return sgd(model, self.batches, self.lr, before_step=before_step, update=update)
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What local training gives: `x`, float32 (d,), which the codec is to encode, and the mean loss."""
+    """The result of local training: `x`, float32 (d,), which the codec encodes, and the mean loss."""
 
     x: Float32Array
     loss: float
 
 
 class LocalTraining:
-    """Local training; by default plain SGD, as FedAvg trains, and `x` is the update."""
+    """Local training; by default plain SGD as in FedAvg, so that `x` is the update."""
+
+    learns_masks: ClassVar[bool] = False  # whether forward passes see masked noise, which an optimizer has to provide
 
     def train(self, model: FlatModel, local: TrainContext) -> Trained:
         """Train `model`, which holds the global vector, in place."""
-        first = model.weights.clone()
+        initial = model.weights.clone()
         loss = local.sgd(model)
-        return Trained((model.weights - first).cpu().numpy(), loss)
+        return Trained((model.weights - initial).cpu().numpy(), loss)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodecLimits:
+    """The limits of a codec, which hold for any body that it accepts.
+
+    Attributes:
+        max_bytes: largest number of bytes of a body.
+        max_norm: largest L2 norm of a contribution, up to chance in the seed; None if a body can have any norm.
+        read_copies: memory that `Codec.read` takes, in float32 copies of the model, if several threads may call it at
+            once; None if only one may.
+    """
+
+    max_bytes: int
+    max_norm: float | None = None
+    read_copies: float | None = None
 
 
 class Codec(ABC):
-    """How what was trained becomes bytes, and bytes a contribution to the mean.
+    """The map from a trained vector to bytes, and from bytes to a contribution to the mean.
 
-    The dense part (biases, batch norm) is trained by every method alike and sent beside the body.
+    The dense part (biases, batch norm) is not encoded here: it is trained alike by every method and sent beside the
+    body.
     """
 
     @abstractmethod
-    def encode(self, x: Float32Array, known: SharedContext, seed: int, private_seed: int) -> Body:
-        """Encode what was trained, float32 (d,), which is left as it is.
+    def encode(self, x: Float32Array, context: SharedContext, seed: int, private_seed: int) -> Body:
+        """Return the body of a trained vector.
 
         Args:
-            x: what `LocalTraining` gave.
-            known: what both sides know.
-            seed: the seed that the client was given.
-            private_seed: of the client's own randomness.
+            x: the result of local training, float32 (d,); it is not changed.
+            context: what server and client both know.
+            seed: the seed that the server gave the client.
+            private_seed: seed of the client's own randomness.
         """
 
     @abstractmethod
-    def decode(self, body: Body, known: SharedContext, seed: int) -> Float32Array:
-        """Return the contribution to the mean that a body stands for, float32 (d,); by default an update.
+    def decode(self, body: Body, context: SharedContext, seed: int) -> Float32Array:
+        """Return the contribution to the mean of a body, float32 (d,); by default an update.
 
         Raises:
-            PayloadError: the body is not one that `encode` writes for such a model.
+            PayloadError: `encode` returns no such body for such a model.
         """
 
-    def read(self, body: Body, known: SharedContext, seed: int) -> Contribution:
-        """Check and decode a body, to be added later; by default what `decode` returns.
+    def read(self, body: Body, context: SharedContext, seed: int) -> Contribution:
+        """Check and decode a body once, so that it can be added later, piece by piece.
 
         Raises:
-            PayloadError: as `decode`.
+            PayloadError: as in `decode`.
         """
-        return VectorContribution(self.decode(body, known, seed))
-
-    @property
-    def bounded(self) -> bool:
-        """Whether no body can stand for more than an honest one may: what the server gave fixes how much, at most."""
-        return False
-
-    @property
-    def reading_copies(self) -> float | None:
-        """Memory that `read` takes, in float32 copies of the model, if several threads may read at once; else None."""
-        return None
-
-    def largest_norm(self, layout: Layout) -> float | None:
-        """The L2 norm that contributions have at most, whatever the data, but for chance in the seed; None if any."""
-        return None
+        return VectorContribution(self.decode(body, context, seed))
 
     @abstractmethod
-    def max_bytes(self, layout: Layout) -> int:
-        """The most bytes that a body takes, which the tests hold the codec to."""
-
-
-def encode_with_feedback(
-    codec: Codec, x: Float32Array, residual: Float32Array, known: SharedContext, seed: int, private_seed: int
-) -> tuple[Body, Float32Array]:
-    """Error feedback around any codec: encode `x` plus what the last upload left out (Karimireddy et al. 2019).
-
-    Args:
-        codec: what it is around.
-        x: float32 (d,).
-        residual: float32 (d,), what this function returned the last time, or zeros.
-        known: as the codec's.
-        seed: likewise.
-        private_seed: likewise.
-
-    Returns:
-        The body and the next residual, float32 (d,).
-    """
-    x = x + residual
-    body = codec.encode(x, known, seed, private_seed)
-    return body, x - codec.decode(body, known, seed)
+    def limits(self, layout: Layout) -> CodecLimits:
+        """Return the limits for a model of this layout."""
 
 
 class ServerState:
-    """The global vector, float32 (d,), from round to round; by default the masked weights themselves."""
+    """The global vector, float32 (d,), from round to round; by default it consists of the masked weights themselves."""
 
-    averages_updates: bool = True  # the mean is of updates, and is added to the vector
-    averages_holders: bool = False  # a weight's mean is over its holders; else who does not hold it has not changed it
-    counts_participants: bool = False  # the vector depends on how many took part, besides the mean
+    averages_updates: ClassVar[bool] = True  # whether the mean is one of updates, which is added to the vector
+    averages_holders: bool = False  # whether the mean of a weight is over its holders; otherwise it is over all clients
+    counts_participants: ClassVar[bool] = False  # whether the vector depends on the number of replies
 
     def first(self, weights: Float32Array, layout: Layout) -> Float32Array:
-        """The vector before training, from the model's first weights; of them or a copy."""
+        """Return the vector before the first round, from the initial weights of the model."""
         return weights
 
     def combine(self, vector: Float32Array, mean: Float32Array, replies: int) -> Float32Array:
-        """The next vector from the last one and the weighted mean of what `replies` clients contributed.
+        """Return the next vector.
 
-        It may take the memory of `mean`.
+        Args:
+            vector: the vector of this round.
+            mean: weighted mean of the clients' contributions, float32 (d,); its memory may be reused.
+            replies: number of clients in the mean.
         """
         mean += vector
         return mean
 
     def weights(self, vector: Float32Array, layout: Layout) -> Float32Array:
-        """The weights that a vector stands for in evaluation; itself where it is they."""
+        """Return the weights of a vector for evaluation, float32 (d,); it may be the vector itself."""
         return vector
 
     def sampled(self, vector: Float32Array, layout: Layout, seed: int) -> Float32Array | None:
-        """Weights drawn from the distribution that a vector stands for; None where it stands for itself."""
+        """Return weights drawn from the distribution that a vector describes; None if it describes none."""
         return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Method:
-    """A method put together for one run.
+    """A method with all its parts, for one run.
 
     Attributes:
         name: as in `strategy=`.
-        code: names the method on the wire; never given to another one.
-        codec: update to bytes and back.
-        training: of a client in a round.
+        code: number of the method on the wire; it is never given to another method.
+        codec: from trained vectors to bytes and back.
+        training: local training of a client.
         server: the global vector from round to round.
-        selection: which weights a client gets.
+        selection: the weights that a client receives.
         whole_model: whether all trained parameters are masked weights, biases and batch norm too.
         shared_seed: whether all clients of a round are given one seed.
         packing: how the global vector is sent.
-        error_feedback: whether clients add what an upload left out to the next one.
-        steering: of the noise's scale, where it is not fixed.
-        flips: of the masks' bits, where clients make them.
+        error_feedback: whether clients add to each update what the last upload left out.
+        steering: rate control of the noise's scale; None if the scale is fixed.
+        flips: randomized response on the bits of masks; None if clients send them as they are.
     """
 
     name: str
@@ -225,47 +208,62 @@ class Method:
     flips: RandomizedResponse | None = None
 
     def encode(
-        self, x: Float32Array, residual: Float32Array | None, known: SharedContext, seed: int, private_seed: int
+        self, x: Float32Array, residual: Float32Array | None, context: SharedContext, seed: int, private_seed: int
     ) -> tuple[Body, Float32Array | None]:
-        """Encode what was trained, with error feedback where the method has it.
+        """Encode a trained vector, with error feedback where the method has it (Karimireddy et al. 2019, Algorithm 1).
 
         Args:
-            x: float32 (d,), what local training gave.
-            residual: float32 (d,), what this method returned the last time; None the first time.
-            known: as the codec's.
-            seed: likewise.
-            private_seed: likewise.
+            x: the result of local training, float32 (d,).
+            residual: what this method returned in the client's last round, float32 (d,); None in its first round.
+            context: as in `Codec.encode`, like both seeds.
+            seed: the seed that the server gave the client.
+            private_seed: seed of the client's own randomness.
 
         Returns:
-            The body, and the residual to keep for the next round, None without error feedback.
+            The body, and what it leaves out of `x` plus the last residual; None without error feedback.
         """
         if not self.error_feedback:
-            return self.codec.encode(x, known, seed, private_seed), None
-        before = np.zeros_like(x) if residual is None else residual
-        return encode_with_feedback(self.codec, x, before, known, seed, private_seed)
+            return self.codec.encode(x, context, seed, private_seed), None
+        x = x + (np.zeros_like(x) if residual is None else residual)
+        body = self.codec.encode(x, context, seed, private_seed)
+        return body, x - self.codec.decode(body, context, seed)
 
     def client_seed(self, run_seed: int, server_round: int, client: int) -> int:
-        """The 64-bit seed that the server gives a client for a round."""
+        """Return the 64-bit seed that the server gives a client for a round."""
         return derive_seed(run_seed, "noise", server_round, 0 if self.shared_seed else client)
+
+    @property
+    def works_on_arrays(self) -> bool:
+        """Whether the method works on the arrays of any app.
+
+        Clients train as in FedAvg or learn masks, and the server averages updates of all matrices and kernels.
+        """
+        return (
+            (type(self.training) is LocalTraining or self.training.learns_masks)
+            and type(self.server) is ServerState
+            and type(self.selection) is SubmodelSelector
+            and not (self.whole_model or self.shared_seed)
+        )
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What is set for a whole run, whatever the method.
+    """Options of a whole run that are not those of one method.
 
     Attributes:
-        noise: the distribution of seeded noise.
-        seed: 64 bits, of whatever is random but the same for all clients and rounds.
-        coder: whether bodies are coded where that is smaller.
+        noise: distribution of seeded noise.
+        seed: 64-bit seed of everything random that is the same for all clients and rounds.
+        coder: whether bodies are coded where that makes them shorter.
         downlink: how the global vector is sent.
-        bits: of a whole reply, per trained parameter, that the noise's scale is steered to; None if it is fixed.
-        flips: of the bits of masks, where clients are to make them.
-        rounds: of the run, 0 where that is not known.
-        clients: of the run, likewise.
+        bits: budget of a whole reply in bits per trained parameter, for rate control; None for a fixed scale.
+        flips: randomized response on the bits of masks; None for none.
+        rounds: number of rounds; 0 if it is unknown.
+        clients: number of clients; 0 if it is unknown.
     """
 
     noise: Noise
     seed: int = 0
+    _: KW_ONLY
     coder: Coder = "auto"
     downlink: DownlinkDtype = "float32"
     bits: float | None = None
@@ -276,16 +274,22 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class MethodConfig(ABC):
-    """A method's options, its fields, and how it is put together from them."""
+    """The options of a method, as fields, and the method that they make."""
 
     name: ClassVar[str]
-    code: ClassVar[int]
-    layouts: ClassVar[Sequence[Mapping[str, int]]] = ({},)  # options with which bodies have a layout of their own
+    code: ClassVar[int]  # from 1 to 255, see `Method`
+    layouts: ClassVar[Sequence[Mapping[str, int]]] = ({},)  # options for which bodies have a layout of their own
 
     @abstractmethod
     def build(self, run: RunOptions) -> Method:
-        """Put the method together.
+        """Return the method.
 
         Raises:
-            ConfigError: options that do not go together.
+            ConfigError: options contradict each other.
         """
+
+
+def conflict(key: str, value: object, reason: str) -> ConfigError:
+    """Return the refusal of the value of a configuration key that contradicts other options."""
+    shown = f"{value:g}" if isinstance(value, float) else value
+    return ConfigError(f"{key}={shown}: {reason}", code="conflict", key=key, value=value)

@@ -1,7 +1,8 @@
-"""Randomised response for masks (Warner 1965): clients flip bits, and the server takes the flips out of the mean.
+"""Randomized response for masks: clients flip bits, and the server removes the expected effect from the mean.
 
-A bit b is sent as 1 - b with probability P; (sent - P) / (1 - 2 P) has the expectation b. Of each bit by itself the
-server learns epsilon = log((1 - P) / P); of d bits that may all change together, d times that.
+Warner 1965, "Randomized Response: A Survey Technique for Eliminating Evasive Answer Bias". A bit b is sent as 1 - b
+with probability P, so that (sent - P) / (1 - 2 P) has the expectation b. For each single bit that is local
+differential privacy with epsilon = log((1 - P) / P); for d bits that may all change together, epsilon is d times that.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ class RandomizedResponse:
     """Randomized response on each bit with one probability.
 
     Attributes:
-        probability: P, above 0 and below one half.
-        secret: whether they are drawn from the operating system; else from the client's seed, which the server knows.
+        probability: P, above 0 and below 1/2.
+        secret: whether flips are drawn from the operating system; otherwise they follow from the client's seed, which
+            the server knows.
     """
 
     probability: float
@@ -30,19 +32,19 @@ class RandomizedResponse:
 
     @classmethod
     def of_epsilon(cls, epsilon: float, secret: bool) -> RandomizedResponse:
-        """The flips that reveal so much of each bit."""
+        """Return the randomized response with this epsilon per bit."""
         return cls(1 / (1 + math.exp(epsilon)), secret)
 
     @property
     def epsilon(self) -> float:
-        """Of each bit by itself."""
+        """Epsilon of a single bit."""
         return math.log((1 - self.probability) / self.probability)
 
     @property
     def gain(self) -> float:
-        """What the sum is multiplied by, once `probability` is taken off each bit: 1 / (1 - 2 P)."""
+        """The factor 1 / (1 - 2 P) of a bit less P."""
         return 1 / (1 - 2 * self.probability)
 
     def apply(self, bits: NDArray[np.bool_], private_seed: int) -> NDArray[np.bool_]:
-        """The bits as they are sent, bool (d,)."""
+        """Return the bits as they are sent, bool (d,)."""
         return bits ^ draw(self.probability, bits.size, None if self.secret else mix(private_seed))

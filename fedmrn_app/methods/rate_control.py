@@ -1,76 +1,80 @@
-"""The scale of the noise, set by the server in each round so that replies meet a budget of bits.
+"""Rate control: the server sets the scale of the noise in each round so that replies meet a budget of bits.
 
-Coded masks are short where the noise is large beside the update, for a bit that is set then is rare. What decides is
-the ratio r of the updates' size to the noise's scale. How many bits the last masks took tells the server their r, and
-so the size of the updates; it expects what the size will be in the next round, and divides by the r of the budget.
+Coded masks are short where the noise is large compared with the update, because set bits are rare then. Their length
+depends on the ratio r of the updates' size to the scale of the noise. From the length of the last masks the server
+infers r, and so the size of the updates; it extrapolates that size to the next round and divides it by the ratio that
+meets the budget.
 
-The papers have a fixed scale. One scale is right for all tensors: with scales in proportion to each tensor's updates,
-masks of the same length learned less, for the few large updates of a tensor then are beyond its noise.
+The papers have a fixed scale. One scale serves all tensors: with scales in proportion to the updates of each tensor,
+masks of the same length learned less, because the few large updates of a tensor exceed its noise.
 
-How bits depend on r is worked out for updates of a Laplace distribution under uniform noise. For others the sizes come
-out as those that would take as many bits, which is all that is asked of them.
+The curve of bits over r assumes updates with a Laplace distribution and uniform noise, see `RateControl.curve_noise`.
+For others, the inferred sizes are those of Laplace updates under uniform noise that take as many bits, and the control
+loop corrects the difference.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.layout import Float32Array
-from fedmrn_app.noise import MAX_ALPHA, MIN_ALPHA
+from fedmrn_app.noise import MAX_ALPHA, MIN_ALPHA, Distribution
 
-LEAST_RATIO, MOST_RATIO = 1e-3, 0.6  # an aim beyond these gains nothing: masks of 0.013 and of 0.89 bits
-GROWTH, SHRINKAGE = 2.5, 8.0  # of the scale in a round, at most; updates shrink quickly at first
-GAIN, MOST = 0.5, 0.2  # how much of a change of the size is taken for a trend, and the largest trend
+MIN_RATIO, MAX_RATIO = 1e-3, 0.6  # masks of 0.013 and of 0.89 bits per weight; a target beyond them gains nothing
+GROWTH, SHRINKAGE = 2.5, 8.0  # largest factors of the scale per round; updates shrink quickly at first
+GAIN, MAX_TREND = 0.5, 0.2  # share of a change of the log size that enters its trend, and the largest trend
 
 
 @dataclass(frozen=True)
 class RateControl:
-    """Sets the scale from round to round.
+    """Computes the scale of the noise from round to round.
 
-    Its state is float32 (3,): the scale, the logarithm of the updates' size, NaN before there were any, and by how much
-    that changes in a round.
+    The state is float32 (3,): the scale, the logarithm of the updates' size (NaN before the first replies), and the
+    trend of that logarithm per round.
 
     Attributes:
-        bits: of a whole reply, per trained parameter.
-        alpha: the scale in the first round.
+        bits: budget of a whole reply, in bits per trained parameter.
+        alpha: scale in the first round.
+        curve_noise: the distribution of noise for which `rate_curve` is computed; it serves the others too.
     """
 
     bits: float
     alpha: float
+    curve_noise: ClassVar[Distribution] = "uniform"
 
     def first(self) -> Float32Array:
-        """The state before the first round."""
+        """Return the state before the first round."""
         return np.array([self.alpha, np.nan, 0], np.float32)
 
     def next(self, state: Float32Array, spent: float, left: float) -> Float32Array:
-        """The state of the next round.
+        """Return the state of the next round.
 
         Args:
-            state: of this round.
-            spent: bits per masked weight that the masks took, mean over the replies.
-            left: bits per masked weight that the budget leaves to masks.
+            state: state of this round.
+            spent: bits per masked weight of this round's masks, mean over the replies.
+            left: bits per masked weight that the budget leaves for masks.
         """
-        ratios, bits = _curve()
+        ratios, bits = rate_curve()
         scale, size, trend = map(float, state)
-        seen = float(np.log(np.interp(spent, bits, ratios) * scale))
+        observed = float(np.log(np.interp(spent, bits, ratios) * scale))
         if not np.isnan(size):
-            trend = float(np.clip(trend + GAIN * (seen - size - trend), -MOST, MOST))
-        aim = np.clip(np.interp(left, bits, ratios), LEAST_RATIO, MOST_RATIO)
-        following = np.clip(np.exp(seen + trend) / aim, scale / SHRINKAGE, scale * GROWTH)
-        within = np.clip(following, 2 * MIN_ALPHA, MAX_ALPHA / 2)  # in float32 too
-        return np.array([within, seen, trend], np.float32)
+            trend = float(np.clip(trend + GAIN * (observed - size - trend), -MAX_TREND, MAX_TREND))
+        target = np.clip(np.interp(left, bits, ratios), MIN_RATIO, MAX_RATIO)
+        wanted = np.clip(np.exp(observed + trend) / target, scale / SHRINKAGE, scale * GROWTH)
+        return np.array([np.clip(wanted, 2 * MIN_ALPHA, MAX_ALPHA / 2), observed, trend], np.float32)
 
 
 @cache
-def _curve() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Ratios, and the bits that a mask takes per weight at each of them.
+def rate_curve() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return ratios r, and the bits per weight of a mask at each of them, for Laplace updates under uniform noise.
 
-    A bit is set if the update is on the threshold's side of zero and beyond it. The threshold is the product of two
-    uniforms, whose density at t is -log t.
+    A bit is set if the update has the threshold's sign and exceeds it. The threshold is the product of two uniforms,
+    whose density at t is -log t; the entropy of the bit is integrated over that density.
     """
     ratios = np.geomspace(1e-4, 10, 120)
     t = (np.arange(4000) + 0.5) / 4000

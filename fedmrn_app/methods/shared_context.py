@@ -1,8 +1,8 @@
-"""What the server and a client of a round both know before anybody trains."""
+"""What the server and a client of a round both know before the client trains."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from threading import Lock
 
 import numpy as np
@@ -16,74 +16,86 @@ from fedmrn_app.wire.mask_model import SideInformation, stride
 _BLOCK = 1 << 15  # elements at a time, so that temporaries stay in cache
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class SharedContext:
-    """What both sides know of the global model.
+    """The global model as server and client both know it.
+
+    It keeps the last noise and the drift that it computed; nothing else changes.
 
     Attributes:
-        layout: of the masked tensors, d elements in all.
-        vector: the global vector as clients received it, float32 (d,); zero what a client does not hold.
+        layout: layout of the masked tensors, d elements in all.
+        vector: the global vector as clients received it, float32 (d,); zero where a client does not hold a weight.
         first: the global vector before the first round, float32 (d,).
-        held: which weights this client holds, bool (d,), where clients hold different ones; else None.
-        scale: of the noise, where the server sets it for each round; None for that of the distribution.
+        held: the weights that this client holds, bool (d,); None if all clients hold all weights.
+        scale: scale of the noise in this round; None for that of the distribution.
     """
 
     layout: Layout
     vector: Float32Array
     first: Float32Array
     held: NDArray[np.bool_] | None = None
+    _: KW_ONLY
     scale: float | None = None
-    _noise: dict[tuple[Noise, int], Float32Array] = field(default_factory=dict, repr=False, compare=False)
-    _trend: list[Float32Array] = field(default_factory=list, init=False, repr=False, compare=False)
-    _lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
+    _noise: tuple[Noise, int, Float32Array] | None = field(default=None, init=False, repr=False)
+    _drift: Float32Array | None = field(default=None, init=False, repr=False)
+    _lock: Lock = field(default_factory=Lock, init=False, repr=False)
 
     @property
     def count(self) -> int:
-        """d, the number of masked weights."""
+        """The number of masked weights, d."""
         return self.vector.size
 
     def held_weights(self) -> NDArray[np.bool_]:
-        """Which weights the client holds, bool (d,)."""
+        """Return the weights that the client holds, bool (d,)."""
         return np.ones(self.count, np.bool_) if self.held is None else self.held
 
     def noise(self, distribution: Noise, seed: int) -> Float32Array:
-        """`G(seed)` for all weights, float32 (d,), not to be changed; the last one is kept for whoever needs it too."""
-        if (distribution, seed) not in self._noise:
-            self._noise.clear()
-            self._noise[distribution, seed] = self.scaled(distribution)(seed, self.count)
-        return self._noise[distribution, seed]
+        """Return `G(seed)` for all weights, float32 (d,); the last one is cached, do not modify it."""
+        cached = self._noise
+        if cached is None or cached[:2] != (distribution, seed):
+            cached = self._noise = None  # frees its memory before the next one is generated
+            cached = self._noise = distribution, seed, self.scaled(distribution)(seed, self.count)
+        return cached[2]
 
     def scaled(self, distribution: Noise) -> Noise:
-        """The distribution with the scale of this round."""
+        """Return the distribution with the scale of this round."""
         return distribution if self.scale is None else replace(distribution, alpha=self.scale)
 
     def with_scale(self, scale: float | None) -> SharedContext:
-        """The same with the scale that the server set for this round.
+        """Return this context with the scale of the noise that the server set for the round.
 
         Raises:
-            PayloadError: it is out of range.
+            PayloadError: the scale is out of range.
         """
-        if scale is not None and not MIN_ALPHA <= scale <= MAX_ALPHA:
-            raise PayloadError(f"the server sent the noise scale {scale}, which is out of range")
-        return self if scale is None else replace(self, scale=scale)
+        if scale is None:
+            return self
+        if not MIN_ALPHA <= scale <= MAX_ALPHA:
+            raise PayloadError(
+                f"the server sent the noise scale {scale}, outside [{MIN_ALPHA}, {MAX_ALPHA}]",
+                code="noise_scale",
+                key="scale",
+                value=scale,
+            )
+        return replace(self, scale=scale)
 
     @property
-    def trend(self) -> Float32Array:
-        """Where each weight has moved so far, float32 (d,) in [-1, 1]; found once, whichever thread asks first."""
-        with self._lock:
-            if not self._trend:
-                self._trend.append(softsign(self.vector - self.first, self.layout))
-            return self._trend[0]
+    def drift(self) -> Float32Array:
+        """The direction in which each weight has moved so far, float32 (d,) in [-1, 1]; do not modify it."""
+        with self._lock:  # several threads may decode replies; one of them computes it
+            if self._drift is None:
+                self._drift = softsign(self.vector - self.first, self.layout)
+            return self._drift
 
     def motion(self) -> SideInformation:
-        """How much each weight has moved so far, which hints at how much it will move."""
-        return SideInformation(self.layout, np.abs(self.trend))
+        """Return as side information how far each weight has moved so far, which hints at how far it will move."""
+        return SideInformation(self.layout, np.abs(self.drift))
 
 
 def softsign(x: Float32Array, layout: Layout) -> Float32Array:
-    """x / (|x| + s) in [-1, 1], s being three times the median |x| of some nonzero elements of each tensor.
+    """Compute x / (|x| + s) in [-1, 1], in place, and return it.
 
-    It takes the memory of `x`.
+    s is three times the median |x| of a sample of the nonzero elements of each tensor, so that the result does not
+    depend on the scale of x.
     """
     for tensor in layout.split(x):
         sample = np.abs(tensor[:: stride(tensor.size, 4096)])

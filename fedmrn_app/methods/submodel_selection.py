@@ -1,4 +1,4 @@
-"""Who gets what: which of the masked weights a client receives, trains and returns."""
+"""The selection of masked weights that a client receives, trains and returns."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from fedmrn_app.layout import Layout
 
 
 class SubmodelSelector:
-    """By default every client gets all weights."""
+    """Selects the weights of each client; by default all weights."""
 
-    widths: Sequence[float] = (1.0,)  # of the models that clients train, shares of the global model's channels
+    widths: Sequence[float] = (1.0,)  # of all models that clients train, as fractions of the global model's channels
 
     def width(self, client: int, server_round: int) -> float:
-        """The width of the model that a client trains; a narrower one consists of the weights the client holds."""
+        """Return the width of the model that a client trains; a narrower model consists of the weights it holds."""
         return 1.0
 
     def capacity(self, client: int, server_round: int) -> float:
-        """The share of the weights, or of the channels, that a client is to hold in a round."""
+        """Return the fraction of the weights, or of the channels, that a client holds in a round."""
         return 1.0
 
     def held(self, layout: Layout, client: int, server_round: int, seed: int) -> NDArray[np.bool_] | None:
-        """Which weights a client holds in a round, bool (d,); None if all clients hold all."""
+        """Return the weights that a client holds in a round, bool (d,); None if all clients hold all weights."""
         return None

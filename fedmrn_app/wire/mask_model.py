@@ -1,13 +1,27 @@
-"""The probability of each bit of a mask, from what both sides know: the model, apart from the coder in `masks.py`.
+"""The probability of each bit of a mask: the model, apart from the coder in `masks.py`.
 
-What they know is the side information: a size a in [0, 1] of each weight, such as the noise's, and a sign and a trend,
-such as the noise's sign and where the weight has moved so far. Large tensors are coded in three parts, cut across the
-input channels, so that the later parts are predicted from the earlier ones too: from the mean of their bits in the same
-row (output channel) and of size * sign * bit in the same run (output channel and position in the kernel). In each part
-of each tensor P(bit = 1) is linear in 1, a, a^2 and, for each other predictor q, q and a q, where a = (1 + k) s /
-(1 + k s) and s is the size; the sender fits the coefficients, and k to how small the sizes of set bits are. Only
-operations that IEEE 754 rounds exactly, and sums of whole numbers, lead from there to the shares that
-`kernels/mask_rans_plain.py` codes by, so every machine finds the same ones.
+    side information of each weight             bits of the earlier parts
+    size s, sign, drift                                     |
+        |                                                   v
+        v                                          context of each run:
+    a = (1 + k) s / (1 + k s)                      run effect, row density
+        |                                                   |
+        v                                                   v
+    P(bit = 1) = c0 + c1 a + c2 a^2 + sum over the predictors q of (c q + c' a q)  <--  k, c: fitted and sent
+        |
+        v
+    whole steps of 2^-12  -->  coder, `kernels/mask_rans_plain.py`  -->  bytes
+
+Both sides know the side information before the mask is coded: a size in [0, 1] and a sign, such as those of the noise,
+and a drift, the direction in which the weight has moved so far. Large tensors are coded in three parts, cut across the
+input channels, so that the later parts are predicted from the earlier ones too. The run effect is the mean of
+size * sign * bit in the same run (output channel and position in the kernel), and the row density is the mean of the
+bits in the same row (output channel) less that of the tensor. The predictors q are the drift, the run effect times the
+sign, and the row density. The sender fits the coefficients c, and the curvature k to how small the sizes of set bits
+are; both are sent for each part of each tensor.
+
+Only sums of integers and operations that IEEE 754 rounds exactly lead from there to the probabilities, so every machine
+finds the same ones.
 """
 
 from __future__ import annotations
@@ -19,89 +33,31 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmrn_app.kernels import mask_rans
 from fedmrn_app.kernels.mask_rans_plain import GRAIN, STEPS, Evidence
 from fedmrn_app.layout import Float32Array, Layout
 
 T = TypeVar("T", bound=np.generic)
 
-_SAMPLE, _SHARE = 1 << 13, 64  # bits of a part that its coefficients are fitted to, at least; one in so many
-_SMALL = 0.25  # mean size of set bits below which sizes are bent
-_PIECE = 1 << 17  # elements that are decoded at a time: fewer would leave threads waiting for the interpreter
-_CUT_SIZE, _CUT_RUN = 1 << 14, 8  # the fewest elements, of a tensor and of a run, that are coded in three parts
+_MIN_SAMPLE, _SAMPLE_RATIO = 1 << 13, 64  # coefficients are fitted to 1/64 of a part's bits, at least 8,192
+_SMALL = 0.25  # mean size of set bits below which sizes are curved
+_PIECE = 1 << 17  # elements that are decoded at a time; with fewer, threads wait for the interpreter
+_MIN_CUT_SIZE, _MIN_CUT_RUN = 1 << 14, 8  # smaller tensors, and tensors of shorter runs, are coded in one part
 
 
-class Side(Protocol):
-    """What both sides know about the bits of tensors with d elements in all, before they are coded."""
-
-    @property
-    def layout(self) -> Layout:
-        """Of the tensors."""
-
-    @property
-    def trending(self) -> bool:
-        """Whether evidence has a trend."""
-
-    @property
-    def flips(self) -> bool:
-        """Whether some bits are turned round before they are coded."""
-
-    def evidence(self, part: Part, runs: slice) -> Evidence:
-        """What is known of some runs of a part, in memory of its own or not to be changed."""
-
-
-@dataclass(frozen=True)
-class SideInformation:
-    """A side that is there in whole vectors.
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Elements `first` to `last` of each run of one tensor; a run is contiguous in memory.
 
     Attributes:
-        layout: of the tensors.
-        size: float32 (d,) in [0, 1].
-        sign: float32 (d,) of -1 and 1, where a bit that is set moves its weight; None if always the same way.
-        trend: float32 (d,) in [-1, 1], where the weight is expected to move, times the sign; None if that is unknown.
-        flipped: bool (d,), which bits are turned round before they are coded; the rest of this is about bits turned so.
+        tensor: number of the tensor.
+        start: where the tensor starts in the flat vector.
+        runs: number of runs of the tensor.
+        runs_per_row: number of runs of one output channel.
+        run: number of elements of a run.
+        first: first element of each run that belongs to the part.
+        last: the element after the last one.
     """
-
-    layout: Layout
-    size: Float32Array
-    sign: Float32Array | None = None
-    trend: Float32Array | None = None
-    flipped: NDArray[np.bool_] | None = None
-
-    @property
-    def trending(self) -> bool:
-        """See `Side`."""
-        return self.trend is not None
-
-    @property
-    def flips(self) -> bool:
-        """See `Side`."""
-        return self.flipped is not None
-
-    def evidence(self, part: Part, runs: slice) -> Evidence:
-        """See `Side`."""
-
-        def of(vector: NDArray[T]) -> NDArray[T]:
-            return np.ascontiguousarray(part.view(vector)[runs])
-
-        sign, trend = (None if vector is None else of(vector) for vector in (self.sign, self.trend))
-        return Evidence(of(self.size), sign, trend, None if self.flipped is None else of(self.flipped))
-
-
-class Kernels(Protocol):
-    """What finds shares: `kernels/mask_rans.py` or, bit for bit the same, `kernels/mask_rans_plain.py`."""
-
-    def count_runs(self, evidence: Evidence, bits: NDArray[np.uint8], /) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """See there."""
-
-    def find_shares(
-        self, evidence: Evidence, c: Float32Array, bend: np.float32, push: Float32Array, density: Float32Array, /
-    ) -> NDArray[np.uint16]:
-        """See there."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """Elements first..last of each run of one tensor; a run is what lies next to each other in memory."""
 
     tensor: int
     start: int
@@ -111,124 +67,174 @@ class Part:
     first: int
     last: int
 
-    @property
-    def count(self) -> int:
-        """Number of elements of the part."""
-        return self.runs * (self.last - self.first)
-
     def view(self, vector: NDArray[T]) -> NDArray[T]:
-        """The part in `vector` (d,), shape (runs, last - first)."""
+        """Return the part's elements of `vector` (d,), shape (runs, last - first); no copy."""
         tensor = vector[self.start : self.start + self.runs * self.run].reshape(self.runs, self.run)
         return tensor[:, self.first : self.last]
 
     def pieces(self) -> Iterator[slice]:
-        """The runs some at a time, so that what is known of them takes little memory; eights, as the coder's lanes."""
+        """Yield the runs in pieces, to bound the memory of side information; in eights, as the coder has lanes."""
         step = max(8, _PIECE // (self.last - self.first) // 8 * 8)
         for start in range(0, self.runs, step):
             yield slice(start, min(start + step, self.runs))
 
+    def coefficient_count(self, has_drift: bool) -> int:
+        """Return the number of coefficients of the part, the curvature among them."""
+        return 4 + 2 * (has_drift + 2 * (self.first > 0))
+
 
 def all_parts(layout: Layout) -> Iterator[Part]:
-    """The parts in the order in which they are coded."""
+    """Yield the parts in the order in which they are coded."""
     for phase in range(3):
-        for number, (size, start) in enumerate(zip(layout.sizes, layout.offsets, strict=True)):
-            run, runs_per_row = layout.runs(number)
-            cut = size >= _CUT_SIZE and run >= _CUT_RUN
+        for tensor, (size, start) in enumerate(zip(layout.sizes, layout.offsets, strict=True)):
+            run, runs_per_row = layout.runs(tensor)
+            cut = size >= _MIN_CUT_SIZE and run >= _MIN_CUT_RUN
             cuts = (0, run // 8, run // 2, run) if cut else (0, run, run, run)
-            if cuts[phase] < cuts[phase + 1]:
-                yield Part(number, start, size // run, runs_per_row, run, cuts[phase], cuts[phase + 1])
+            first, last = cuts[phase : phase + 2]
+            if first < last:
+                yield Part(
+                    tensor=tensor,
+                    start=start,
+                    runs=size // run,
+                    runs_per_row=runs_per_row,
+                    run=run,
+                    first=first,
+                    last=last,
+                )
 
 
-def stride(count: int, wanted: int) -> int:
-    """A step through `count` elements that meets `wanted` or more of them, odd so that it meets all channels."""
-    return max(1, count // wanted - 1) | 1
+class SideInfoSource(Protocol):
+    """A source of side information about the bits of all tensors, which is read block by block."""
 
+    @property
+    def layout(self) -> Layout:
+        """The layout of the tensors, d elements in all."""
 
-def term_count(part: Part, trending: bool) -> int:
-    """Number of coefficients of a part, the bend among them."""
-    return 4 + 2 * (trending + 2 * (part.first > 0))
+    @property
+    def has_drift(self) -> bool:
+        """Whether blocks have a drift."""
+
+    def read(self, part: Part, runs: slice) -> Evidence:
+        """Return the side information of some runs of a part; the caller does not change it."""
 
 
 @dataclass(frozen=True)
-class Hints:
-    """What the earlier parts tell of each run of a part; both float32 (runs,)."""
+class SideInformation:
+    """Side information as whole vectors.
 
-    push: Float32Array
-    density: Float32Array
+    Attributes:
+        layout: of the tensors.
+        size: float32 (d,) in [0, 1].
+        sign: float32 (d,) of -1 and 1, the direction in which a set bit moves its weight; None if always the same.
+        drift: float32 (d,) in [-1, 1], the direction in which the weight is expected to move, times the sign; None if
+            it is unknown.
+        inverted: bool (d,), the bits that are inverted before they are coded; the other fields refer to inverted bits.
+    """
+
+    layout: Layout
+    size: Float32Array
+    sign: Float32Array | None = None
+    drift: Float32Array | None = None
+    inverted: NDArray[np.bool_] | None = None
+
+    @property
+    def has_drift(self) -> bool:
+        """Whether blocks have a drift."""
+        return self.drift is not None
+
+    def read(self, part: Part, runs: slice) -> Evidence:
+        """Return the side information of some runs of a part."""
+
+        def block(vector: NDArray[T]) -> NDArray[T]:
+            return np.ascontiguousarray(part.view(vector)[runs])
+
+        sign, drift = (None if vector is None else block(vector) for vector in (self.sign, self.drift))
+        return Evidence(block(self.size), sign, drift, None if self.inverted is None else block(self.inverted))
 
 
-class Past:
-    """What has been coded so far of tensors that are cut into parts."""
+class Predictor:
+    """The probabilities of a mask's bits, part by part in the order of `all_parts`.
 
-    def __init__(self, kernels: Kernels) -> None:
-        self._kernels = kernels
-        self._counts: dict[int, NDArray[np.int64]] = {}
-        self._effects: dict[int, NDArray[np.int64]] = {}
+    Sender and receiver call `begin` for each part, then `probabilities` and `learn` for its bits; the sender calls
+    `fit` before.
+    """
 
-    def note(self, part: Part, runs: slice, evidence: Evidence, bits: NDArray[np.uint8]) -> None:
-        """Note the bits of some runs of a part as they are coded, (runs, width), unless it is its tensor's last."""
-        if part.last == part.run:
-            return
-        counts, effects = self._kernels.count_runs(evidence, bits)
-        for sums, found in ((self._counts, counts), (self._effects, effects)):
-            sums.setdefault(part.tensor, np.zeros(part.runs, np.int64))[runs] += found
+    def __init__(self) -> None:
+        self._counts: dict[int, NDArray[np.int64]] = {}  # of set bits in each run, by tensor
+        self._effects: dict[int, NDArray[np.int64]] = {}  # sums of size * sign * bit in each run, by tensor
 
-    def hints(self, part: Part) -> Hints:
-        """What follows for a part from those before it."""
+    def begin(self, part: Part) -> None:
+        """Start a part: compute the context of its runs from the earlier parts of its tensor."""
+        self._part = part
         if part.first == 0:
-            return Hints(np.zeros(part.runs, np.float32), np.zeros(part.runs, np.float32))
+            self._run_effect = self._row_density = np.zeros(part.runs, np.float32)
+            return
         counts, effects = self._counts[part.tensor], self._effects[part.tensor]
-        push = effects.astype(np.float32) / np.float32(GRAIN * (part.first + 4))
+        self._run_effect = effects.astype(np.float32) / np.float32(GRAIN * (part.first + 4))
         rows = counts.reshape(-1, part.runs_per_row).sum(1).astype(np.float32)
         density = rows / np.float32(part.first * part.runs_per_row)
         density -= np.float32(counts.sum()) / np.float32(part.first * part.runs)
-        return Hints(push, np.repeat(density, part.runs_per_row))
+        self._row_density = np.repeat(density, part.runs_per_row)
+
+    def fit(self, block: Evidence, bits: NDArray[np.uint8]) -> NDArray[np.float16]:
+        """Return the curvature and the coefficients of the part, fitted to a sample of its bits by ridge regression.
+
+        Args:
+            block: the side information of all runs of the part.
+            bits: the bits as they are coded, 0 and 1, (runs, width).
+        """
+        step = stride(bits.size, max(_MIN_SAMPLE, bits.size // _SAMPLE_RATIO))
+
+        def sample(values: NDArray[T]) -> NDArray[T]:
+            return values.reshape(-1)[::step]
+
+        is_set, size = sample(bits).view(np.bool_), sample(block.size)
+        typical = float(size[is_set].mean(dtype=np.float64)) if is_set.any() else 1.0
+        curvature = np.float16(min(1 / (3 * typical), 1000) if 0 < typical < _SMALL else 0)
+        predictors = [] if block.trend is None else [sample(block.trend)]
+        if self._part.first > 0:
+            run = np.arange(0, bits.size, step) // bits.shape[1]
+            effect = self._run_effect[run]
+            predictors += [effect if block.sign is None else effect * sample(block.sign), self._row_density[run]]
+        x = np.empty((3 + 2 * len(predictors), is_set.size), np.float32)
+        x[0] = 1
+        np.divide(size * np.float32(1 + curvature), size * np.float32(curvature) + 1, out=x[1])
+        np.multiply(x[1], x[1], out=x[2])
+        for number, q in enumerate(predictors):
+            x[3 + 2 * number] = q
+            np.multiply(q, x[1], out=x[4 + 2 * number])
+        y = is_set.astype(np.float32)
+        mean = y.mean()  # the constant is not shrunk
+        ridge = (1e-6 * y.size + 1e-3) * np.eye(len(x))
+        solution = np.linalg.solve((x @ x.T).astype(np.float64) + ridge, (x @ (y - mean)).astype(np.float64))
+        solution[0] += mean
+        return np.append(curvature, np.clip(solution, -60000, 60000)).astype("<f2")
+
+    def probabilities(self, runs: slice, block: Evidence, fitted: NDArray[np.float16]) -> NDArray[np.uint16]:
+        """Return P(bit = 1) of some runs of the part in steps of 2^-12, uint16 (runs * width,).
+
+        Args:
+            runs: which runs.
+            block: their side information.
+            fitted: what `fit` returned.
+        """
+        c = np.zeros(9, np.float32)
+        c[:3] = fitted[1:4]
+        context = 5 if block.trend is None else 3  # the place of the first predictor's coefficients
+        c[context : context + fitted.size - 4] = fitted[4:]
+        effect, density = self._run_effect[runs], self._row_density[runs]
+        return mask_rans.find_shares(block, c * np.float32(STEPS), np.float32(fitted[0]), effect, density)
+
+    def learn(self, runs: slice, block: Evidence, bits: NDArray[np.uint8]) -> None:
+        """Take the bits of some runs of the part, as they are coded, into the context of later parts."""
+        part = self._part
+        if part.last == part.run:
+            return  # no later part of this tensor
+        counts, effects = mask_rans.count_runs(block, bits)
+        for sums, found in ((self._counts, counts), (self._effects, effects)):
+            sums.setdefault(part.tensor, np.zeros(part.runs, np.int64))[runs] += found
 
 
-def fit(part: Part, e: Evidence, coded: NDArray[np.uint8], hints: Hints) -> NDArray[np.float16]:
-    """The bend and the coefficients, by least squares on a sample, a little towards zero lest useless ones do harm.
-
-    Args:
-        part: of a tensor.
-        e: what is known of all its runs.
-        coded: its bits, (runs, width).
-        hints: of the earlier parts.
-    """
-    step = stride(coded.size, max(_SAMPLE, coded.size // _SHARE))
-
-    def some(values: NDArray[T]) -> NDArray[T]:
-        return values.reshape(-1)[::step]
-
-    bits, a = some(coded).view(np.bool_), some(e.size)
-    typical = float(a[bits].mean(dtype=np.float64)) if bits.any() else 1.0
-    bend = np.float16(min(1 / (3 * typical), 1000) if 0 < typical < _SMALL else 0)
-    y = bits.astype(np.float32)
-    x = np.empty((term_count(part, e.trend is not None) - 1, y.size), np.float32)
-    x[0] = 1
-    np.divide(a * np.float32(1 + bend), a * np.float32(bend) + 1, out=x[1])
-    np.multiply(x[1], x[1], out=x[2])
-    predictors = [] if e.trend is None else [some(e.trend)]
-    if part.first > 0:
-        run = np.arange(0, coded.size, step) // coded.shape[1]
-        push = hints.push[run]
-        predictors += [push if e.sign is None else push * some(e.sign), hints.density[run]]
-    for number, q in enumerate(predictors):
-        x[3 + 2 * number] = q
-        np.multiply(q, x[1], out=x[4 + 2 * number])
-    mean = y.mean()  # the constant is not drawn to zero
-    ridge = (1e-6 * y.size + 1e-3) * np.eye(len(x))
-    solution = np.linalg.solve((x @ x.T).astype(np.float64) + ridge, (x @ (y - mean)).astype(np.float64))
-    solution[0] += mean
-    return np.append(bend, np.clip(solution, -60000, 60000)).astype("<f2")
-
-
-def shares_of(
-    evidence: Evidence, fitted: NDArray[np.float16], hints: Hints, runs: slice, kernels: Kernels
-) -> NDArray[np.uint16]:
-    """The shares of the bits of some runs of a part, uint16 (runs * width,)."""
-    c = np.zeros(9, np.float32)
-    c[:3] = fitted[1:4]
-    rest = 5 if evidence.trend is None else 3
-    c[rest : rest + fitted.size - 4] = fitted[4:]
-    bend = np.float32(fitted[0])
-    return kernels.find_shares(evidence, c * np.float32(STEPS), bend, hints.push[runs], hints.density[runs])
+def stride(count: int, wanted: int) -> int:
+    """Return a step through `count` elements that meets at least `wanted`; it is odd, so that it meets all channels."""
+    return max(1, count // wanted - 1) | 1

@@ -1,128 +1,134 @@
-"""Masks in less than one bit per weight: both sides find the same probability of each bit, and code it accordingly.
+"""Masks in less than one bit per weight: both sides compute the probability of each bit, and code it accordingly.
 
-`mask_model.py` finds the shares of the bits, and `kernels/mask_rans.py` codes them.
+`mask_model.py` predicts the probabilities, and `kernels/mask_rans.py` codes the bits with them.
 
-Layout: the model's coefficients as float16, CRC-32 of the plain packed bits (uint32), the lanes' states (uint32), the
-coder's words (uint16).
+Layout: the coefficients of the model (float16), the CRC-32 of the plain packed bits (uint32), the states of the coder's
+lanes (uint32), the words of the coder (uint16).
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.kernels import mask_rans
-from fedmrn_app.kernels.mask_rans_plain import LOWEST
+from fedmrn_app.kernels.mask_rans_plain import LOWEST, Evidence
 from fedmrn_app.wire.bits import pack_bits, packed_size, unpack_bits
 from fedmrn_app.wire.body import CODED, Body, Coder
-from fedmrn_app.wire.mask_model import Past, Side, all_parts, fit, shares_of, term_count
+from fedmrn_app.wire.mask_model import Predictor, SideInfoSource, all_parts
 
-_CHECK = struct.Struct("<I")
+_CHECKSUM = struct.Struct("<I")
 
 
-def pack_mask(bits: NDArray[np.bool_], side: Callable[[], Side], coder: Coder) -> Body:
-    """Write bits of shape (d,) in the smaller form, coded or plainly packed; `packed` is always the latter."""
+def pack_mask(bits: NDArray[np.bool_], side_info: Callable[[], SideInfoSource], coder: Coder) -> Body:
+    """Return bits of shape (d,) in the smaller form, coded or packed; `coder="packed"` always packs them."""
     plain = Body(pack_bits(bits))
-    # of two as long the first is taken: coded ones are only read where they are shorter
-    return plain if coder == "packed" else min(plain, Body(code_mask(bits, side()), CODED), key=len)
+    # of two forms of one length `min` returns the plain one, for a coded body is only read where it is shorter
+    return plain if coder == "packed" else min(plain, Body(code_mask(bits, side_info()), CODED), key=len)
 
 
-def unpack_mask(body: Body, count: int, side: Callable[[], Side]) -> NDArray[np.bool_]:
-    """Return the `count` bits that `body` stands for; `side` is asked for only where they are coded.
+def unpack_mask(body: Body, count: int, side_info: Callable[[], SideInfoSource]) -> NDArray[np.bool_]:
+    """Return the `count` bits of a body, bool (count,); `side_info` is called only if the body is coded.
 
     Raises:
-        PayloadError: anything in it is wrong.
+        PayloadError: the body is not one that `pack_mask` returns.
     """
     if body.form == CODED:
-        return decode_mask(body.data, side())
+        return decode_mask(body.data, side_info())
     body.must_be_plain()
     return unpack_bits(body.data, count).view(np.bool_)
 
 
-def code_mask(bits: NDArray[np.bool_], side: Side) -> bytes:
-    """Encode bits of shape (d,)."""
+def code_mask(bits: NDArray[np.bool_], side_info: SideInfoSource) -> bytes:
+    """Return the coded form of bits of shape (d,)."""
     octets = bits.view(np.uint8)
-    past = Past(mask_rans)
+    predictor = Predictor()
     coefficients, coded = [], []
-    for part in all_parts(side.layout):
+    for part in all_parts(side_info.layout):
         runs = slice(0, part.runs)
-        evidence, hints = side.evidence(part, runs), past.hints(part)
-        piece = part.view(octets)
-        piece = np.ascontiguousarray(piece) if evidence.flipped is None else piece ^ evidence.flipped.view(np.uint8)
-        coefficients.append(fit(part, evidence, piece, hints))
-        coded.append((piece.reshape(-1), shares_of(evidence, coefficients[-1], hints, runs, mask_rans)))
-        past.note(part, runs, evidence, piece)
+        block = side_info.read(part, runs)
+        symbols = _inverted(part.view(octets), block)
+        predictor.begin(part)
+        coefficients.append(predictor.fit(block, symbols))
+        coded.append((symbols.reshape(-1), predictor.probabilities(runs, block, coefficients[-1])))
+        predictor.learn(runs, block, symbols)
     states = np.full(mask_rans.lanes_of(bits.size), LOWEST, np.uint32)
     words = np.empty(bits.size, np.uint16)
     start = words.size
-    for symbols, shares in reversed(coded):
-        start = mask_rans.encode(symbols, shares, states, words, start)
-    check = _CHECK.pack(zlib.crc32(pack_bits(bits)))
+    for symbols, probabilities in reversed(coded):  # the coder is a stack: what is pushed last is read first
+        start = mask_rans.encode(symbols, probabilities, states, words, start)
+    checksum = _CHECKSUM.pack(zlib.crc32(pack_bits(bits)))
     stream = states.astype("<u4").tobytes() + words[start:].astype("<u2").tobytes()
-    return np.concatenate(coefficients).tobytes() + check + stream
+    return np.concatenate(coefficients).tobytes() + checksum + stream
 
 
-def decode_mask(body: bytes | memoryview, side: Side) -> NDArray[np.bool_]:
-    """Return the bits of shape (d,) that `code_mask` encoded with the same side.
+def decode_mask(body: bytes | memoryview, side_info: SideInfoSource) -> NDArray[np.bool_]:
+    """Return the bits of shape (d,) that `code_mask` coded with the same side information.
 
     Raises:
-        PayloadError: `body` is not smaller than the plain form, or not what `code_mask` makes.
+        PayloadError: the body is not shorter than the plain form, or not one that `code_mask` returns.
     """
-    return _decode(body, side)[0]
-
-
-def decode_packed(body: bytes | memoryview, side: Side) -> NDArray[np.uint8]:
-    """As `decode_mask`, but eight bits a byte, as `pack_bits` makes them."""
-    return np.frombuffer(_decode(body, side)[1], np.uint8)
-
-
-def _decode(body: bytes | memoryview, side: Side) -> tuple[NDArray[np.bool_], bytes]:
-    """The bits, and the same packed."""
-    count = side.layout.count
-    parts = list(all_parts(side.layout))
-    terms = [term_count(part, side.trending) for part in parts]
-    head = 2 * sum(terms)
-    lanes = mask_rans.lanes_of(count)
-    stream = head + _CHECK.size + 4 * lanes
-    if not stream <= len(body) < packed_size(count):
-        raise PayloadError(f"body codes a mask of {count} bits in {len(body)} bytes")
-    if (len(body) - stream) % 2:
-        raise PayloadError(f"coded body has {len(body) - stream} bytes of words, not a multiple of 2")
-    view = memoryview(body)
-    fitted = np.split(np.frombuffer(view[:head], "<f2"), np.cumsum(terms)[:-1])
-    if not all(np.isfinite(terms).all() and terms[0] >= 0 for terms in fitted):
-        raise PayloadError("body holds coefficients that are not finite, or sizes bent the wrong way")
-    states = np.frombuffer(view[stream - 4 * lanes : stream], "<u4").astype(np.uint32)
-    words = np.frombuffer(view[stream:], "<u2").astype(np.uint16)
-    if (states < LOWEST).any():
-        raise PayloadError("coded body starts from a state that is none")
+    count, parts = side_info.layout.count, list(all_parts(side_info.layout))
+    fitted, checksum, states, words = _split(body, count, [p.coefficient_count(side_info.has_drift) for p in parts])
     octets = np.empty(count, np.uint8)
-    past = Past(mask_rans)
-    place = 0
+    predictor, place = Predictor(), 0
     for part, coefficients in zip(parts, fitted, strict=True):
-        hints = past.hints(part)
+        predictor.begin(part)
         for runs in part.pieces():
-            evidence = side.evidence(part, runs)
-            shares = shares_of(evidence, coefficients, hints, runs, mask_rans)
-            symbols = np.empty(shares.size, np.uint8)
-            place = mask_rans.decode(shares, states, words, place, symbols)
+            block = side_info.read(part, runs)
+            probabilities = predictor.probabilities(runs, block, coefficients)
+            symbols = np.empty(probabilities.size, np.uint8)
+            place = mask_rans.decode(probabilities, states, words, place, symbols)
             if place < 0:
-                raise PayloadError("coded body ends before its last symbol")
-            piece = symbols.reshape(evidence.size.shape)
-            past.note(part, runs, evidence, piece)
-            part.view(octets)[runs] = piece if evidence.flipped is None else piece ^ evidence.flipped.view(np.uint8)
+                raise PayloadError("coded mask ends before its last bit", code="mask_length")
+            piece = symbols.reshape(block.size.shape)
+            predictor.learn(runs, block, piece)
+            part.view(octets)[runs] = _inverted(piece, block)
     if place < words.size or (states != LOWEST).any():
-        raise PayloadError("coded body goes on after its last symbol")
+        raise PayloadError("coded mask continues after its last bit", code="mask_length")
     bits = octets.view(np.bool_)
-    packed = pack_bits(bits)
-    if zlib.crc32(packed) != _CHECK.unpack_from(view, head)[0]:
+    if zlib.crc32(pack_bits(bits)) != checksum:
         raise PayloadError(
-            "coded mask reads as another one here: the client started from other first weights, or computes "
-            "otherwise; uplink.coder=packed does without what must agree"
+            "coded mask does not match its checksum: the client has other initial weights, or its machine computes "
+            "other probabilities; uplink.coder=packed needs neither",
+            code="mask_checksum",
+            key="uplink.coder",
         )
-    return bits, packed
+    return bits
+
+
+def _split(
+    body: bytes | memoryview, count: int, sizes: Sequence[int]
+) -> tuple[list[NDArray[np.float16]], int, NDArray[np.uint32], NDArray[np.uint16]]:
+    """Return the checked fields of a coded body: coefficients of these sizes, checksum, states, words."""
+    head, lanes = 2 * sum(sizes), mask_rans.lanes_of(count)
+    stream = head + _CHECKSUM.size + 4 * lanes
+    if not stream <= len(body) < packed_size(count):
+        raise PayloadError(
+            f"body codes a mask of {count} bits in {len(body)} bytes; it may have {stream} to {packed_size(count) - 1}",
+            code="mask_size",
+            value=len(body),
+        )
+    if (len(body) - stream) % 2:
+        raise PayloadError(f"coded body has {len(body) - stream} bytes of words, an odd number", code="mask_size")
+    view = memoryview(body)
+    fitted = np.split(np.frombuffer(view[:head], "<f2"), np.cumsum(sizes)[:-1])
+    if not all(np.isfinite(part).all() and part[0] >= 0 for part in fitted):
+        raise PayloadError(
+            "coded body has coefficients that are not finite, or a negative curvature", code="mask_coefficients"
+        )
+    states = np.frombuffer(view[stream - 4 * lanes : stream], "<u4").astype(np.uint32)
+    if (states < LOWEST).any():
+        raise PayloadError(f"coded body has a state below {LOWEST}", code="mask_state")
+    words = np.frombuffer(view[stream:], "<u2").astype(np.uint16)
+    return fitted, _CHECKSUM.unpack_from(view, head)[0], states, words
+
+
+def _inverted(bits: NDArray[np.uint8], block: Evidence) -> NDArray[np.uint8]:
+    """Return contiguous bits (runs, width), those inverted that the side information says; its own inverse."""
+    return np.ascontiguousarray(bits) if block.flipped is None else bits ^ block.flipped.view(np.uint8)

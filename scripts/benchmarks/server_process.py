@@ -28,6 +28,7 @@ from fedmrn_app.kernels.thresholds import uniforms
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.methods import build_method
 from fedmrn_app.methods.fedmrn import NoiseMask
+from fedmrn_app.methods.mask_decoding import ReplyNoise
 from fedmrn_app.methods.method import RunOptions
 from fedmrn_app.noise import Noise
 from fedmrn_app.wire.bits import packed_size
@@ -100,7 +101,8 @@ def make_payload(protocol: RunProtocol, order: Order, coder: Coder) -> bytes:
         assert isinstance(codec, NoiseMask)
         update = random.standard_normal(count, np.float32) * np.float32(NOISE.alpha / 4)
         kept = uniforms(known_key(order.seed), count) < update / noise  # drawn with less memory than a client's
-        body = pack_mask(kept, partial(codec.side, noise, protocol.known(order.vector, None), order.seed), "auto")
+        source = ReplyNoise(NOISE, order.seed, noise)
+        body = pack_mask(kept, partial(codec.side_info, source, protocol.known(order.vector, None)), "auto")
     header = header_of(protocol, order.seed, SAMPLES, count)
     return write_upload(protocol, header, Update(body, DENSE), DENSE)
 

@@ -108,7 +108,7 @@ def test_threads_are_the_cores_that_memory_allows() -> None:
     count = partial(thread_count, elements=1 << 20, replies=1 << 20)
     for name in METHODS:
         codec = make_method(name).codec
-        copies = codec.reading_copies
+        copies = codec.limits(Layout(((1, 1),))).read_copies
         assert count(codec) == (1 if copies is None else min(cores(), int(MAX_COPIES / copies)))
     assert thread_count(make_method("fedmrn").codec, 1 << 20, 1) == 1
     assert thread_count(make_method("fedmrn").codec, 1000, 1 << 20) == 1

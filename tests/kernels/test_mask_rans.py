@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedmrn_app.kernels import mask_rans, mask_rans_plain
 from fedmrn_app.kernels.mask_rans_plain import LOWEST, STEPS, Evidence
-from fedmrn_app.wire import masks
+from fedmrn_app.wire import mask_model, masks
 from fedmrn_app.wire.mask_model import SideInformation
 from tests.helpers import SHAPES, noisy_side
 
@@ -104,10 +104,11 @@ def test_whole_masks_have_the_bytes_of_the_plain_form(flipped: bool, monkeypatch
     side = noisy_side((*SHAPES, (70, 250)))
     random = np.random.default_rng(2)
     turned = random.random(side.size.size) < 0.5 if flipped else None
-    side = SideInformation(side.layout, side.size, side.sign, side.trend, turned)
+    side = SideInformation(side.layout, side.size, side.sign, side.drift, turned)
     bits = random.random(side.size.size) < 0.5 - 0.4 * side.size
     body = masks.code_mask(bits, side)
-    monkeypatch.setattr(masks, "mask_rans", PLAIN)
+    for module in (masks, mask_model):
+        monkeypatch.setattr(module, "mask_rans", PLAIN)
     assert masks.code_mask(bits, side) == body
     if not flipped:
         assert np.array_equal(masks.decode_mask(body, side), bits)

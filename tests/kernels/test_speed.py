@@ -16,6 +16,7 @@ from fedmrn_app.federation.upload import check_upload
 from fedmrn_app.kernels.counter_rng import known_key
 from fedmrn_app.kernels.thresholds import uniforms
 from fedmrn_app.methods.fedmrn import NoiseMask
+from fedmrn_app.methods.mask_decoding import ReplyNoise
 from fedmrn_app.wire.body import CODED, CODERS, Coder
 from fedmrn_app.wire.masks import code_mask, decode_mask, pack_mask
 from scripts.benchmarks.server_process import made_up_round
@@ -74,7 +75,8 @@ def test_a_mask_becomes_bytes_in_15_ns_per_weight() -> None:
     assert isinstance(codec, NoiseMask)
     n, x = codec.noise(0, 1_000_000), GAUSSIAN[:1_000_000] * np.float32(0.0025)
     mask = uniforms(known_key(0), n.size) < x / n
-    work = partial(pack_mask, mask, partial(codec.side, n, known, 0), "auto")
+    noise = ReplyNoise(codec.noise, 0, n)
+    work = partial(pack_mask, mask, partial(codec.side_info, noise, known), "auto")
     assert work().form == CODED
     assert best_seconds(work, 15e-9 * n.size) < 15e-9 * n.size
 

@@ -1,4 +1,4 @@
-"""FedScalar: four bytes, one vector for all clients, unbiased, and the variances of both kinds of vector."""
+"""FedScalar: four bytes, one vector for all clients, and unbiased estimates with the variances of Proposition 3.1."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def test_mean_and_variance(direction: str, sign: int) -> None:
     np.testing.assert_allclose(drawn.var(0), variance, rtol=0.08)
 
 
-def test_body_is_four_bytes_and_the_reply_has_nothing_else() -> None:
+def test_a_reply_is_four_bytes_and_a_header() -> None:
     worker = build_worker(load_config(("experiment=fedscalar_digits",)))
     model, protocol = worker.model()
     assert model.dense.numel() == 0
@@ -48,16 +48,14 @@ def test_all_clients_of_a_round_share_a_seed() -> None:
     assert len({other.client_seed(1, 1, client) for client in range(9)}) == 9
 
 
-def test_wrong_options_and_bodies_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"strategy\.direction=up: must be one of rademacher, normal"):
-        make_method("fedscalar", direction="up")
+def test_wrong_bodies_are_refused() -> None:
     for body in (Body(b""), Body(b"\0" * 5), Body(b"\0\0\x80\x7f"), Body(b"\0" * 4, 1)):
         with pytest.raises(PayloadError):
             make_method("fedscalar").codec.decode(body, KNOWN, 1)
 
 
-def test_over_all_clients_the_step_shrinks_with_the_share_that_takes_part() -> None:
-    """Line 9 of Algorithm 1: 1/N of the sum, whoever was drawn."""
+def test_over_all_clients_the_step_shrinks_with_the_fraction_that_takes_part() -> None:
+    """Line 9 of Algorithm 1 divides the sum by N, the number of all clients."""
     run = ("experiment=fedscalar_digits", "rounds=1", "clients_per_round=5")
     first = build_worker(load_config(run)).model()[1].first
     mean, _ = final_state(run)
@@ -68,9 +66,8 @@ def test_over_all_clients_the_step_shrinks_with_the_share_that_takes_part() -> N
     assert np.array_equal(whole, final_state(everybody)[0])
 
 
-def test_how_many_took_part_is_private() -> None:
+def test_the_number_of_participants_is_private() -> None:
     private = ("strategy=fedscalar", "strategy.divisor=clients", "privacy.noise_multiplier=1", "privacy.clip=1")
-    with pytest.raises(ConfigError, match=r"strategy\.divisor=clients: .*participants"):
+    with pytest.raises(ConfigError) as refusal:
         load_config((*private, "model=mlp"))
-    with pytest.raises(ConfigError, match=r"strategy\.divisor=clients"):
-        make_method("fedscalar", divisor="clients")
+    assert str(refusal.value).startswith("strategy.divisor=clients: ")

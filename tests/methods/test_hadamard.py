@@ -1,4 +1,4 @@
-"""The rotation is orthogonal, mixes, and is the product with the matrices it stands for."""
+"""The rotation is orthogonal, mixes, and equals the product with its matrix."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def test_rotation_is_orthogonal_and_mixes(size: int) -> None:
 
 
 def test_rotation_equals_a_matrix_product() -> None:
-    """The plain reference: Sylvester's matrix, written out, with the two overlapping windows of 24 elements."""
+    """The plain form: Sylvester's matrix in float64, on the two overlapping windows of 24 elements."""
     hadamard = np.ones((1, 1))
     while len(hadamard) < 16:
         hadamard = np.block([[hadamard, hadamard], [hadamard, -hadamard]])
@@ -34,19 +34,15 @@ def test_rotation_equals_a_matrix_product() -> None:
     np.testing.assert_allclose(rotate(GAUSSIAN[:24], 9), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_blocks() -> None:
-    assert block_lengths(0) == []
-    assert block_lengths(5) == [5]
-    assert block_lengths(2 * BLOCK) == [BLOCK, BLOCK]
-    assert block_lengths(BLOCK + 1) == [BLOCK, 1]
+def test_lengths_of_blocks_and_stretches() -> None:
+    for size, blocks in ((0, []), (5, [5]), (2 * BLOCK, [BLOCK, BLOCK]), (BLOCK + 1, [BLOCK, 1])):
+        assert block_lengths(size) == blocks
+    for size, stretches in ((5, [1, 4]), (64, [64]), (2 * BLOCK, [BLOCK, BLOCK]), (BLOCK + 24, [BLOCK, 8, 16])):
+        assert stretch_lengths(size) == stretches
 
 
-def test_stretches_are_of_one_distribution() -> None:
-    """The update is large in one half; what the second window leaves out knows of the first window alone."""
-    assert stretch_lengths(5) == [1, 4]
-    assert stretch_lengths(64) == [64]
-    assert stretch_lengths(2 * BLOCK) == [BLOCK, BLOCK]
-    assert stretch_lengths(BLOCK + 24) == [BLOCK, 8, 16]
+def test_coordinates_of_a_stretch_have_one_distribution() -> None:
+    """The update is large in one half; elements outside the second window depend on the first window only."""
     x = GAUSSIAN[:1500].copy()
     x[:700] *= 5
     power = np.mean([np.square(rotate(x, seed)) for seed in range(2000)], axis=0)

@@ -1,4 +1,4 @@
-"""Flipped masks: how often bits flip, that the server takes the flips out of the mean, and what a reply then holds."""
+"""Randomized response: how often bits flip, the corrected mean, and the content of a reply."""
 
 import math
 from pathlib import Path
@@ -43,21 +43,18 @@ def trained(name: str) -> np.ndarray:
     return x.astype(np.float32)
 
 
-def test_flips_of_an_epsilon() -> None:
-    assert RandomizedResponse.of_epsilon(math.log(3), True).probability == pytest.approx(0.25)
-    assert RandomizedResponse(0.25).epsilon == pytest.approx(math.log(3))
-    assert RandomizedResponse(0.25).gain == 2
-
-
 @pytest.mark.parametrize("seed", [None, 5])
 @pytest.mark.parametrize("probability", [0.001, 0.1, 0.45])
-def test_bits_flip_as_often_as_said(probability: float, seed: int | None) -> None:
+def test_bits_flip_with_their_probability(probability: float, seed: int | None) -> None:
     count = 1_000_001
     flipped = draw(probability, count, seed)
     assert flipped.size == count
     assert abs(flipped.sum() - probability * count) < 4 * math.sqrt(count * probability * (1 - probability))
     assert draw(1.0, 100, seed).all()
     assert np.array_equal(draw(probability, count, seed), flipped) == (seed is not None)
+    response = RandomizedResponse(probability)
+    assert RandomizedResponse.of_epsilon(response.epsilon, True).probability == pytest.approx(probability)
+    assert response.gain == pytest.approx(1 / (1 - 2 * probability))
 
 
 def test_normal_numbers_are_normal() -> None:
@@ -73,8 +70,8 @@ def test_normal_numbers_are_normal() -> None:
 )
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("flips", [RandomizedResponse(0.1), RandomizedResponse(0.3, secret=False)])
-def test_mean_of_flipped_masks_is_that_of_the_masks(name: str, flips: RandomizedResponse, noise: str) -> None:
-    """2,000 draws: each element within 4 standard errors but for chance."""
+def test_flipped_masks_have_the_mean_of_the_masks(name: str, flips: RandomizedResponse, noise: str) -> None:
+    """In 2,000 draws each element is within 4 standard errors, up to chance; without the correction it would not be."""
     kind = Noise(noise)  # type: ignore[arg-type]
     exact, flipped = (method_of(name, f, kind).codec for f in (None, flips))
     known, x = known_of(name), trained(name)
@@ -84,15 +81,6 @@ def test_mean_of_flipped_masks_is_that_of_the_masks(name: str, flips: Randomized
     assert np.abs(errors).max() < 4.8  # the largest of 400: beyond 4.8 with probability 0.0006
     assert (np.abs(errors) < 4).mean() > 0.99
     assert abs(errors.mean()) < 4 / math.sqrt(D)
-
-
-@pytest.mark.parametrize("name", MASKS)
-def test_flipped_masks_of_no_correction_would_be_found(name: str) -> None:
-    """What the test above looks for is there without the correction."""
-    flips = RandomizedResponse(0.1)
-    exact, flipped = (method_of(name, f).codec for f in (None, flips))
-    known, x = known_of(name), trained(name)
-    expected = exact.decode(exact.encode(x, known, 7, 0), known, 7)
     uncorrected = np.array([exact.decode(flipped.encode(x, known, 7, s), known, 7) for s in range(200)])
     errors = (uncorrected.mean(0) - expected) / np.maximum(uncorrected.std(0) / math.sqrt(200), 1e-9)
     assert np.median(np.abs(errors)) > 3
@@ -100,7 +88,7 @@ def test_flipped_masks_of_no_correction_would_be_found(name: str) -> None:
 
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("coder", CODERS)
-def test_flipped_masks_are_coded_and_read_alike(name: str, coder: str) -> None:
+def test_coded_and_packed_flipped_masks_decode_to_the_same(name: str, coder: str) -> None:
     layout = Layout(((300, 500),))
     vector = np.full(layout.count, 0.5, np.float32)
     known = SharedContext(layout, vector, vector)
@@ -124,7 +112,7 @@ def test_flipped_masks_are_coded_and_read_alike(name: str, coder: str) -> None:
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_reply_holds_nothing_but_the_mask(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reply_has_nothing_but_the_mask(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDMRN_CACHE", str(tmp_path / "cache"))
     words = ("model=mlp", "model.hidden=[16]", "uplink.bits=null", "clients=3", "clients_per_round=3", "local.epochs=1")
     config = load_config((*words, f"strategy={name}", "privacy.local_epsilon=2"))
@@ -147,7 +135,7 @@ def test_reply_holds_nothing_but_the_mask(name: str, tmp_path: Path, monkeypatch
     assert name != "fedpm" or (after.vector.min() >= 0 and after.vector.max() <= 1)
 
 
-def test_runs_with_flips_of_the_seed_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_with_seeded_flips_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDMRN_CACHE", str(tmp_path / "cache"))
     words = ("model=mlp", "model.hidden=[]", "uplink.bits=null", "clients=3", "clients_per_round=3", "local.steps=2")
     worker = build_worker(load_config((*words, "privacy.flip=0.2", "privacy.noise_seed=run")))

@@ -1,10 +1,13 @@
-"""What both sides know: where weights have moved, told without a scale, and which of them a client holds."""
+"""The shared context: the drift of the weights, independent of their scale, the noise, and held weights."""
+
+import dataclasses
 
 import numpy as np
 import pytest
 
 from fedmrn_app.layout import Layout
 from fedmrn_app.methods.shared_context import SharedContext, softsign
+from fedmrn_app.noise import Noise
 
 
 def test_softsign_is_bounded_and_scale_free() -> None:
@@ -18,16 +21,17 @@ def test_softsign_is_bounded_and_scale_free() -> None:
     assert not softsign(np.zeros(10_021, np.float32), layout).any()
 
 
-def test_trend_and_motion_are_of_the_way_since_the_start() -> None:
-    layout = Layout(((1, 3),))
-    known = SharedContext(layout, np.array([1, 2, 3], np.float32), np.array([1, 4, 2], np.float32))
-    assert known.count == 3
-    assert np.sign(known.trend).tolist() == [0, -1, 1]
-    assert np.array_equal(known.motion().size, np.abs(known.trend))
-
-
-def test_without_a_choice_all_is_held() -> None:
-    zeros = np.zeros(2, np.float32)
-    assert SharedContext(Layout(((1, 2),)), zeros, zeros).held_weights().all()
-    held = np.array([True, False])
-    assert SharedContext(Layout(((1, 2),)), zeros, zeros, held).held_weights() is held
+def test_context_of_a_model() -> None:
+    layout, noise = Layout(((1, 3),)), Noise("uniform", 0.5)
+    context = SharedContext(layout, np.array([1, 2, 3], np.float32), np.array([1, 4, 2], np.float32))
+    assert context.count == 3
+    assert np.sign(context.drift).tolist() == [0, -1, 1]
+    assert np.array_equal(context.motion().size, np.abs(context.drift))
+    assert context.held_weights().all()
+    held = np.array([True, False, True])
+    assert SharedContext(layout, context.vector, context.first, held).held_weights() is held
+    assert context.noise(noise, 7) is context.noise(noise, 7)
+    assert np.array_equal(context.noise(noise, 7), noise(7, 3))
+    scaled = context.with_scale(0.25)
+    assert np.array_equal(scaled.noise(noise, 7), dataclasses.replace(noise, alpha=0.25)(7, 3))
+    assert context.with_scale(None) is context

@@ -1,4 +1,4 @@
-"""Sub-models: who holds what and when, what travels, and what the mean is."""
+"""Sub-model training: which weights clients hold, which values travel, and how the mean is computed."""
 
 import dataclasses
 import inspect
@@ -16,7 +16,7 @@ from fedmrn_app.errors import ConfigError, PayloadError
 from fedmrn_app.federation.downlink import PackedDownlink
 from fedmrn_app.federation.protocol import Order, RunProtocol
 from fedmrn_app.federation.worker import Worker
-from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.layout import Layout
 from fedmrn_app.learning.flat import FlatModel, state_sha256
 from fedmrn_app.learning.models.build import build_model
 from fedmrn_app.methods.method import Method, RunOptions
@@ -58,32 +58,22 @@ def test_every_window_is_visited_once_an_epoch(capacity: float) -> None:
     assert len(orders) > 1 or windows < 4
 
 
-def test_random_masks_have_the_capacity_and_differ() -> None:
+def test_random_static_and_full_parts() -> None:
     layout = Layout(((1000, 1000),))
     part = selection(masking="random", capacities=[0.25])
     one, other = part.held(layout, 0, 1, 7), part.held(layout, 0, 2, 8)
     assert one.mean() == pytest.approx(0.25, abs=4 * (0.25 * 0.75 / 1e6) ** 0.5)
     assert (one & other).mean() == pytest.approx(1 / 16, abs=0.002)
     assert np.array_equal(one, part.held(layout, 3, 9, 7))  # the seed alone decides
-
-
-def test_static_and_full() -> None:
     static = [selection(masking="static", capacities=[0.1]).held(LAYOUT, 0, r, r) for r in range(1, 9)]
     assert all(held.nonzero()[0].tolist() == [*range(100), 1000, 1001, 1002] for held in static)
     assert selection(masking="full", capacities=[0.1]).held(LAYOUT, 0, 1, 1).all()
 
 
-def test_capacities_are_spread_over_the_clients_and_stay() -> None:
-    part = selection()
-    drawn = [part.capacity(client, 1) for client in range(1000)]
-    assert drawn == [part.capacity(client, 1) for client in range(1000)]
-    assert all(drawn.count(capacity) == pytest.approx(200, abs=60) for capacity in part.capacities)
-
-
 def test_only_channels_make_models_narrower() -> None:
     assert selection(granularity="weight").widths == selection(granularity="channel", masking="full").widths == (1.0,)
     part = selection(granularity="channel")
-    assert part.widths == part.capacities
+    assert part.widths == part.options.capacities
     assert [part.width(client, 1) for client in range(9)] == [part.capacity(client, 1) for client in range(9)]
     assert {selection().width(client, 1) for client in range(9)} == {1.0}
 
@@ -98,7 +88,7 @@ def test_with_all_weights_it_is_fedavg(masking: str) -> None:
 
 @pytest.mark.parametrize("aggregate", ["fill", "coverage"])
 @pytest.mark.parametrize("masking", ["random", "rolling", "static"])
-def test_what_nobody_held_keeps_its_bits(masking: str, aggregate: str) -> None:
+def test_weights_that_nobody_held_keep_their_bits(masking: str, aggregate: str) -> None:
     overrides = (
         *SMALL, "rounds=1", "strategy=submodel", f"strategy.masking={masking}", f"strategy.aggregate={aggregate}",
         "strategy.capacities=[0.25]",
@@ -109,7 +99,7 @@ def test_what_nobody_held_keeps_its_bits(masking: str, aggregate: str) -> None:
     vector, _ = final_state(overrides)
     assert 0.2 < held.mean() < 0.8
     assert np.array_equal(vector[~held], first[~held])
-    assert (vector[held] != first[held]).mean() > 0.2  # the next layer sees nothing of channels that nobody held
+    assert (vector[held] != first[held]).mean() > 0.2  # channels that nobody held give no gradient
 
 
 def held_by_all(worker: Worker) -> list[Any]:
@@ -141,29 +131,24 @@ def test_only_held_values_travel_and_others_are_zero_in_training() -> None:
     decoded = built.codec.decode(body, known, 7)
     assert not decoded[~held].any()
     np.testing.assert_allclose(known.vector + decoded, model.weights.numpy(), atol=1e-7)
-    with pytest.raises(PayloadError, match="body has"):
+    with pytest.raises(PayloadError):
         built.codec.decode(Body(bytes(body.data) + b"\0" * 4), known, 7)
 
 
 def test_coverage_is_the_mean_over_the_holders() -> None:
     same: tuple[str, ...] = (*SMALL, "rounds=1", "strategy=submodel")
     overrides = (*same, "strategy.masking=static", "strategy.capacities=[0.5]")
-    fill, cover = both_means(overrides)
-    np.testing.assert_allclose(fill, cover, atol=1e-7)  # everybody holds the same here
+    fill, cover = (final_state((*overrides, f"strategy.aggregate={kind}"))[0] for kind in ("fill", "coverage"))
+    np.testing.assert_allclose(fill, cover, atol=1e-7)  # all clients hold the same part
     overrides = (*same, "strategy.capacities=[1.0,0.5]", "clients=2", "clients_per_round=2", "seed=1")
     worker = build_worker(load_config(overrides))
     first, layout = worker.model()[1].first, worker.model()[1].layout
     masks = np.array([worker.method.selection.held(layout, client, 1, 0) for client in range(2)])
-    fill, cover = both_means(overrides)
+    fill, cover = (final_state((*overrides, f"strategy.aggregate={kind}"))[0] for kind in ("fill", "coverage"))
     assert set(np.unique(masks.sum(0))) <= {0, 1, 2}
     counts = np.array([worker.sample_count(client) for client in range(2)])
     held = (counts / counts.sum()) @ masks
     np.testing.assert_allclose((cover - first) * held, fill - first, atol=1e-7)
-
-
-def both_means(overrides: tuple[str, ...]) -> tuple[Float32Array, Float32Array]:
-    fill, cover = (final_state((*overrides, f"strategy.aggregate={kind}"))[0] for kind in ("fill", "coverage"))
-    return fill, cover
 
 
 NARROW: list[tuple[str, Classification, dict[str, Any]]] = [
@@ -236,16 +221,17 @@ def test_with_all_channels_it_is_fedavg() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("overrides", "key"),
     [
-        (("model=resnet18", "dataset=cifar10"), r"model\.name=resnet18: cannot be narrowed; take .*cnn4"),
-        (("model=digits",), r"model\.name=digits: running statistics .*model\.norm=static"),
-        (("model=digits", "model.norm=some"), r"norm=some: must be one of tracked, static"),
+        (("model=resnet18", "dataset=cifar10"), "model.name"),
+        (("model=digits",), "model.name"),
+        (("model=digits", "model.norm=some"), "model.norm"),
     ],
 )
-def test_models_that_cannot_be_narrowed_are_refused(overrides: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_models_that_cannot_be_narrowed_are_refused(overrides: tuple[str, ...], key: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
         load_config(("strategy=submodel", "strategy.granularity=channel", *overrides))
+    assert str(refusal.value).startswith(f"{key}=")
 
 
 def test_projection_onto_the_ball() -> None:
@@ -254,19 +240,3 @@ def test_projection_onto_the_ball() -> None:
     np.testing.assert_allclose(method(radius=1.0).server.combine(w, zero, 1), [0.6, 0.8], rtol=1e-6)
     assert np.array_equal(method(radius=5.1).server.combine(w, zero, 1), w)
     assert np.array_equal(method().server.combine(w, zero, 1), w)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"masking": "some"}, r"strategy\.masking=some: must be one of random, rolling, static, full"),
-        ({"granularity": "layer"}, r"strategy\.granularity=layer: must be one of weight, channel"),
-        ({"aggregate": "sum"}, r"strategy\.aggregate=sum: must be one of fill, coverage"),
-        ({"capacities": []}, r"strategy\.capacities=\[\]"),
-        ({"capacities": [0.5, 2.0]}, r"strategy\.capacities\[1\]=2\.0"),
-        ({"radius": 0.0}, r"strategy\.radius=0\.0"),
-    ],
-)
-def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make_method("submodel", **options)

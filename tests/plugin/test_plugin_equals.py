@@ -63,7 +63,9 @@ def by_the_commands_parts(worker: Worker, rounds: int) -> Float32Array:
             known, private_seed = protocol.known(order.vector, None), mix(order.seed ^ 1)
             model.load(known.vector, opened.dense)
             batches = batches_of(worker, number, client)
-            local = TrainContext(batches, worker.config.local.lr, "float32", order.seed, known, private_seed)
+            local = TrainContext(
+                batches, worker.config.local.lr, "float32", order.seed, known, private_seed=private_seed
+            )
             trained = method.training.train(model, local)
             body = method.codec.encode(trained.x, known, order.seed, private_seed)
             header = header_of(protocol, order.seed, samples[client], known.count)

@@ -109,7 +109,7 @@ def test_no_client_moves_the_sum_by_more_than_the_clip(name: str) -> None:
 def test_masks_have_the_norm_of_their_noise() -> None:
     for name, binary in (("fedmrn", True), ("fedmrns", False)):
         method = make_method(name, noise=Noise("bernoulli", 0.25))
-        bound = method.codec.largest_norm(LAYOUT)
+        bound = method.codec.limits(LAYOUT).max_norm
         assert bound is not None
         assert bound == pytest.approx(0.25 * math.sqrt(D))
         opened = open_round(replace(protocol(), method=method), STATE, 1, SAMPLES, 8)
@@ -118,7 +118,7 @@ def test_masks_have_the_norm_of_their_noise() -> None:
             decoded = method.codec.decode(method.codec.encode(x, known, 5, 0), known, 5)
             norm = float(np.linalg.norm(decoded.astype(np.float64)))
             assert norm <= bound * (1 + 1e-6) if binary else norm == pytest.approx(bound)
-    assert make_method("fedavg").codec.largest_norm(LAYOUT) is None
+    assert make_method("fedavg").codec.limits(LAYOUT).max_norm is None
 
 
 def test_noise_has_the_mean_of_the_sum_and_the_deviation_it_says() -> None:

@@ -15,7 +15,7 @@ COUNT = 10_001
 
 
 def normal_levels(bits: int, count: int = COUNT) -> NDArray[np.uint8]:
-    return lloyd_max(bits).quantise(GAUSSIAN[:count])
+    return lloyd_max(bits).quantize(GAUSSIAN[:count])
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])

@@ -77,7 +77,7 @@ class Toy(nn.Module):
 def trained(method: Method, known: SharedContext) -> Float32Array:
     """What a codec may be given: what moves on where it moved before, or what the method's own training makes of it."""
     if type(method.training) is LocalTraining:
-        return (known.trend * np.float32(0.002) + values(6, D, 0.001)).astype(np.float32)
+        return (known.drift * np.float32(0.002) + values(6, D, 0.001)).astype(np.float32)
     with torch.random.fork_rng():
         torch.manual_seed(5)
         model = FlatModel(Toy())
@@ -94,7 +94,7 @@ def make(name: str) -> bytes:
     method = build(name)
     known = known_of(method)
     body = method.codec.encode(trained(method, known), known, SEED, 5)
-    assert len(body) <= method.codec.max_bytes(LAYOUT)
+    assert len(body) <= method.codec.limits(LAYOUT).max_bytes
     before = values(3, M)
     update = Update(body, before + values(8, M, 0.01), loss=0.5, train_seconds=2.0, compress_seconds=1.0)
     protocol = agreement_of(method)
