@@ -26,8 +26,7 @@ from torch import Tensor
 
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.kernels.counter_rng import known_key, step_key
-from fedmrn_app.kernels.score_step import score_step
-from fedmrn_app.kernels.scoring import Scores
+from fedmrn_app.kernels.scoring import Scores, score_step
 from fedmrn_app.kernels.thresholds import uniforms
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel, to_tensor
