@@ -44,10 +44,10 @@ from fedmrn_app.methods.randomized_response import RandomizedResponse
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import generate_noise
 from fedmrn_app.validation import Positive, Range
-from fedmrn_app.wire.bits import packed_size
 from fedmrn_app.wire.body import Body, Coder
 from fedmrn_app.wire.mask_model import SideInformation
 from fedmrn_app.wire.masks import pack_mask, unpack_mask
+from fedmrn_app.wire.primitives import packed_size
 
 Optimizer = Literal["sgd", "adam"]
 

@@ -56,7 +56,7 @@ from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.methods.submodel_parts import Assignment, Draws, Granularity, Masking, PartOfModel, Windows
 from fedmrn_app.validation import Count, Positive, Range, Share
 from fedmrn_app.wire.body import Body
-from fedmrn_app.wire.values import pack_floats, unpack_floats
+from fedmrn_app.wire.primitives import pack_floats, unpack_floats
 
 Aggregate = Literal["fill", "coverage"]
 

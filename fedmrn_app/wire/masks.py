@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.kernels import mask_rans
 from fedmrn_app.kernels.mask_rans_plain import LOWEST
-from fedmrn_app.wire.bits import pack_bits, packed_size, unpack_bits
 from fedmrn_app.wire.body import CODED, Body, Coder
 from fedmrn_app.wire.mask_model import Past, Side, all_parts, fit, shares_of, term_count
+from fedmrn_app.wire.primitives import pack_bits, packed_size, unpack_bits
 
 _CHECK = struct.Struct("<I")
 
