@@ -95,16 +95,10 @@ class Noise:
 
 
 def generate_noise(seed: int, count: int, distribution: Distribution, alpha: float) -> Float32Array:
-    """Return the noise vector `G(seed)`, float32 (count,), without zeros; a shorter vector is a prefix of a longer one.
+    """Return the noise vector `G(seed)` of a distribution, float32 (count,), without zeros.
 
-    Args:
-        seed: 64-bit unsigned seed, the Philox key.
-        count: number of elements.
-        distribution: `uniform` on [-alpha, alpha], `gaussian` N(0, alpha^2), or `bernoulli` on {-alpha, alpha}.
-        alpha: scale of the noise, rounded to float32 first.
-
-    Raises:
-        ValueError: seed, count, distribution or alpha is out of range.
+    A shorter vector is a prefix of a longer one. `Noise` explains the distribution and its scale, and `Noise.blocks`
+    the seed and the errors.
     """
     return Noise(distribution, alpha)(seed, count)
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedmrn_app.errors import PayloadError
 from fedmrn_app.methods.quantizers import lloyd_max
 from fedmrn_app.wire.body import CODED, PLAIN, Body
 from fedmrn_app.wire.entropy import categorical
 from fedmrn_app.wire.quantized import max_level_bytes, pack_levels, unpack_levels
 from tests.helpers import GAUSSIAN, codes_every_symbol
+from tests.wire.refusals import refusal
 
 COUNT = 10_001
 
@@ -75,6 +75,4 @@ def test_malformed_bodies_are_refused() -> None:
         (Body(plain.data, 2), "form"),
     ]
     for body, code in wrong:
-        with pytest.raises(PayloadError) as caught:
-            unpack_levels(body, COUNT, cells)
-        assert caught.value.code == code
+        assert refusal(unpack_levels, body, COUNT, cells) == code

@@ -5,10 +5,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from fedmrn_app.errors import PayloadError
 from fedmrn_app.wire.body import CODED, CODERS, Body, Coder
 from fedmrn_app.wire.ternary import max_trit_bytes, pack_trits, unpack_trits
 from tests.helpers import noisy_side
+from tests.wire.refusals import refusal
 
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.4, 0.45, 0.5, 1.0])
@@ -34,6 +34,4 @@ def test_trits_round_trip(share: float, count: int, coder: Coder) -> None:
     ],
 )
 def test_malformed_trits_are_refused(body: Body, code: str) -> None:
-    with pytest.raises(PayloadError) as caught:
-        unpack_trits(body, 6, partial(noisy_side, ((2, 3),)))
-    assert caught.value.code == code
+    assert refusal(unpack_trits, body, 6, partial(noisy_side, ((2, 3),))) == code
