@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any
@@ -23,6 +24,9 @@ def compile_loop(signature: Any, function: Function) -> Function:
     Other compiled functions that this one calls must be globals of its module, because the cache identifies a closure
     by the values of its cells, and a compiled function is a different object in each process.
     """
+    # Numba caches closures of one name in the same files, which processes that write at the same time can mix up
+    cells = repr([cell.cell_contents for cell in function.__closure__ or ()])
+    function.__qualname__ += f"_{zlib.crc32(cells.encode()):08x}"
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     try:
         compiled: Function = numba.njit([signature], cache=True, **options)(function)

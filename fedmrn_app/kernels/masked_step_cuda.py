@@ -17,20 +17,10 @@ _FIRST, _SECOND = (tl.constexpr(multiplier) for multiplier in MULTIPLIERS)
 
 @triton.jit(do_not_specialize=["count", "low", "high"])  # type: ignore[untyped-decorator]
 def _kernel(
-    u_start: Any,
-    n_start: Any,
-    w_start: Any,
-    out_start: Any,
-    grad_start: Any,
-    count: Any,
-    lr: Any,
-    progress: Any,
-    low: Any,
-    high: Any,
-    signed: tl.constexpr,
-    deterministic: tl.constexpr,
-    block: tl.constexpr,
-) -> None:
+    u_start: Any, n_start: Any, w_start: Any, out_start: Any, grad_start: Any,
+    count: Any, lr: Any, progress: Any, low: Any, high: Any,
+    signed: tl.constexpr, deterministic: tl.constexpr, block: tl.constexpr,
+) -> None:  # fmt: skip
     i = tl.program_id(0) * block + tl.arange(0, block)
     inside = i < count
     x = i.to(tl.uint32) + low.to(tl.uint32, bitcast=True)

@@ -36,16 +36,16 @@ def fill_rows(seed: int, start: int, stride: int, scale: np.float32, out: Float3
 
 
 def add_masked(
-    seed: int, first: int, scale: np.float32, factors: NDArray[np.int8], share: np.float32, total: Float32Array
+    seed: int, first: int, scale: np.float32, factors: NDArray[np.int8], weight: np.float32, total: Float32Array
 ) -> None:
-    """Add noise * factor * share, multiplied in this order, to `total` in place.
+    """Add noise * factor * weight, multiplied in this order, to `total` in place.
 
     Args:
         seed: the 64-bit seed of the noise.
         first: the element of the noise that belongs to the first of `total`.
         scale: the scale of the noise.
         factors: -1, 0 or 1, int8 (n,).
-        share: the factor of all elements.
+        weight: the factor of all elements.
         total: float32 (n,).
 
     Raises:
@@ -53,7 +53,7 @@ def add_masked(
     """
     if factors.size != total.size:
         raise ValueError(f"{factors.size} factors for {total.size} elements")
-    _add_masked(np.uint64(seed), first, scale * np.float32(2.0**-24), factors, share, total)
+    _add_masked(np.uint64(seed), first, scale * np.float32(2.0**-24), factors, weight, total)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -127,7 +127,7 @@ def _fill_rows(seed: Any, start: Any, stride: Any, step: Any, out: Any) -> None:
         types.uint64, types.int64, types.float32, types.Array(types.int8, 1, "C", readonly=True), types.float32, FLOATS
     )
 )
-def _add_masked(seed: Any, first: Any, step: Any, factors: Any, share: Any, total: Any) -> None:
+def _add_masked(seed: Any, first: Any, step: Any, factors: Any, weight: Any, total: Any) -> None:
     words = np.empty(_BLOCK, np.uint32)
     done = 0
     while done < total.size:
@@ -138,5 +138,5 @@ def _add_masked(seed: Any, first: Any, step: Any, factors: Any, share: Any, tota
         _fill_words(seed, element // ELEMENTS, words[:needed])
         some, factor, sums = words[skipped : skipped + count], factors[done : done + count], total[done:]
         for i in range(count):
-            sums[i] += _uniform(some[i], step) * _F32(factor[i]) * share
+            sums[i] += _uniform(some[i], step) * _F32(factor[i]) * weight
         done += count

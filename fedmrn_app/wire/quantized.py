@@ -39,7 +39,7 @@ def unpack_levels(body: Body, count: int, cells: NDArray[np.int64]) -> NDArray[n
     """Return the `count` levels of `body`, uint8 (count,).
 
     Raises:
-        PayloadError: the body is not what `pack_levels` returns for so many levels.
+        PayloadError: the body is not what `pack_levels` returns for `count` levels.
     """
     width = _bits_of(cells)
     if body.form == CODED:
