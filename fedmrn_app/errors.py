@@ -1,7 +1,7 @@
-"""The errors that a person may meet.
+"""The errors that users see.
 
-Each message is one line that names the thing, its value and the way out. Programs and tests read the attributes `code`,
-`key` and `value` instead of the text.
+Each message is one line with the name of what is wrong, its value and the way out. Programs and tests read the
+attributes `code`, `key` and `value` instead of the text.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ class FedMRNError(Exception):
     """Base class of all errors that are shown as one line, without a traceback.
 
     Attributes:
-        code: short fixed name of what is wrong, such as `range`; empty where the class says enough.
-        key: what is wrong, such as the configuration key `local.lr`; empty where there is no such name.
-        value: the value that is refused; None where there is none.
+        code: short fixed name of the reason, such as `range`; empty if the class says enough.
+        key: name of what is refused, such as the configuration key `local.lr`; empty if it has no name.
+        value: the refused value; None if there is none.
     """
 
     def __init__(self, message: str, *, code: str = "", key: str = "", value: object = None) -> None:
@@ -28,15 +28,15 @@ class ConfigError(FedMRNError):
 
 
 class DataError(FedMRNError):
-    """A data set cannot be reached, read or partitioned as asked."""
+    """A data set cannot be reached, read or partitioned as configured."""
 
 
 class PayloadError(FedMRNError):
-    """A client's payload is refused; the message is the reason."""
+    """A payload is refused; the message is the reason."""
 
 
 class RunError(FedMRNError):
-    """A run cannot start or go on."""
+    """A run cannot start or continue."""
 
 
 class BudgetSpent(FedMRNError):
@@ -44,4 +44,4 @@ class BudgetSpent(FedMRNError):
 
 
 class DiedError(RunError):
-    """A run's processes ended without reporting a result; the run can resume from its last finished round."""
+    """A run's processes exited without reporting a result; the run can resume from its last finished round."""

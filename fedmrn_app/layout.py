@@ -1,7 +1,10 @@
-"""The layout of the flat vector of all masked weights: the tensors' order, their offsets, and how each one lies.
+"""The layout of the flat vector of all masked weights: the order of its tensors and of their elements.
 
-A 4-D kernel (outputs, inputs, height, width) lies in channels-last order, convolutions' fastest; every other tensor as
-PyTorch has it. Whatever needs a tensor's place in the vector asks here.
+    vector (d,):   | tensor 0            | tensor 1 | ...
+    4-D kernel:      channels last, (outputs, height, width, inputs), the order in which convolutions are fastest
+    other tensors:   PyTorch's order
+
+This module does not import PyTorch: `views` and `flatten` call the methods of the tensors that they are given.
 """
 
 from __future__ import annotations
@@ -11,11 +14,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 T = TypeVar("T", bound=np.generic)
 
@@ -24,18 +29,18 @@ Float32Array = NDArray[np.float32]
 
 
 def slices(sizes: Iterable[int]) -> list[slice]:
-    """The part of a vector that each tensor takes, from their numbers of elements."""
+    """Return the part of a vector that each tensor takes, from the tensors' numbers of elements."""
     return [slice(*bounds) for bounds in pairwise([0, *accumulate(sizes)])]
 
 
 def memory_order(shape: Shape) -> tuple[int, ...]:
-    """The axes of a tensor in the order in which they lie in memory, the fastest one last."""
+    """Return the axes of a tensor in the order in which they lie in memory, the fastest one last."""
     return (0, 2, 3, 1) if len(shape) == 4 else tuple(range(len(shape)))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The tensors of a flat vector, by their shapes as PyTorch has them, in their order."""
+    """The tensors of a flat vector, given by their shapes in PyTorch and their order."""
 
     shapes: tuple[Shape, ...]
 
@@ -46,8 +51,8 @@ class Layout:
 
     @cached_property
     def offsets(self) -> list[int]:
-        """Where each tensor starts in the vector."""
-        return [0, *accumulate(self.sizes)][:-1]
+        """Element of the vector where each tensor starts."""
+        return [part.start for part in self.slices]
 
     @cached_property
     def count(self) -> int:
@@ -56,36 +61,39 @@ class Layout:
 
     @cached_property
     def slices(self) -> list[slice]:
-        """The part of the vector that each tensor takes."""
+        """Part of the vector that each tensor takes."""
         return slices(self.sizes)
 
     def split(self, vector: NDArray[T]) -> list[NDArray[T]]:
-        """Views of each tensor's elements in a vector (d,)."""
+        """Return views of each tensor's elements in a vector (d,)."""
         return [vector[part] for part in self.slices]
 
     def held_sizes(self, held: NDArray[np.bool_] | None) -> list[int]:
-        """How many elements of each tensor are held, bool (d,); None is all."""
+        """Return the number of elements of each tensor that are held, bool (d,); None holds all of them."""
         return self.sizes if held is None else [int(np.count_nonzero(part)) for part in self.split(held)]
 
     def views(self, flat: Tensor) -> Iterator[Tensor]:
-        """Consecutive pieces of a flat tensor (d,) in the tensors' shapes; no copies."""
+        """Yield consecutive pieces of a flat tensor (d,) in the tensors' shapes; no copies."""
         for shape, part in zip(self.shapes, self.slices, strict=True):
             order = memory_order(shape)
             piece = flat[part].view([shape[axis] for axis in order])
             yield piece.permute([order.index(axis) for axis in range(len(shape))])
 
     def runs(self, tensor: int) -> tuple[int, int]:
-        """(elements of a tensor that lie next to each other, such runs per output): one kernel position's inputs."""
+        """Return the length of a tensor's runs, and the number of runs per output.
+
+        A run lies next to each other in memory: the inputs of one kernel position, or the last axis of other tensors.
+        """
         shape = self.shapes[tensor] or (1,)
         run = shape[memory_order(shape)[-1]]
         return run, max(1, self.sizes[tensor] // max(1, run * shape[0]))
 
 
 def flatten(tensor: Tensor) -> Tensor:
-    """A tensor's elements in the order in which a layout has them; no copy where they lie so."""
+    """Return a tensor's elements in the layout's order, without a copy if they lie in that order."""
     return tensor.permute(memory_order(tuple(tensor.shape))).reshape(-1)
 
 
 def placed(part: NDArray[Any], shape: Shape) -> NDArray[Any]:
-    """View the elements of one tensor in a vector as an array with the axes of `memory_order`."""
+    """Return the elements of one tensor in a vector as an array with the axes of `memory_order`; no copy."""
     return part.reshape([shape[axis] for axis in memory_order(shape)])

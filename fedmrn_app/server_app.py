@@ -40,7 +40,7 @@ from fedmrn_app.runtime.cleanup import end_with_parent
 from fedmrn_app.tasks.task import Task
 from fedmrn_app.tasks.validation import load_evaluation, load_training
 from fedmrn_app.wire.body import Body
-from fedmrn_app.wire.values import pack_floats
+from fedmrn_app.wire.primitives import pack_floats
 
 app = ServerApp()
 Report = Callable[[str], None]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import constriction
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
@@ -190,14 +188,3 @@ def final_state(overrides: tuple[str, ...]) -> tuple[Float32Array, Float32Array]
     worker = build_worker(load_config(overrides))
     state = run_rounds(worker)
     return worker.method.server.weights(state.vector, worker.model()[0].layout), state.dense
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """So many of PyTorch's threads, and as many as before in the end."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -17,10 +17,9 @@ from fedmrn_app.methods import build_method
 from fedmrn_app.methods.method import RunOptions
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import Noise
-from fedmrn_app.wire.bits import pack_bits
 from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.payload import Header, Payload
-from fedmrn_app.wire.values import pack_floats
+from fedmrn_app.wire.primitives import pack_bits, pack_floats
 
 TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # Flower makes no message without
 
@@ -68,7 +67,10 @@ def made_up_payload(client: int, seed: int) -> Payload:
     random = np.random.default_rng(client)
     body = Body(pack_bits(random.random(D) < 0.5))
     dense = pack_floats(random.standard_normal(M).astype(np.float32))
-    header = Header(AGREEMENT.method.code, seed, SAMPLES[client], D, M, AGREEMENT.dense_bits)
+    header = Header(
+        method=AGREEMENT.method.code, seed=seed, samples=SAMPLES[client], weights=D, dense_count=M,
+        dense_bits=AGREEMENT.dense_bits,
+    )  # fmt: skip
     return Payload(header, body, dense, loss=2.0)
 
 

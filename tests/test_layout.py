@@ -1,4 +1,4 @@
-"""The flat vector: where each tensor lies in it, and in which order its elements do."""
+"""The flat vector: the place of each tensor in it, and the order of its elements."""
 
 import numpy as np
 import pytest
@@ -21,21 +21,18 @@ def test_sizes_offsets_and_slices() -> None:
     assert (nothing.sizes, nothing.offsets, nothing.count, nothing.slices) == ([], [], 0, [])
 
 
-def test_layouts_of_the_same_shapes_are_equal() -> None:
+def test_layouts_of_equal_shapes_are_equal() -> None:
     assert Layout(((2, 3),)) == Layout(((2, 3),)) != Layout(((3, 2),))
     assert len({Layout(((2, 3),)), Layout(((2, 3),))}) == 1
 
 
-def test_split_gives_views() -> None:
+def test_parts_of_a_vector() -> None:
     vector = np.arange(71)
     parts = LAYOUT.split(vector)
     assert [part.size for part in parts] == LAYOUT.sizes
     assert np.array_equal(np.concatenate(parts), vector)
     parts[1][:] = -1
-    assert (vector[48:63] == -1).all()
-
-
-def test_held_sizes() -> None:
+    assert (vector[48:63] == -1).all()  # parts are views
     held = np.zeros(71, np.bool_)
     held[:50] = True
     assert LAYOUT.held_sizes(held) == [48, 2, 0, 0]
@@ -43,7 +40,7 @@ def test_held_sizes() -> None:
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, (1, 1, 1, 1), (6, 1, 3, 3), (2, 3, 4), (2, 3, 4, 5, 6), (3, 0)])
-def test_flatten_turns_views_round(shape: Shape) -> None:
+def test_flatten_is_the_inverse_of_views(shape: Shape) -> None:
     tensor = torch.arange(torch.Size(shape).numel()).view(shape)
     (view,) = Layout((shape,)).views(flatten(tensor))
     assert torch.equal(view, tensor)
@@ -53,7 +50,7 @@ def test_flatten_turns_views_round(shape: Shape) -> None:
     assert np.array_equal(placed(flat, shape), tensor.permute(order).numpy())
 
 
-def test_kernels_lie_with_their_inputs_next_to_each_other() -> None:
+def test_kernels_have_their_inputs_next_to_each_other() -> None:
     kernel = torch.arange(48).view(4, 3, 2, 2)
     flat = flatten(kernel)
     assert flat[:6].tolist() == [0, 4, 8, 1, 5, 9]
@@ -73,8 +70,8 @@ def test_views_share_memory_in_channels_last_order() -> None:
     assert flat.tolist() == [1.0] * 48 + [2.0] * 15 + [3.0] * 7 + [4.0]
 
 
-def test_runs_are_what_lies_together() -> None:
-    """(inputs of one kernel position, kernel positions); of a matrix a row, of anything else its last axis."""
+def test_runs_are_contiguous() -> None:
+    """A run holds the inputs of one kernel position, a row of a matrix, or the last axis of other tensors."""
     assert [LAYOUT.runs(number) for number in range(4)] == [(3, 4), (3, 1), (7, 1), (1, 1)]
     assert Layout(((8, 4, 5),)).runs(0) == (5, 4)
 
@@ -85,8 +82,8 @@ def test_any_shapes(shapes: list[Shape]) -> None:
     views = list(layout.views(torch.arange(layout.count)))
     assert [view.numel() for view in views] == layout.sizes
     assert [int(part.size) for part in layout.split(np.zeros(layout.count))] == layout.sizes
-    together = [number for view in views for number in flatten(view).tolist()]
-    assert together == list(range(layout.count))
+    elements = [element for view in views for element in flatten(view).tolist()]
+    assert elements == list(range(layout.count))
     for number, size in enumerate(layout.sizes):
         run, runs = layout.runs(number)
         if size and len(shapes[number]) > 1:

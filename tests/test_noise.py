@@ -1,4 +1,4 @@
-"""The noise is a fixed point: the same bits for ever, on every machine."""
+"""The noise has the same bits in all versions and on every machine."""
 
 import hashlib
 import statistics
@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedmrn_app.kernels.gaussian import fill_gaussian
 from fedmrn_app.noise import DISTRIBUTIONS, Distribution, Noise, generate_noise
 
 KNOWN = {  # SHA-256 of 100,001 little-endian float32 elements of seed 0x0123456789abcdef, alpha 0.01
@@ -38,6 +39,11 @@ def test_gaussian_is_the_normal_quantile() -> None:
     normal = statistics.NormalDist()
     exact = np.array([normal.inv_cdf((2 * int(k) + 1) / 2**33) for k in words])
     np.testing.assert_allclose(generate_noise(7, 20_000, "gaussian", 1.0), exact, rtol=1.2e-7)
+    extremes = np.array([0, 2**31 - 1, 2**31, 2**32 - 1], "<u4")
+    exact = np.array([normal.inv_cdf((2 * int(k) + 1) / 2**33) for k in extremes])
+    out = np.empty(4, np.float32)
+    fill_gaussian(extremes.view("<u8"), np.float32(1), out)
+    np.testing.assert_allclose(out, exact, rtol=1.2e-7)
 
 
 @pytest.mark.parametrize(("distribution", "std"), [("uniform", 3**-0.5), ("gaussian", 1.0), ("bernoulli", 1.0)])
@@ -53,7 +59,9 @@ def test_moments(distribution: Distribution, std: float) -> None:
     distribution=st.sampled_from(DISTRIBUTIONS),
     alpha=st.sampled_from([1e-30, 5e-3, 1e-2, 1.0, 1e30]),
 )
-def test_never_zero_and_prefix(seed: int, count: int, distribution: Distribution, alpha: float) -> None:
+def test_never_zero_and_shorter_noise_is_a_prefix(
+    seed: int, count: int, distribution: Distribution, alpha: float
+) -> None:
     noise = generate_noise(seed, count, distribution, alpha)
     assert noise.shape == (count,)
     assert np.isfinite(noise).all()
@@ -66,19 +74,23 @@ def test_never_zero_and_prefix(seed: int, count: int, distribution: Distribution
     ("seed", "count", "distribution", "alpha"),
     [(-1, 1, "uniform", 1), (2**64, 1, "uniform", 1), (0, -1, "uniform", 1), (0, 1, "cauchy", 1), (0, 1, "uniform", 0)],
 )
-def test_refused(seed: int, count: int, distribution: Distribution, alpha: float) -> None:
+def test_arguments_out_of_range_are_refused(seed: int, count: int, distribution: Distribution, alpha: float) -> None:
     with pytest.raises(ValueError, match=r"seed|count|distribution|alpha"):
         generate_noise(seed, count, distribution, alpha)
+    with pytest.raises(ValueError, match="first"):
+        next(Noise().blocks(0, 1, first=1))
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_blocks_are_the_noise_piece_by_piece(distribution: Distribution) -> None:
+def test_blocks_equal_the_noise(distribution: Distribution) -> None:
     noise = Noise(distribution, 0.5)
-    whole, end = noise(3, 100_001), 0
-    for start, block in noise.blocks(3, 100_001):
-        assert start == end
-        end += block.size
-        assert np.array_equal(block, whole[start:end])
-    assert end == whole.size
+    whole = noise(3, 100_001)
+    for first in (0, 1 << 16):
+        end = first
+        for start, block in noise.blocks(3, 100_001, first):
+            assert start == end
+            end += block.size
+            assert np.array_equal(block, whole[start:end])
+        assert end == whole.size
     assert np.array_equal(whole, generate_noise(3, 100_001, distribution, 0.5))
     assert (np.abs(whole) > noise.largest * noise.alpha).mean() < 1e-4

@@ -1,8 +1,8 @@
-"""Seeds: no two rounds or clients share one, and they are the same for ever."""
+"""Seeds are fixed for all versions, and no two rounds or clients share one."""
 
 import pytest
 
-from fedmrn_app.seeds import PURPOSES, derive_seed, mix
+from fedmrn_app.seeds import PURPOSES, Purpose, derive_seed, mix
 
 
 def test_seeds_are_distinct() -> None:
@@ -17,23 +17,20 @@ def test_seeds_are_distinct() -> None:
     assert all(0 <= seed < 2**64 for seed in seeds)
 
 
-def test_seed_is_known() -> None:
+def test_seeds_are_known() -> None:
+    """The order of the purposes is part of every result; `mix` gives SplitMix64's first outputs for the seed 0."""
     assert derive_seed(0, "noise", 1, 0) == 0x2D3C4559EEF15B4B
-    with pytest.raises(ValueError, match="seed"):
-        derive_seed(1 << 56, "noise")
-    with pytest.raises(ValueError, match="round"):
-        derive_seed(0, "noise", 1 << 32)
-    with pytest.raises(ValueError, match="client"):
-        derive_seed(0, "noise", 1, -1)
-
-
-def test_mix_is_known() -> None:
-    """SplitMix64's first outputs for the seed 0: what it gives after each step of its counter."""
+    assert PURPOSES[:7] == ("noise", "batches", "method", "sampling", "model", "partition", "frozen")
     counter = 0x9E3779B97F4A7C15
     assert [mix(step * counter % 2**64) for step in range(3)] == [
         0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F,
     ]  # fmt: skip
 
 
-def test_order_of_purposes_is_part_of_every_result() -> None:
-    assert PURPOSES[:7] == ("noise", "batches", "method", "sampling", "model", "partition", "frozen")
+@pytest.mark.parametrize(
+    ("run_seed", "purpose", "server_round", "client"),
+    [(1 << 56, "noise", 0, 0), (-1, "noise", 0, 0), (0, "noise", 1 << 32, 0), (0, "noise", 1, -1), (0, "other", 1, 1)],
+)
+def test_seeds_out_of_range_are_refused(run_seed: int, purpose: Purpose, server_round: int, client: int) -> None:
+    with pytest.raises(ValueError, match=r"seed|round|tuple"):
+        derive_seed(run_seed, purpose, server_round, client)

@@ -66,7 +66,10 @@ class CheckedUpload:
 def header_of(protocol: RunProtocol, seed: int, samples: int, weights: int) -> Header:
     """Return the header of a reply; `weights` is the number of weights of the model that the client trains."""
     dense = sum(protocol.dense_sizes)
-    return Header(protocol.method.code, seed, samples, weights, dense, protocol.dense_bits)
+    return Header(
+        method=protocol.method.code, seed=seed, samples=samples, weights=weights, dense_count=dense,
+        dense_bits=protocol.dense_bits,
+    )  # fmt: skip
 
 
 def max_payload_bytes(protocol: RunProtocol) -> int:
@@ -78,7 +81,10 @@ def max_payload_bytes(protocol: RunProtocol) -> int:
 def write_upload(protocol: RunProtocol, header: Header, update: Update, dense: Float32Array) -> bytes:
     """Return the bytes of a client's payload; `dense` is the dense part that the server sent, float32 (m,)."""
     packed = pack_dense(update.dense, dense, protocol.dense_sizes, protocol.dense_bits)
-    payload = Payload(header, update.body, packed, update.loss, update.train_seconds, update.compress_seconds)
+    payload = Payload(
+        header, update.body, packed, loss=update.loss, train_seconds=update.train_seconds,
+        compress_seconds=update.compress_seconds,
+    )  # fmt: skip
     return encode_payload(payload)
 
 

@@ -1,1 +1,1 @@
-"""One pass over memory where PyTorch's operations would take several; each beside the plain form it equals."""
+"""Operations on long vectors: loops that Numba or Triton compiles, each with a plain form that gives the same bits."""

@@ -1,30 +1,50 @@
-"""Loops that Numba compiles once and keeps on disk."""
+"""Loops that Numba compiles at their first call and keeps in its disk cache."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from functools import cache, wraps
 from typing import Any
 
 import numba
 from numba import types
 
-FLOATS, KNOWN_FLOATS = types.Array(types.float32, 1, "C"), types.Array(types.float32, 1, "C", readonly=True)
+FLOATS, READ_ONLY_FLOATS = types.Array(types.float32, 1, "C"), types.Array(types.float32, 1, "C", readonly=True)
+FLOAT_ROWS = types.Array(types.float32, 2, "C")
+READ_ONLY_FLOAT_ROWS = types.Array(types.float32, 2, "C", readonly=True)
+
+Function = Callable[..., Any]
 
 
-def compile_loop(signature: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile for one signature; what is compiled is kept on disk where there is a place for it.
+def compile_loop(signature: Any, function: Function) -> Function:
+    """Compile a function for one signature, and keep the result on disk if a cache folder is writable.
 
-    What it calls must stand in its module: on disk it is found by its name and by what it closes over, and a compiled
-    function among that is another one in each process. Without fastmath nothing is reordered or fused, so the results
-    are those of the plain operations.
+    Without fastmath Numba neither reorders nor fuses operations, so the results are those of the plain operations.
+    Other compiled functions that this one calls must be globals of its module, because the cache identifies a closure
+    by the values of its cells, and a compiled function is a different object in each process.
     """
-    # of what processes have kept on disk the symbols are told apart by this name alone, and a thread's entry calls one
-    closed = repr([cell.cell_contents for cell in function.__closure__ or ()])
-    function.__qualname__ += f"_{zlib.crc32(closed.encode()):08x}"
+    # Numba caches closures of one name in the same files, which processes that write at the same time can mix up
+    cells = repr([cell.cell_contents for cell in function.__closure__ or ()])
+    function.__qualname__ += f"_{zlib.crc32(cells.encode()):08x}"
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     try:
-        compiled: Callable[..., Any] = numba.njit([signature], cache=True, **options)(function)
-    except RuntimeError:  # neither the package's folder nor the user's can be written
+        compiled: Function = numba.njit([signature], cache=True, **options)(function)
+    except RuntimeError:  # neither the package's folder nor the user's is writable
         compiled = numba.njit([signature], **options)(function)
     return compiled
+
+
+def compiled_at_first_call(signature: Any) -> Callable[[Function], Function]:
+    """Return a decorator that compiles a function, as `compile_loop` does, when it is called for the first time."""
+
+    def decorate(function: Function) -> Function:
+        compiled = cache(lambda: compile_loop(signature, function))
+
+        @wraps(function)
+        def call(*args: Any) -> Any:
+            return compiled()(*args)
+
+        return call
+
+    return decorate

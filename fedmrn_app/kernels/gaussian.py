@@ -1,57 +1,62 @@
-"""Normal noise from random words in one pass: `gaussian_plain.py` compiled, operation by operation the same."""
+"""Normal noise from random words: the normal quantile of (2k + 1) * 2^-33 for each 32-bit word k.
+
+Wichura 1988, "Algorithm AS 241: The Percentage Points of the Normal Distribution", PPND16. All operations are correctly
+rounded, so that every machine computes the same bits.
+"""
 
 from __future__ import annotations
 
-import math
-from functools import cache
-from typing import Any
-
-import numba
 import numpy as np
-from numba import types
 from numpy.typing import NDArray
 
-from fedmrn_app.kernels import gaussian_plain as plain
-from fedmrn_app.kernels.compiled import FLOATS, compile_loop
+from fedmrn_app.layout import Float32Array
 
-_SIGNATURE = types.void(types.Array(types.uint32, 1, "C", readonly=True), types.float32, FLOATS)
-
-
-def fill_gaussian(words: NDArray[np.uint64], scale: np.float32, out: NDArray[np.float32]) -> None:
-    """Fill `out` (n,) from the first n 32-bit halves of `words`."""
-    _compile()(words.view("<u4")[: out.size], scale, out)
-
-
-@cache
-def _compile() -> Any:
-    centre_num, centre_den, tail_num, tail_den = plain.CENTRE_NUM, plain.CENTRE_DEN, plain.TAIL_NUM, plain.TAIL_DEN
-    ln2 = plain.LN2
-
-    def loop(words: Any, scale: Any, out: Any) -> None:
-        for i in range(out.size):
-            q = np.float64(2 * np.int64(words[i]) + 1 - (1 << 32)) * 2.0**-33
-            r = 0.180625 - q * q
-            centre = q * _seventh(centre_num, r) / _seventh(centre_den, r)
-            bits = np.float64(0.5 - abs(q)).view(np.int64)
-            exponent = np.float64((bits >> 52) - 1022)
-            mantissa = np.int64((bits & ((1 << 52) - 1)) | (1022 << 52)).view(np.float64)
-            s = (mantissa - 1.0) / (mantissa + 1.0)
-            root = math.sqrt(-(exponent * ln2 + 2.0 * s * _atanh(s * s))) - 1.6
-            tail = math.copysign(_seventh(tail_num, root) / _seventh(tail_den, root), q)
-            out[i] = np.float32(tail if abs(q) > 0.425 else centre) * scale
-
-    return compile_loop(_SIGNATURE, loop)
+_LN2 = 0.693147180559945309417
+_ATANH = tuple(1.0 / (2 * n + 1) for n in range(17, -1, -1))
+_CENTER_NUM = (
+    2.5090809287301226727e3, 3.3430575583588128105e4, 6.7265770927008700853e4, 4.5921953931549871457e4,
+    1.3731693765509461125e4, 1.9715909503065514427e3, 1.3314166789178437745e2, 3.3871328727963666080e0,
+)  # fmt: skip
+_CENTER_DEN = (
+    5.2264952788528545610e3, 2.8729085735721942674e4, 3.9307895800092710610e4, 2.1213794301586595867e4,
+    5.3941960214247511077e3, 6.8718700749205790830e2, 4.2313330701600911252e1, 1.0,
+)  # fmt: skip
+_TAIL_NUM = (
+    7.74545014278341407640e-4, 2.27238449892691845833e-2, 2.41780725177450611770e-1, 1.27045825245236838258e0,
+    3.64784832476320460504e0, 5.76949722146069140550e0, 4.63033784615654529590e0, 1.42343711074968357734e0,
+)  # fmt: skip
+_TAIL_DEN = (
+    1.05075007164441684324e-9, 5.47593808499534494600e-4, 1.51986665636164571966e-2, 1.48103976427480074590e-1,
+    6.89767334985100004550e-1, 1.67638483018380384940e0, 2.05319162663775882187e0, 1.0,
+)  # fmt: skip
 
 
-# Polynomials, the highest power's coefficient first, without loops: loops in loops stay scalar.
-@numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
-def _seventh(c: Any, x: Any) -> Any:
-    return ((((((c[0] * x + c[1]) * x + c[2]) * x + c[3]) * x + c[4]) * x + c[5]) * x + c[6]) * x + c[7]
+def fill_gaussian(words: NDArray[np.uint64], scale: np.float32, out: Float32Array) -> None:
+    """Fill `out` (n,) with normal noise of standard deviation `scale`, from the first n 32-bit halves of `words`."""
+    k = words.view("<u4")[: out.size].astype(np.int64)
+    q = (2 * k + 1 - (1 << 32)) * 2.0**-33  # the probability minus 1/2: exact, never zero
+    size = np.abs(q)
+    tail = size > 0.425
+    r = 0.180625 - q * q
+    z = q * _horner(_CENTER_NUM, r) / _horner(_CENTER_DEN, r)
+    r = np.sqrt(-_log(0.5 - size[tail])) - 1.6  # probabilities are at least 2^-33, so r <= 5
+    z[tail] = np.copysign(_horner(_TAIL_NUM, r) / _horner(_TAIL_DEN, r), q[tail])
+    np.multiply(z.astype(np.float32), scale, out=out)
 
 
-@numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
-def _atanh(x: Any) -> Any:
-    c = plain.ATANH
-    y = (((((((c[0] * x + c[1]) * x + c[2]) * x + c[3]) * x + c[4]) * x + c[5]) * x + c[6]) * x + c[7]) * x + c[8]
-    y = (((((((y * x + c[9]) * x + c[10]) * x + c[11]) * x + c[12]) * x + c[13]) * x + c[14]) * x + c[15]) * x + c[16]
-    return y * x + c[17]
+def _horner(coefficients: tuple[float, ...], x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return a polynomial, its highest coefficient first; NumPy rounds each product and each sum."""
+    value = np.full_like(x, coefficients[0])
+    for coefficient in coefficients[1:]:
+        value *= x
+        value += coefficient
+    return value
+
+
+def _log(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the logarithm of positive normal numbers, by an exact split of the exponent and the series of atanh."""
+    bits = x.view(np.uint64)
+    exponent = (bits >> np.uint64(52)).astype(np.int64) - 1022
+    mantissa = ((bits & np.uint64((1 << 52) - 1)) | np.uint64(1022 << 52)).view(np.float64)  # in [1/2, 1)
+    s = (mantissa - 1.0) / (mantissa + 1.0)
+    return exponent * _LN2 + 2.0 * s * _horner(_ATANH, s * s)

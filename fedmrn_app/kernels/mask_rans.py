@@ -1,4 +1,4 @@
-"""Bits by asymmetric numeral systems: `mask_rans_plain.py` compiled, the same numbers operation by operation."""
+"""Coding of bits with a probability each, compiled; `mask_rans_plain.py` defines the bytes and gives the same ones."""
 
 from __future__ import annotations
 
@@ -11,110 +11,114 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from fedmrn_app.kernels.compiled import FLOATS, compile_loop
+from fedmrn_app.kernels.compiled import FLOATS, READ_ONLY_FLOAT_ROWS, compile_loop, compiled_at_first_call
 from fedmrn_app.kernels.mask_rans_plain import GRAIN, LOWEST, STEPS, Evidence, States, Words
 from fedmrn_app.layout import Float32Array
 
-_WIDEST = 8  # lanes of long masks
+_MAX_LANES = 8
 
-
-def lanes_of(count: int) -> int:
-    """How many lanes masks of `count` bits have: more are faster, and take up to four bytes each."""
-    return _WIDEST if count >= 1 << 17 else 1
-
-
-def count_runs(evidence: Evidence, bits: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """As the plain one."""
-    runs = len(evidence.size)
-    counts, effects = np.empty(runs, np.int64), np.empty(runs, np.int64)
-    sign = evidence.size if evidence.sign is None else evidence.sign
-    _count_runs()(evidence.size, sign, evidence.sign is not None, bits, counts, effects)
-    return counts, effects
-
-
-def find_shares(
-    evidence: Evidence, c: Float32Array, bend: np.float32, push: Float32Array, density: Float32Array
-) -> NDArray[np.uint16]:
-    """As the plain one."""
-    size = evidence.size
-    shares = np.empty(size.size, np.uint16)
-    sign = size if evidence.sign is None else evidence.sign
-    trend = size if evidence.trend is None else evidence.trend
-    known = (evidence.sign is not None, evidence.trend is not None)
-    _find_shares()(size, sign, trend, *known, c, bend, push, density, shares)
-    return shares
-
-
-def encode(bits: NDArray[np.uint8], shares: NDArray[np.uint16], states: States, words: Words, end: int) -> int:
-    """As the plain one."""
-    if not (bits.size == shares.size <= end <= words.size):
-        raise ValueError(f"no room for {bits.size} bits with {shares.size} shares before place {end} of {words.size}")
-    return int(_encode(states.size)(bits, shares, states, words, end))
-
-
-def decode(shares: NDArray[np.uint16], states: States, words: Words, place: int, out: NDArray[np.uint8]) -> int:
-    """As the plain one."""
-    if shares.size != out.size or place < 0:
-        raise ValueError(f"{shares.size} shares for {out.size} bits from place {place} on")
-    return int(_decode(states.size)(shares, states, words, place, out))
-
-
-_MATRIX = types.Array(types.float32, 2, "C", readonly=True)
 _OCTETS = types.Array(types.uint8, 1, "C")
+_OCTET_ROWS = types.Array(types.uint8, 2, "C")
 _SHARES, _WORDS = types.Array(types.uint16, 1, "C"), types.Array(types.uint16, 1, "C")
 _STATES = types.Array(types.uint32, 1, "C")
 _TOTALS = types.Array(types.int64, 1, "C")
 
-
-@cache
-def _count_runs() -> Callable[..., Any]:
-    grain = np.float32(GRAIN)
-
-    def count(size: Any, sign: Any, signed: Any, bits: Any, counts: Any, effects: Any) -> None:
-        for run in range(size.shape[0]):
-            total, effect = np.int64(0), np.int64(0)
-            for i in range(size.shape[1]):
-                bit = np.int32(bits[run, i])
-                moved = np.int32(size[run, i] * grain) * bit
-                effect += moved * np.int32(sign[run, i]) if signed else moved
-                total += bit
-            counts[run] = total
-            effects[run] = effect
-
-    bits = types.Array(types.uint8, 2, "C")
-    return compile_loop(types.void(_MATRIX, _MATRIX, types.boolean, bits, _TOTALS, _TOTALS), count)
+_ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
+_GRAIN, _MAX_SHARE = np.float32(GRAIN), np.float32(STEPS - 1)
 
 
-@cache
-def _find_shares() -> Callable[..., Any]:
-    one, half, zero, most = np.float32(1), np.float32(0.5), np.float32(0), np.float32(STEPS - 1)
+def lanes_of(count: int) -> int:
+    """Return the number of lanes of a mask of `count` bits: more lanes are faster and take four bytes each."""
+    return _MAX_LANES if count >= 1 << 17 else 1
 
-    def find(
-        size: Any, sign: Any, trend: Any, signed: Any, trending: Any, c: Any, bend: Any, push: Any, density: Any,
-        shares: Any,
-    ) -> None:  # fmt: skip
-        width = size.shape[1]
-        c0 = c[0] + half
-        bend1 = one + bend
-        c1, c2, c3, c4, c5, c6, c7, c8 = c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8]
-        for run in range(size.shape[0]):
-            pushed, dense = push[run], density[run]
-            dense7, dense8 = dense * c7, dense * c8
-            out = shares[run * width : (run + 1) * width]
-            sizes, signs, trends = size[run], sign[run], trend[run]
-            for i in range(width):
-                a = sizes[i] * bend1 / (sizes[i] * bend + one)
-                t = trends[i] if trending else zero
-                q = pushed * signs[i] if signed else pushed
-                p = a * c2 + c1 + t * c4 + q * c6 + dense8
-                p = p * a + c0 + t * c3 + q * c5 + dense7
-                p = p if p > one else one
-                p = p if p < most else most
-                out[i] = np.uint16(np.int32(p))
 
-    flag, number = types.boolean, types.float32
-    signature = types.void(_MATRIX, _MATRIX, _MATRIX, flag, flag, FLOATS, number, FLOATS, FLOATS, _SHARES)
-    return compile_loop(signature, find)
+def count_runs(evidence: Evidence, bits: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return what `mask_rans_plain.count_runs` returns."""
+    runs = len(evidence.size)
+    counts, effects = np.empty(runs, np.int64), np.empty(runs, np.int64)
+    sign = evidence.size if evidence.sign is None else evidence.sign
+    _count_runs(evidence.size, sign, evidence.sign is not None, bits, counts, effects)
+    return counts, effects
+
+
+def find_shares(
+    evidence: Evidence, c: Float32Array, curvature: np.float32, effect: Float32Array, density: Float32Array
+) -> NDArray[np.uint16]:
+    """Return what `mask_rans_plain.find_shares` returns."""
+    size = evidence.size
+    shares = np.empty(size.size, np.uint16)
+    sign = size if evidence.sign is None else evidence.sign
+    trend = size if evidence.trend is None else evidence.trend
+    has_sign, has_trend = evidence.sign is not None, evidence.trend is not None
+    _find_shares(size, sign, trend, has_sign, has_trend, c, curvature, effect, density, shares)
+    return shares
+
+
+def encode(bits: NDArray[np.uint8], shares: NDArray[np.uint16], states: States, words: Words, end: int) -> int:
+    """Encode bits as `mask_rans_plain.encode` does.
+
+    Raises:
+        ValueError: the bits and shares differ in number, or the words before `end` may not be enough.
+    """
+    if not (bits.size == shares.size <= end <= words.size):
+        raise ValueError(f"{bits.size} bits with {shares.size} shares do not fit before word {end} of {words.size}")
+    return int(_encode(states.size)(bits, shares, states, words, end))
+
+
+def decode(shares: NDArray[np.uint16], states: States, words: Words, place: int, out: NDArray[np.uint8]) -> int:
+    """Decode bits as `mask_rans_plain.decode` does.
+
+    Raises:
+        ValueError: the bits and shares differ in number, or the place is negative.
+    """
+    if shares.size != out.size or place < 0:
+        raise ValueError(f"{shares.size} shares cannot decode {out.size} bits from word {place} on")
+    return int(_decode(states.size)(shares, states, words, place, out))
+
+
+@compiled_at_first_call(
+    types.void(READ_ONLY_FLOAT_ROWS, READ_ONLY_FLOAT_ROWS, types.boolean, _OCTET_ROWS, _TOTALS, _TOTALS)
+)
+def _count_runs(size: Any, sign: Any, has_sign: Any, bits: Any, counts: Any, effects: Any) -> None:
+    for run in range(size.shape[0]):
+        total, effect = np.int64(0), np.int64(0)
+        for i in range(size.shape[1]):
+            bit = np.int32(bits[run, i])
+            steps = np.int32(size[run, i] * _GRAIN) * bit
+            effect += steps * np.int32(sign[run, i]) if has_sign else steps
+            total += bit
+        counts[run] = total
+        effects[run] = effect
+
+
+@compiled_at_first_call(
+    types.void(
+        READ_ONLY_FLOAT_ROWS, READ_ONLY_FLOAT_ROWS, READ_ONLY_FLOAT_ROWS, types.boolean, types.boolean,
+        FLOATS, types.float32, FLOATS, FLOATS, _SHARES,
+    )
+)  # fmt: skip
+def _find_shares(
+    size: Any, sign: Any, trend: Any, has_sign: Any, has_trend: Any,
+    c: Any, curvature: Any, effect: Any, density: Any, shares: Any,
+) -> None:  # fmt: skip
+    width = size.shape[1]
+    c0 = c[0] + _HALF
+    numerator = _ONE + curvature
+    c1, c2, c3, c4, c5, c6, c7, c8 = c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8]
+    for run in range(size.shape[0]):
+        effect_of_run, density_of_run = effect[run], density[run]
+        density7, density8 = density_of_run * c7, density_of_run * c8
+        out = shares[run * width : (run + 1) * width]
+        sizes, signs, trends = size[run], sign[run], trend[run]
+        for i in range(width):
+            a = sizes[i] * numerator / (sizes[i] * curvature + _ONE)
+            t = trends[i] if has_trend else _ZERO
+            q = effect_of_run * signs[i] if has_sign else effect_of_run
+            p = a * c2 + c1 + t * c4 + q * c6 + density8
+            p = p * a + c0 + t * c3 + q * c5 + density7
+            p = p if p > _ONE else _ONE
+            p = p if p < _MAX_SHARE else _MAX_SHARE
+            out[i] = np.uint16(np.int32(p))
 
 
 @cache
@@ -144,9 +148,9 @@ def _encode(lanes: int) -> Callable[..., Any]:
 
 @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
 def _step(x: Any, share: Any, word: Any) -> Any:
-    """Return the bit, the next state, and whether the word has been used.
+    """Return the bit, the next state, and whether the word was used.
 
-    Both sides of each choice are worked out before it, so that no branch comes of it: branches would be mistaken.
+    Both outcomes of each choice are computed before it, so that LLVM emits no branches, which would be mispredicted.
     """
     share, word = np.uint32(share), np.uint32(word)
     rest, ratio = np.uint32(x & np.uint32(STEPS - 1)), np.uint32(x >> np.uint32(12))
@@ -163,13 +167,13 @@ def _step(x: Any, share: Any, word: Any) -> Any:
 @cache
 def _decode(lanes: int) -> Callable[..., Any]:
     u32 = np.uint32
-    u64 = np.uint64  # of places and counts: signed ones would be looked at for counting from the end
+    u64 = np.uint64  # for places and counts: with signed ones Numba checks for negative indices
 
     def decode(shares: Any, states: Any, words: Any, place: Any, out: Any) -> Any:
         i, size, count, width = u64(0), u64(words.size), u64(out.size), u64(lanes)
         place = u64(place)
         if lanes == 8:
-            x0, x1, x2, x3, x4, x5, x6, x7 = (  # as variables they stay in registers
+            x0, x1, x2, x3, x4, x5, x6, x7 = (  # variables stay in registers
                 states[0], states[1], states[2], states[3], states[4], states[5], states[6], states[7],
             )  # fmt: skip
             while i + u64(8) <= count and place + u64(8) <= size:  # no lane can run out of words
@@ -196,7 +200,7 @@ def _decode(lanes: int) -> Callable[..., Any]:
             out[i], states[i % width], used = _step(states[i % width], shares[i], words[place])
             place += used
             i += u64(1)
-        while i < count:  # all words are read: what needs one more fails
+        while i < count:  # all words are read: a bit that needs another one fails
             out[i], states[i % width], missing = _step(states[i % width], shares[i], u32(0))
             if missing:
                 return np.int64(-1)

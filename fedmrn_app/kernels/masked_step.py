@@ -1,4 +1,4 @@
-"""The masked step in the fastest form there is for the device; `masking.py` defines what it computes."""
+"""The masked step, in the fastest form for the device; `masking.py` defines what it computes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fedmrn_app.kernels.masking import MaskedStep, MaskKind, Vectors, plain_step
 
 
 def masked_step(kind: MaskKind, vectors: Vectors) -> MaskedStep:
-    """Return the fastest form of the step where the vectors are: a kernel on CPUs and CUDA, else `plain_step`."""
+    """Return a compiled step for vectors on a CPU or on CUDA, and `plain_step` for other devices."""
     device = vectors.u.device.type
     if device == "cpu":
         from fedmrn_app.kernels.masked_step_cpu import cpu_step
@@ -17,6 +17,6 @@ def masked_step(kind: MaskKind, vectors: Vectors) -> MaskedStep:
             from fedmrn_app.kernels.masked_step_cuda import cuda_step
 
             return cuda_step(kind, vectors)
-        except ImportError:  # PyTorch brings Triton along on Linux only
+        except ImportError:  # PyTorch depends on Triton on Linux only
             return plain_step(kind, vectors)
     return plain_step(kind, vectors)

@@ -1,4 +1,4 @@
-"""The masked step for CUDA: one Triton kernel, the same operations with the same random words in its registers."""
+"""The masked step for CUDA: one Triton kernel, which draws the same random words in registers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedmrn_app.kernels.counter_rng import MULTIPLIERS, split_key
+from fedmrn_app.kernels.counter_rng import MULTIPLIERS, first_word
 from fedmrn_app.kernels.masking import MaskedStep, MaskKind, Vectors
 
 BLOCK = 1024
@@ -17,20 +17,10 @@ _FIRST, _SECOND = (tl.constexpr(multiplier) for multiplier in MULTIPLIERS)
 
 @triton.jit(do_not_specialize=["count", "low", "high"])  # type: ignore[untyped-decorator]
 def _kernel(
-    u_start: Any,
-    n_start: Any,
-    w_start: Any,
-    out_start: Any,
-    grad_start: Any,
-    count: Any,
-    lr: Any,
-    progress: Any,
-    low: Any,
-    high: Any,
-    signed: tl.constexpr,
-    deterministic: tl.constexpr,
-    block: tl.constexpr,
-) -> None:
+    u_start: Any, n_start: Any, w_start: Any, out_start: Any, grad_start: Any,
+    count: Any, lr: Any, progress: Any, low: Any, high: Any,
+    signed: tl.constexpr, deterministic: tl.constexpr, block: tl.constexpr,
+) -> None:  # fmt: skip
     i = tl.program_id(0) * block + tl.arange(0, block)
     inside = i < count
     x = i.to(tl.uint32) + low.to(tl.uint32, bitcast=True)
@@ -60,21 +50,21 @@ def _kernel(
 
 
 def cuda_step(kind: MaskKind, vectors: Vectors) -> MaskedStep:
-    """Return the step for a kind of masking on given vectors."""
+    """Return the step for one kind of masks on given vectors."""
 
     def step(start: int, grad: Tensor, lr: float, progress: float, key: int) -> None:
-        low, high = split_key(key)
+        low, high = first_word(key, start)
         count = grad.numel()
         u, n, w, out = (vector[start : start + count] for vector in (vectors.u, vectors.n, vectors.w, vectors.out))
         _kernel[(triton.cdiv(count, BLOCK),)](
-            u, n, w, out, grad, count, lr, progress, _int32(start + low), _int32(high),
+            u, n, w, out, grad, count, lr, progress, _int32(low), _int32(high),
             signed=kind.signed, deterministic=kind.deterministic, block=BLOCK,
-            enable_fp_fusion=False,  # else products and sums are rounded once, and differ from the plain form
+            enable_fp_fusion=False,  # a fused product and sum is rounded once, unlike the plain form
         )  # fmt: skip
 
     return step
 
 
 def _int32(word: int) -> int:
-    """The signed number with the same 32 bits, so that Triton gives the argument one type whatever its value."""
+    """Return the signed integer with the same 32 bits, so that Triton gives all values the same type."""
     return (word + (1 << 31)) % (1 << 32) - (1 << 31)

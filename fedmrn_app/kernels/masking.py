@@ -1,14 +1,15 @@
-"""A local step of masked training in one pass: the gradient step on `u` and the weights of the next forward pass.
+"""A local step of masked training: the gradient step on `u` and the weights of the next forward pass.
 
 For each element, with the random number v in [0, 1) of its index and the step's key (Li et al. 2024, Eqs. 6, 7, 10):
 
     u   <- u - lr * gradient
-    p    = clip(u / n, 0, 1), signed clip((u + n) / 2n, 0, 1); deterministic: 1 where u and n have the same sign, else 0
-    out <- w + (n                     if v < p * progress
-                0, signed -n          else if v < progress
-                u clipped to [0, n], signed to [-|n|, |n|]   else)
+    p    = clip(u / n, 0, 1) for binary masks, clip((u + n) / 2n, 0, 1) for signed masks,
+           and for deterministic masks 1 where u and n have the same sign, else 0
+    out <- w + n                          if v < p * progress
+           w + 0, or w - n if signed      if p * progress <= v < progress
+           w + clip(u)                    if v >= progress, clipped to [0, n], or to [-|n|, |n|] if signed
 
-One random number serves both choices: given v < progress, v / progress is uniform on [0, 1).
+One random number makes both choices, because v / progress is uniform on [0, 1) given v < progress.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fedmrn_app.kernels.counter_rng import random_words, unit_floats
 
 @dataclass(frozen=True)
 class MaskKind:
-    """How updates become masked noise: signed masks or binary ones, stochastic or deterministic."""
+    """The kind of masks: signed or binary, deterministic or stochastic."""
 
     signed: bool
     deterministic: bool = False
@@ -32,7 +33,14 @@ class MaskKind:
 
 @dataclass(frozen=True)
 class Vectors:
-    """What a step works on, all float32 (d,) on one device: `u` and `out` change, `n` and `w` do not."""
+    """The vectors of a step, all float32 (d,) on one device; a step changes `u` and `out`.
+
+    Attributes:
+        u: the update that is learned.
+        n: the noise, never zero.
+        w: the weights that the server sent.
+        out: the weights of the next forward pass.
+    """
 
     u: Tensor
     n: Tensor
@@ -40,12 +48,12 @@ class Vectors:
     out: Tensor
 
 
-# start, gradient (k,), lr, progress, key: the step on elements start to start + k, whose gradient is given
+# start, gradient (k,), lr, progress, key: steps on elements start to start + k, which the gradient belongs to
 MaskedStep = Callable[[int, Tensor, float, float, int], None]
 
 
 def plain_step(kind: MaskKind, vectors: Vectors) -> MaskedStep:
-    """The step by PyTorch's elementwise operations, which defines what the kernels compute."""
+    """Return the step by PyTorch's elementwise operations, which defines what the kernels compute."""
 
     def step(start: int, grad: Tensor, lr: float, progress: float, key: int) -> None:
         part = slice(start, start + grad.numel())
@@ -62,7 +70,7 @@ def plain_step(kind: MaskKind, vectors: Vectors) -> MaskedStep:
 
 
 def mask_probability(u: Tensor, n: Tensor, kind: MaskKind) -> Tensor:
-    """Probability that an element's noise is kept (Eqs. 6 and 7), or what stands for it in deterministic masking."""
+    """Return the probability that an element's noise is kept (Eqs. 6 and 7); 0 or 1 for deterministic masks."""
     if kind.deterministic:
         return (torch.sign(u) == torch.sign(n)).float()
     ratio = u / n
@@ -70,7 +78,7 @@ def mask_probability(u: Tensor, n: Tensor, kind: MaskKind) -> Tensor:
 
 
 def clip_update(u: Tensor, n: Tensor, signed: bool) -> Tensor:
-    """`u` clipped between 0 and n or, signed, between -|n| and |n|: what masked noise can express (below Eq. 10)."""
+    """Return `u` clipped to the values that masked noise can have: [0, n], or [-|n|, |n|] if signed (below Eq. 10)."""
     if signed:
         limit = n.abs()
         return u.clamp(-limit, limit)

@@ -1,4 +1,4 @@
-"""Random numbers that others must not know: from the operating system, or from a seed where runs are to be repeated."""
+"""Random numbers that other parties must not know: from the operating system, or from a seed for repeatable runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 def random_words(count: int, seed: int | None) -> NDArray[np.uint64]:
-    """Independent random words, uint64 (count,): the operating system's for None, else Philox's for a 64-bit seed."""
+    """Return random words, uint64 (count,): from the operating system for None, from Philox for a 64-bit seed."""
     if seed is None:
         return np.frombuffer(os.urandom(8 * count), np.uint64)
     words: NDArray[np.uint64] = np.random.Philox(key=seed).random_raw(count)
@@ -17,7 +17,7 @@ def random_words(count: int, seed: int | None) -> NDArray[np.uint64]:
 
 
 def normals(count: int, seed: int | None) -> NDArray[np.float64]:
-    """Independent standard normal numbers, float64 (count,), by the inverse of their distribution at 2^-53 steps."""
+    """Return standard normal numbers, float64 (count,): the quantiles of probabilities in steps of 2^-53."""
     from scipy.special import ndtri
 
     numbers: NDArray[np.float64] = ndtri(((random_words(count, seed) >> np.uint64(11)) + 0.5) * 2.0**-53)
@@ -25,7 +25,7 @@ def normals(count: int, seed: int | None) -> NDArray[np.float64]:
 
 
 def draw(probability: float, count: int, seed: int | None) -> NDArray[np.bool_]:
-    """Independent events of one probability, in steps of 2^-32, bool (count,)."""
+    """Return independent events, bool (count,), of one probability, which is rounded to steps of 2^-32."""
     halves = random_words(-(-count // 2), seed).view(np.uint32)[:count]
-    events: NDArray[np.bool_] = halves < round(probability * 2.0**32)  # a Python number: 2^32 is one too
+    events: NDArray[np.bool_] = halves < round(probability * 2.0**32)  # a Python int, because 2^32 does not fit uint32
     return events

@@ -1,6 +1,6 @@
-"""The uniforms of masks' last draw, and how far the thresholds are that follow from them: compiled loops.
+"""The uniforms of a mask's last draw, and the side information of the thresholds that they set: compiled loops.
 
-What they equal bit for bit: `uniforms` in `words.py`, and `measure_plain` here.
+The plain forms, equal bit for bit, are `unit_floats` of `random_words` in `counter_rng.py`, and `measure_plain` here.
 """
 
 from __future__ import annotations
@@ -14,87 +14,88 @@ import numba
 import numpy as np
 from numba import types
 
-from fedmrn_app.kernels import counter_rng as words
-from fedmrn_app.kernels.compiled import FLOATS, KNOWN_FLOATS, compile_loop
+from fedmrn_app.kernels.compiled import (
+    FLOAT_ROWS,
+    FLOATS,
+    READ_ONLY_FLOAT_ROWS,
+    READ_ONLY_FLOATS,
+    compile_loop,
+    compiled_at_first_call,
+)
+from fedmrn_app.kernels.counter_rng import MULTIPLIERS, first_word, random_words, unit_floats
 from fedmrn_app.kernels.mask_rans_plain import Evidence
 from fedmrn_app.layout import Float32Array
 
+_U32, _UNIT = np.uint32, np.float32(2.0**-24)
+_FIRST, _SECOND = (np.uint32(m) for m in MULTIPLIERS)
+
 
 def uniforms(key: int, count: int) -> Float32Array:
-    """The uniforms 0 to `count` of a key, float32 (count,)."""
+    """Return the uniforms 0 to `count` of a 64-bit key, float32 (count,) in [0, 1)."""
     v = np.empty(count, np.float32)
-    _fill()(*map(np.uint32, words.split_key(key)), v)
+    _fill(*map(np.uint32, first_word(key)), v)
     return v
-
-
-_U32, _UNIT = np.uint32, np.float32(2.0**-24)
-_FIRST, _SECOND = (np.uint32(m) for m in words.MULTIPLIERS)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Where rows of a vector start: the first one at `start`, the next `stride` elements on."""
+    """The place of rows in a vector: the first starts at `start`, and each next one `stride` elements later."""
 
     start: int
     stride: int
 
 
 def measure(n: Float32Array, rows: Rows, key: int, scale: np.float32, signed: bool, trend: Float32Array) -> Evidence:
-    """The thresholds v n or, signed, (2 v - 1) n of some rows of a vector.
+    """Return the side information of the thresholds v n, or (2 v - 1) n for signed masks, of some rows of a vector.
 
     Args:
         n: the noise of the rows, float32 (rows, width).
-        rows: where in the vector they are.
-        key: of the uniforms v.
-        scale: what sizes are multiplied by, to be at most 1.
-        signed: which of the two.
-        trend: where each weight of the whole vector has gone so far, float32 (d,) in [-1, 1].
+        rows: the place of the rows in the vector.
+        key: the 64-bit key of the uniforms v.
+        scale: the factor that maps the thresholds' magnitudes to sizes, which are capped at 1.
+        signed: whether masks are signed.
+        trend: the direction in which each weight of the whole vector has moved so far, float32 (d,) in [-1, 1].
 
     Returns:
-        Sizes; the thresholds' own signs; the trend times the sign; turned bits where the threshold has not the noise's
-        sign, None where all have. Each of shape (rows, width).
+        The sizes, the thresholds' signs, the trend times the sign, and the bits to invert: those whose threshold lacks
+        the noise's sign, or None for binary masks. Each has the shape (rows, width).
     """
-    size, sign, pull = np.empty_like(n), np.empty_like(n), np.empty_like(n)
-    flipped = np.empty(n.shape if signed else (0, 0), np.bool_)
-    low, high = words.split_key(key)
-    first = np.uint32((low + rows.start) & 0xFFFFFFFF)
-    loop = _measure(signed)
-    loop(n, first, np.uint32(high), rows.stride, scale, trend[rows.start :], size, sign, pull, flipped)
-    return Evidence(size, sign, pull, flipped if signed else None)
+    size, sign, drift = np.empty_like(n), np.empty_like(n), np.empty_like(n)
+    inverted = np.empty(n.shape if signed else (0, 0), np.bool_)
+    low, high = map(np.uint32, first_word(key, rows.start))
+    _measure(signed)(n, low, high, rows.stride, scale, trend[rows.start :], size, sign, drift, inverted)
+    return Evidence(size, sign, drift, inverted if signed else None)
 
 
 def measure_plain(
     n: Float32Array, rows: Rows, key: int, scale: np.float32, signed: bool, trend: Float32Array
 ) -> Evidence:
-    """The same by NumPy's operations."""
-    at = rows.start + rows.stride * np.arange(len(n))[:, None] + np.arange(n.shape[1])
-    v = words.uniforms(key, int(at.max()) + 1)[at]
+    """Return the same as `measure`, by NumPy's operations."""
+    places = rows.start + rows.stride * np.arange(len(n))[:, None] + np.arange(n.shape[1])
+    v = unit_floats(random_words(key, int(places.max()) + 1)).numpy()[places]
     sign = np.copysign(np.float32(1), n)
-    flipped = None
+    inverted = None
     if signed:
         v = v + v - np.float32(1)
-        flipped = v < 0
-        sign = np.where(flipped, -sign, sign)
+        inverted = v < 0
+        sign = np.where(inverted, -sign, sign)
     size = np.minimum(np.abs(n) * scale * np.abs(v), np.float32(1))
-    return Evidence(size, sign, trend[at] * sign, flipped)
+    return Evidence(size, sign, trend[places] * sign, inverted)
 
 
 @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
 def uniform(i: Any, low: Any, high: Any) -> Any:
-    """The number of one index, of the two words of a key: `unit_floats(random_words(key))` in `words.py`."""
+    """Return the uniform of one element, from `first_word` of a key: `unit_floats(random_words(key))` compiled."""
     x = _U32(_U32(i) + low)
     x = _U32((x ^ (x >> _U32(16))) * _FIRST) ^ high
     x = _U32((x ^ (x >> _U32(15))) * _SECOND)
     return np.float32(np.int32((x ^ (x >> _U32(16))) >> _U32(8))) * _UNIT
 
 
-@cache
-def _fill() -> Callable[..., Any]:
-    def fill(low: Any, high: Any, v: Any) -> None:
-        for i in range(v.size):
-            v[i] = uniform(i, low, high)
-
-    return compile_loop(types.void(types.uint32, types.uint32, FLOATS), fill)
+@compiled_at_first_call(types.void(types.uint32, types.uint32, FLOATS))
+def _fill(low: Any, high: Any, v: Any) -> None:
+    for i in range(v.size):
+        v[i] = uniform(i, low, high)
 
 
 @cache
@@ -102,26 +103,27 @@ def _measure(signed: bool) -> Callable[..., Any]:
     one, zero = np.float32(1), np.float32(0)
 
     def measure(
-        n: Any, low: Any, high: Any, stride: Any, scale: Any, trend: Any, size: Any, sign: Any, pull: Any, flipped: Any
-    ) -> None:
+        n: Any, low: Any, high: Any, stride: Any, scale: Any, trend: Any,
+        size: Any, sign: Any, drift: Any, inverted: Any,
+    ) -> None:  # fmt: skip
         for row in range(n.shape[0]):
             first = np.uint32(low + np.uint32(row * stride))
             noise, trends = n[row], trend[row * stride : row * stride + n.shape[1]]
-            sizes, signs, pulls = size[row], sign[row], pull[row]
+            sizes, signs, drifts = size[row], sign[row], drift[row]
             for i in range(noise.size):
                 v = uniform(i, first, high)
                 s = one if noise[i] > zero else -one
                 if signed:
                     v = v + v - one
                     against = v < zero
-                    flipped[row, i] = against
+                    inverted[row, i] = against
                     s = -s if against else s
                 x = abs(noise[i]) * scale * abs(v)
                 sizes[i] = x if x < one else one
                 signs[i] = s
-                pulls[i] = trends[i] * s
+                drifts[i] = trends[i] * s
 
-    known, made = types.Array(types.float32, 2, "C", readonly=True), types.Array(types.float32, 2, "C")
     flags, word, number = types.Array(types.boolean, 2, "C"), types.uint32, types.float32
-    signature = types.void(known, word, word, types.int64, number, KNOWN_FLOATS, made, made, made, flags)
+    outputs = (FLOAT_ROWS, FLOAT_ROWS, FLOAT_ROWS, flags)
+    signature = types.void(READ_ONLY_FLOAT_ROWS, word, word, types.int64, number, READ_ONLY_FLOATS, *outputs)
     return compile_loop(signature, measure)

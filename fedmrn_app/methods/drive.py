@@ -21,9 +21,8 @@ from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.methods.hadamard import block_lengths, rotate, rotate_back
 from fedmrn_app.methods.method import Codec, CodecLimits, Method, MethodConfig, RunOptions
 from fedmrn_app.methods.shared_context import SharedContext
-from fedmrn_app.wire.bits import pack_bits, packed_size, unpack_bits
 from fedmrn_app.wire.body import Body
-from fedmrn_app.wire.values import pack_floats, unpack_scales
+from fedmrn_app.wire.primitives import pack_bits, pack_floats, packed_size, unpack_bits, unpack_scales
 
 Scale = Literal["least_mse", "unbiased"]
 

@@ -28,8 +28,8 @@ from fedmrn_app.methods.method import Codec, CodecLimits, Method, MethodConfig, 
 from fedmrn_app.methods.quantizers import LloydMax, lloyd_max
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.wire.body import Body, Coder
+from fedmrn_app.wire.primitives import pack_floats, unpack_scales
 from fedmrn_app.wire.quantized import max_level_bytes, pack_levels, unpack_levels
-from fedmrn_app.wire.values import pack_floats, unpack_scales
 
 
 @dataclass(frozen=True)

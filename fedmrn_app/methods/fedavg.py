@@ -12,7 +12,7 @@ from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.methods.method import Codec, CodecLimits, Method, MethodConfig, RunOptions
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.wire.body import Body
-from fedmrn_app.wire.values import pack_floats, unpack_floats
+from fedmrn_app.wire.primitives import pack_floats, unpack_floats
 
 
 @dataclass(frozen=True)

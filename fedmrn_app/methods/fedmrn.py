@@ -50,10 +50,10 @@ from fedmrn_app.methods.randomized_response import RandomizedResponse
 from fedmrn_app.methods.rate_control import RateControl
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import Noise
-from fedmrn_app.wire.bits import packed_bits, packed_size
 from fedmrn_app.wire.body import CODED, Body, Coder
 from fedmrn_app.wire.mask_model import SideInformation, SideInfoSource
 from fedmrn_app.wire.masks import decode_mask, pack_mask
+from fedmrn_app.wire.primitives import packed_bits, packed_size
 
 # How masks are learned (sections 5.3 and 5.4).
 Masking = Literal[

@@ -28,8 +28,7 @@ import torch
 from torch import Tensor
 
 from fedmrn_app.kernels.counter_rng import known_key, step_key
-from fedmrn_app.kernels.score_step import score_step
-from fedmrn_app.kernels.scoring import Scores
+from fedmrn_app.kernels.scoring import Scores, score_step
 from fedmrn_app.kernels.thresholds import uniforms
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel, to_tensor
@@ -49,10 +48,10 @@ from fedmrn_app.methods.randomized_response import RandomizedResponse
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import generate_noise
 from fedmrn_app.validation import Positive, Range
-from fedmrn_app.wire.bits import packed_size
 from fedmrn_app.wire.body import Body, Coder
 from fedmrn_app.wire.mask_model import SideInformation
 from fedmrn_app.wire.masks import pack_mask, unpack_mask
+from fedmrn_app.wire.primitives import packed_size
 
 Optimizer = Literal["sgd", "adam"]
 

@@ -22,7 +22,7 @@ from fedmrn_app.methods.method import Codec, CodecLimits, Method, MethodConfig, 
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import Distribution, generate_noise
 from fedmrn_app.wire.body import Body
-from fedmrn_app.wire.values import pack_floats, unpack_floats
+from fedmrn_app.wire.primitives import pack_floats, unpack_floats
 
 Direction = Literal["rademacher", "normal"]
 Divisor = Literal["participants", "clients"]

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedmrn_app.kernels.pruning import make_pruner
+from fedmrn_app.kernels.pruning import Pruner
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.methods.method import (
@@ -69,7 +69,7 @@ class PrunedTraining(LocalTraining):
         """Train and prune in turns, then prune to the final sparsity."""
         steps = len(local.batches)
         every = -(-steps // self.prunings)
-        pruner = make_pruner(model.weights)
+        pruner = Pruner(model.weights)
 
         def prune_weights(step: int) -> None:
             if step % every == 0:

@@ -17,11 +17,10 @@ import numpy as np
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.methods.method import Codec, CodecLimits, Method, MethodConfig, RunOptions
 from fedmrn_app.methods.shared_context import SharedContext
-from fedmrn_app.wire.bits import packed_size
 from fedmrn_app.wire.body import Body, Coder
 from fedmrn_app.wire.mask_model import SideInformation
 from fedmrn_app.wire.masks import pack_mask, unpack_mask
-from fedmrn_app.wire.values import pack_floats, unpack_scales
+from fedmrn_app.wire.primitives import pack_floats, packed_size, unpack_scales
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.methods.submodel_parts import PartOfModel, PartOptions
 from fedmrn_app.validation import Positive
 from fedmrn_app.wire.body import Body
-from fedmrn_app.wire.values import pack_floats, unpack_floats
+from fedmrn_app.wire.primitives import pack_floats, unpack_floats
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,8 @@ from fedmrn_app.methods.method import Codec, CodecLimits, Method, MethodConfig, 
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.validation import Positive
 from fedmrn_app.wire.body import Body, Coder
+from fedmrn_app.wire.primitives import pack_floats, unpack_scales
 from fedmrn_app.wire.ternary import max_trit_bytes, pack_trits, unpack_trits
-from fedmrn_app.wire.values import pack_floats, unpack_scales
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Plain bytes: what a client sends, how it is packed, and how it is checked. No Flower in here."""
+"""Plain bytes: the formats of payloads and of the downlink, how they are packed, and how they are checked."""

@@ -1,4 +1,8 @@
-"""The body of a payload: the method's own bytes, and whether they are coded."""
+"""The body of a payload: the method's own bytes, and the form that they are in.
+
+form 0   plain, always readable
+form 1   coded with what both sides know; written only if it is shorter
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,9 @@ from typing import Literal, get_args
 
 from fedmrn_app.errors import PayloadError
 
-PLAIN, CODED = 0, 1  # the form of a body, a byte of the header
+PLAIN, CODED = 0, 1
 
-Coder = Literal["auto", "packed"]  # whichever form is smaller, or always the plain one
+Coder = Literal["auto", "packed"]  # the shorter form, or always the plain form
 CODERS: tuple[Coder, ...] = get_args(Coder)
 
 
@@ -27,7 +31,9 @@ class Body:
         """Refuse every form but the plain one.
 
         Raises:
-            PayloadError: it is coded, or in a form that there is not.
+            PayloadError: the body is in another form.
         """
         if self.form != PLAIN:
-            raise PayloadError(f"body is in form {self.form}, which its method does not have")
+            raise PayloadError(
+                f"body is in form {self.form}, which its method does not have", code="form", value=self.form
+            )

@@ -1,12 +1,14 @@
-"""The dense part on the wire: batch norm, biases and running statistics in a chosen number of bits per value.
+"""The dense part (batch norm, biases and running statistics) in 4 to 32 bits per value.
 
-32 bits are float32, 16 are float16. Fewer are whole multiples of a step: tensor by tensor the step divides the range by
-which the values differ from those the server has, or from zero where that is the smaller range, and what is sent is the
-difference in steps, coded. As the multiples are of the value itself and not of the difference, a value that is not
-negative, such as a variance, stays so.
+    32 bits       float32
+    16 bits       float16
+    fewer bits    for each tensor:  step    float32, negative if the differences are from zero
+                                    decay   one byte, how fast probabilities fall with the difference
+                  then the words of the coder, with the differences in steps
 
-Layout of fewer bits: for each tensor the step (float32, negative where the differences are from zero) and how fast
-probabilities fall with the difference (a byte); then the coder's words.
+With fewer than 16 bits each value is a whole multiple of its tensor's step. The step divides the range of the values,
+or that of their differences from the values that the server sent if that range is smaller. Multiples are of the value
+and not of the difference, so a value that is not negative, such as a variance, does not become negative.
 """
 
 from __future__ import annotations
@@ -17,87 +19,84 @@ import constriction
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmrn_app.errors import PayloadError
 from fedmrn_app.layout import Float32Array, slices
-from fedmrn_app.wire.entropy import fall_of, falling_model, read_words, write_words
-from fedmrn_app.wire.values import pack_floats, unpack_floats
+from fedmrn_app.wire.entropy import check_end, fit_decay, geometric_model, read_words, write_words
+from fedmrn_app.wire.primitives import finite, pack_floats, unpack_floats, wrong_length
 
 DENSE_BITS = (4, 5, 6, 7, 8, 16, 32)
-_HEAD = np.dtype([("step", "<f4"), ("fall", "u1")])
-_LARGEST = np.finfo(np.float16).max
-_SMALLEST = np.finfo(np.float32).tiny
+_HEAD = np.dtype([("step", "<f4"), ("decay", "u1")])
+_MAX_FLOAT16 = np.finfo(np.float16).max
+_MIN_NORMAL = np.finfo(np.float32).tiny
 
 
 def pack_dense(values: Float32Array, known: Float32Array, sizes: Sequence[int], bits: int) -> bytes:
     """Encode the dense part.
 
     Args:
-        values: float32 (m,); what is not finite is written so that the reader refuses it.
+        values: float32 (m,); the reader refuses values that are not finite.
         known: float32 (m,), the dense part that the server sent.
-        sizes: the elements of each tensor, m in all.
+        sizes: the number of elements of each tensor, m in all.
         bits: one of DENSE_BITS.
     """
     if bits == 32:
         return pack_floats(values)
     if bits == 16:
-        return np.clip(values, -_LARGEST, _LARGEST).astype("<f2").tobytes()
+        return np.clip(values, -_MAX_FLOAT16, _MAX_FLOAT16).astype("<f2").tobytes()
     limit = _limit(bits)
     heads = np.zeros(len(sizes), _HEAD)
     runs = []
-    for head, where in zip(heads, slices(sizes), strict=True):
-        x, reference = values[where], known[where]
-        spread, size = _largest(x - reference), _largest(x)
-        head["step"] = spread / limit if not spread > size else -max(size / limit, _SMALLEST)
-        steps = _steps(x, head["step"]) - _base(reference, head["step"])
+    for head, part in zip(heads, slices(sizes), strict=True):
+        x, reference = values[part], known[part]
+        moved, size = _largest(x - reference), _largest(x)
+        head["step"] = moved / limit if not moved > size else -max(size / limit, _MIN_NORMAL)
+        steps = _in_steps(x, head["step"]) - _base(reference, head["step"])
         run = np.clip(np.nan_to_num(steps), -limit, limit).astype(np.int32)
         if run.any():
-            head["fall"] = fall_of(run)
+            head["decay"] = fit_decay(run)
         runs.append(run)
     coder = constriction.stream.stack.AnsCoder()
     for head, run in zip(heads[::-1], reversed(runs), strict=True):
-        if head["fall"]:
-            coder.encode_reverse(run + limit, falling_model(limit, int(head["fall"])))
+        if head["decay"]:
+            coder.encode_reverse(run + limit, geometric_model(limit, int(head["decay"])))
     return heads.tobytes() + write_words(coder)
 
 
 def unpack_dense(data: bytes | memoryview, known: Float32Array, sizes: Sequence[int], bits: int) -> Float32Array:
-    """Return the dense part of shape (m,).
+    """Return the dense part of shape (m,) that `pack_dense` encoded with the same arguments.
 
     Raises:
-        PayloadError: another length, or values that are not finite.
+        PayloadError: `data` is malformed or has another length, or values are not finite.
     """
     count = known.size
     if bits == 32:
         return unpack_floats(data, count, "dense part")
     if bits == 16:
         if len(data) != 2 * count:
-            raise PayloadError(f"dense part has {len(data)} bytes where {count} float16 values take {2 * count}")
-        return _finite(np.frombuffer(data, "<f2").astype(np.float32))
+            raise wrong_length("dense part", data, f"where {count} float16 values take {2 * count}")
+        return finite(np.frombuffer(data, "<f2").astype(np.float32), "dense part")
     limit = _limit(bits)
     head_size = _HEAD.itemsize * len(sizes)
     if not head_size <= len(data) <= max_dense_bytes(sizes, bits):
-        raise PayloadError(f"dense part has {len(data)} bytes where {count} values of {bits} bits were expected")
+        raise wrong_length("dense part", data, f"where {count} values of {bits} bits were expected")
     heads = np.frombuffer(data[:head_size], _HEAD)
-    _finite(heads["step"])
+    finite(heads["step"], "dense part")
     coder = read_words(data[head_size:])
     values = np.empty(count, np.float32)
-    for head, size, x in zip(heads, sizes, slices(sizes), strict=True):
-        steps = _base(known[x], head["step"])
-        if head["fall"] and size:
-            steps += coder.decode(falling_model(limit, int(head["fall"])), size) - limit
+    for head, size, part in zip(heads, sizes, slices(sizes), strict=True):
+        steps = _base(known[part], head["step"])
+        if head["decay"] and size:
+            steps += coder.decode(geometric_model(limit, int(head["decay"])), size) - limit
         with np.errstate(over="ignore"):
-            values[x] = known[x] if head["step"] == 0 else steps * np.abs(np.float64(head["step"]))
-    if not coder.is_empty():
-        raise PayloadError("dense part goes on after its last value")
-    return _finite(values)
+            values[part] = known[part] if head["step"] == 0 else steps * np.abs(np.float64(head["step"]))
+    check_end(coder, "dense part", "value")
+    return finite(values, "dense part")
 
 
 def max_dense_bytes(sizes: Sequence[int], bits: int) -> int:
-    """The most bytes that the dense part takes."""
+    """Return the largest number of bytes that the dense part takes."""
     if bits >= 16:
         return bits // 8 * sum(sizes)
-    # no value has a probability below 2^-24
-    return _HEAD.itemsize * len(sizes) + 3 * sum(sizes) + 8
+    return _HEAD.itemsize * len(sizes) + 3 * sum(sizes) + 8  # all probabilities are at least 2^-24
 
 
 def _limit(bits: int) -> int:
@@ -109,18 +108,12 @@ def _largest(x: Float32Array) -> np.float32:
     return largest
 
 
-def _steps(x: Float32Array, step: np.float32) -> NDArray[np.float64]:
-    """Each value as a whole number of steps."""
-    with np.errstate(invalid="ignore"):  # what is not finite is refused by the reader
+def _in_steps(x: Float32Array, step: np.float32) -> NDArray[np.float64]:
+    """Return each value as a whole number of steps."""
+    with np.errstate(invalid="ignore"):  # the reader refuses values that are not finite
         return np.rint(x / np.abs(np.float64(step))) if step else np.zeros(x.shape)
 
 
 def _base(known: Float32Array, step: np.float32) -> NDArray[np.float64]:
-    """What the differences are from."""
-    return _steps(known, step) if step > 0 else np.zeros(known.shape)
-
-
-def _finite(values: Float32Array) -> Float32Array:
-    if not np.isfinite(values).all():
-        raise PayloadError("dense part holds values that are not finite")
-    return values
+    """Return the numbers of steps that the differences are from."""
+    return _in_steps(known, step) if step > 0 else np.zeros(known.shape)

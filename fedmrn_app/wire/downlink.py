@@ -1,4 +1,10 @@
-"""The global vector on its way to the clients, in float32 or fewer bits per weight; on a grid see `wire/lattice.py`."""
+"""The global vector on its way to the clients, element by element; for differences on a grid see `wire/lattice.py`.
+
+float32, float16   d values
+bfloat16           d values as uint16, the upper halves of float32
+int8               T scales (float32), one per tensor, then d weights in steps of their tensor's scale
+palette            the bytes of `wire/codebook.py`: exact, and short for vectors of few different values
+"""
 
 from __future__ import annotations
 
@@ -11,27 +17,30 @@ from numpy.typing import NDArray
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.wire.codebook import pack_palette, unpack_palette
+from fedmrn_app.wire.primitives import finite
 
 DownlinkDtype = Literal["float32", "float16", "bfloat16", "int8", "grid"]
 DOWNLINK_DTYPES: tuple[DownlinkDtype, ...] = get_args(DownlinkDtype)
-GRID_STEP = 1.0  # root mean squares of the first weights, in a tensor of mean size: at most 0.1 points of accuracy
-GRID_FINE = 1 / 16  # root mean squares of the differences, for biases, batch norm and statistics: likewise
-# the palette is exact, and short for vectors of few different values
 Elementwise = Literal["float32", "float16", "bfloat16", "int8", "palette"]
 Packing = Literal[Elementwise, "grid"]
 
+# steps of a grid; each costs at most 0.1 points of accuracy
+GRID_STEP = 1.0  # root mean squares of the first weights, for a tensor of mean size
+GRID_FINE = 1 / 16  # root mean squares of the differences, for biases, batch norm and statistics
+
+_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16, "int8": np.uint8, "palette": np.uint8}
+
 
 def pack_downlink(vector: Float32Array, sizes: Sequence[int], dtype: Elementwise) -> NDArray[Any]:
-    """Round a vector of shape (d,) to the nearest value that `dtype` has.
+    """Round a vector of shape (d,) to the nearest values that `dtype` has, and return them as they are sent.
 
     Args:
         vector: float32 (d,), finite.
-        sizes: the elements of each tensor, d in all; `int8` gives each a scale of its own.
+        sizes: the number of elements of each tensor, d in all.
         dtype: the type on the wire.
 
     Returns:
-        float32 (d,), float16 (d,), uint16 (d,) for bfloat16, or uint8: for int8 the float32 scales, then the weights;
-        for `palette` what `wire/codebook.py` writes.
+        float32 (d,), float16 (d,), uint16 (d,) for bfloat16, or bytes (uint8) for int8 and palette.
     """
     if dtype == "float32":
         return vector
@@ -41,38 +50,38 @@ def pack_downlink(vector: Float32Array, sizes: Sequence[int], dtype: Elementwise
         limit = np.finfo(np.float16).max
         return np.clip(vector, -limit, limit).astype(np.float16)
     if dtype == "bfloat16":
-        words = vector.view(np.uint32)  # round to the nearest, ties to even
+        words = vector.view(np.uint32)  # round to nearest, ties to even
         rounded = (words + np.uint32(0x7FFF) + (words >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
         return rounded.astype(np.uint16)
     tensors = np.split(vector, np.cumsum(sizes)[:-1])
     scales = np.array([np.abs(tensor).max(initial=0) / 127 for tensor in tensors], np.float32)
-    steps = np.divide(vector, np.repeat(scales, sizes), out=np.zeros_like(vector), where=np.repeat(scales, sizes) > 0)
+    scale = np.repeat(scales, sizes)
+    steps = np.divide(vector, scale, out=np.zeros_like(vector), where=scale > 0)
     weights = np.clip(np.rint(steps), -127, 127).astype(np.int8)
     return np.concatenate([scales.view(np.uint8), weights.view(np.uint8)])
 
 
 def unpack_downlink(packed: NDArray[Any], sizes: Sequence[int], dtype: Elementwise) -> Float32Array:
-    """Return the float32 vector of shape (d,) that `pack_downlink` wrote.
+    """Return the float32 vector of shape (d,) that `pack_downlink` packed.
 
     Raises:
         PayloadError: `packed` has another shape or type, a palette is malformed, or the vector is not finite.
     """
-    if dtype == "palette":
-        if packed.dtype != np.uint8:
-            raise PayloadError(f"global vector came as {packed.dtype}, expected the bytes of a palette")
-        return unpack_palette(packed.tobytes(), sum(sizes))
-    expected = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16, "int8": np.uint8}[dtype]
     size = sum(sizes) + (4 * len(sizes) if dtype == "int8" else 0)
-    if packed.dtype != expected or packed.shape != (size,):
-        raise PayloadError(f"global vector came as {packed.dtype} {packed.shape}, expected {dtype} ({size},)")
+    if packed.dtype != _DTYPES[dtype] or (dtype != "palette" and packed.shape != (size,)):
+        raise PayloadError(
+            f"global vector came as {packed.dtype} {packed.shape}, expected {dtype} ({size},)",
+            code="shape",
+            value=packed.shape,
+        )
+    if dtype == "palette":
+        return unpack_palette(packed.tobytes(), sum(sizes))
     if dtype == "bfloat16":
         vector = (packed.astype(np.uint32) << np.uint32(16)).view(np.float32)
     elif dtype == "int8":
         scales = np.ascontiguousarray(packed[: 4 * len(sizes)]).view(np.float32)
-        with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is checked
+        with np.errstate(over="ignore", invalid="ignore"):  # the result is checked
             vector = packed[4 * len(sizes) :].view(np.int8).astype(np.float32) * np.repeat(scales, sizes)
     else:
         vector = packed.astype(np.float32, copy=False)
-    if not np.isfinite(vector).all():
-        raise PayloadError("global vector holds values that are not finite")
-    return vector
+    return finite(vector, "global vector")

@@ -1,7 +1,8 @@
-"""Vectors on a grid: for each element whole steps away from a reference that both sides have.
+"""Vectors on a grid: for each element a whole number of steps from a reference that both sides have.
 
-What is read is `reference + counts * step`, by operations that IEEE 754 rounds exactly, so both sides have the same
-bits. A grid does not depend on how it travels, see `wire/lattice_code.py`.
+    reference (n,) + counts (n,) * step of the tensor  -->  vector (n,)
+
+IEEE 754 rounds these operations exactly, so both sides compute the same bits. `wire/lattice_code.py` defines the bytes.
 """
 
 from __future__ import annotations
@@ -15,29 +16,31 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmrn_app.errors import PayloadError
 from fedmrn_app.layout import Float32Array, slices
+from fedmrn_app.wire.primitives import finite
 
-FAR = (1 << 30) - 1  # steps; nothing that is finite and trained comes near, and differences of two fit into an int32
-_TINY = np.finfo(np.float32).tiny
-_MOST = 2  # with 4 a model that is trained further loses points, with 2 it does as well as in float32
-_KEPT = ("int8", "int16", "int32")  # how counts are kept
+FAR = (1 << 30) - 1  # largest count: finite weights stay far below, and the difference of two fits int32
+_MIN_NORMAL = float(np.finfo(np.float32).tiny)
+_MAX_STEP = 2  # RMS of the differences; fine-tuning is as accurate as in float32 with 2, and loses accuracy with 4
+_COUNT_TYPES = ("int8", "int16", "int32")  # types in which counts are kept
 
 
 @dataclass(frozen=True)
 class LatticeRule:
-    """How a grid is laid.
+    """How the steps of a grid are chosen.
 
-    What rounding does to a layer's output goes with its step, however many weights it has, and what a step saves goes
-    with their number. At a given sum of squared steps the fewest bits are taken where steps go with the root of it.
+    The error of a layer's output depends on the step and not on the number of weights, and the bits that a larger step
+    saves are proportional to that number. At a given sum of squared steps the total is shortest if each step is
+    proportional to the square root of its tensor's number of weights.
 
     Attributes:
-        sizes: the elements of each of T tensors, n in all.
-        masked: the first so many tensors have a step that follows from the reference, the others from the differences.
-        step: of those, for one of mean size, in root mean squares of the reference; of the differences where the
-            reference is all zero. It is halved until it is at most `_MOST` root mean squares of the differences, for
-            a model that was trained before moves little.
-        fine: of the others, in root mean squares of the differences.
+        sizes: the number of elements of each of T tensors, n in all.
+        masked: the number of tensors, the first ones, whose step follows from the reference; the steps of the others
+            follow from the differences.
+        step: the step of a masked tensor of mean size, in root mean squares (RMS) of the reference, or of the
+            differences if the reference is all zero. It is halved until it is at most 2 RMS of the differences,
+            because a pretrained model moves little.
+        fine: the step of the other tensors, in RMS of the differences.
     """
 
     sizes: Sequence[int]
@@ -46,18 +49,20 @@ class LatticeRule:
     fine: float
 
     def step_of(self, tensor: int, reference: Float32Array, moved: NDArray[np.float64]) -> np.float32:
-        """The step of one tensor; it changes by powers of two, and rarely."""
-        size = _root_mean_square(moved)
-        share = self.fine
+        """Return the step of one tensor; it changes by powers of two, and rarely."""
+        rms = _root_mean_square(moved)
+        relative = self.fine
         if tensor < self.masked:
-            share = self.step * math.sqrt(self.sizes[tensor] * self.masked / max(1, sum(self.sizes[: self.masked])))
-            full = _root_mean_square(reference.astype(np.float64)) * share
-            if full >= _TINY:
-                return np.float32(max(_halved(full, _MOST * size), float(_TINY)))
-        if not size * share > 0:
+            relative = self.step * math.sqrt(self.sizes[tensor] * self.masked / max(1, sum(self.sizes[: self.masked])))
+            step = _root_mean_square(reference.astype(np.float64)) * relative
+            if step >= _MIN_NORMAL:
+                while 0 < _MAX_STEP * rms < step:
+                    step /= 2
+                return np.float32(max(step, _MIN_NORMAL))
+        if not rms * relative > 0:
             return np.float32(1)
-        _, exponent = np.frexp(size * share)
-        return np.float32(max(2.0 ** (int(exponent) - 1), float(_TINY)))
+        _, exponent = np.frexp(rms * relative)
+        return np.float32(max(2.0 ** (int(exponent) - 1), _MIN_NORMAL))
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +70,8 @@ class Lattice:
     """A vector on a grid.
 
     Attributes:
-        steps: float32 (T,), finite and above 0, of each tensor.
-        counts: int32 (n,), how many of them each element is from the reference.
+        steps: float32 (T,), the step of each tensor, finite and above 0.
+        counts: int32 (n,), the number of steps of each element from the reference.
     """
 
     steps: Float32Array
@@ -78,8 +83,8 @@ class Lattice:
 
         Args:
             vector: float32 (n,), finite.
-            reference: float32 (n,), what both sides have.
-            rule: how the grid is laid.
+            reference: float32 (n,), which both sides have.
+            rule: how the steps are chosen.
         """
         steps, counts = np.empty(len(rule.sizes), np.float32), np.empty(vector.size, np.int32)
         for tensor, part in enumerate(slices(rule.sizes)):
@@ -90,48 +95,40 @@ class Lattice:
         return cls(steps, counts)
 
     def values(self, reference: Float32Array, sizes: Sequence[int]) -> Float32Array:
-        """The vector, float32 (n,).
+        """Return the vector, float32 (n,).
 
         Raises:
             PayloadError: it is not finite.
         """
         vector = self.counts.astype(np.float32)
-        with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is checked
+        with np.errstate(over="ignore", invalid="ignore"):  # the result is checked
             vector *= np.repeat(self.steps, sizes)
             vector += reference
-        if not np.isfinite(vector).all():
-            raise PayloadError("grid holds values that are not finite")
-        return vector
+        return finite(vector, "grid")
 
     @cached_property
     def checksum(self) -> int:
-        """The CRC-32 of the content."""
+        """CRC-32 of the steps and counts."""
         steps, counts = self.steps.astype("<f4", copy=False), self.counts.astype("<i4", copy=False)
         return zlib.crc32(counts.data, zlib.crc32(steps.data))
 
     def kept(self) -> dict[str, bytes]:
-        """The content as bytes, the counts in the smallest type that holds them."""
-        dtype = next(d for d in _KEPT if d == _KEPT[-1] or np.abs(self.counts).max(initial=0) <= np.iinfo(d).max)
+        """Return the content as bytes, the counts in the smallest type that holds them, under the type's name."""
+        largest = np.abs(self.counts).max(initial=0)
+        dtype = next(name for name in _COUNT_TYPES if name == "int32" or largest <= np.iinfo(name).max)
         return {"steps": self.steps.astype("<f4").tobytes(), dtype: self.counts.astype(dtype).tobytes()}
 
     @classmethod
     def from_kept(cls, kept: Mapping[str, bytes]) -> Lattice:
-        """The inverse of `kept`; who reads it compares the checksum.
+        """Return the grid that `kept` returned the content of; the caller compares the checksum.
 
         Raises:
-            KeyError: it is not there.
-            ValueError: it is malformed.
+            KeyError: an entry is missing.
+            ValueError: an entry is malformed.
         """
-        dtype = next((name for name in _KEPT if name in kept), _KEPT[-1])
+        dtype = next((name for name in _COUNT_TYPES if name in kept), "int32")
         counts = np.frombuffer(kept[dtype], dtype).astype(np.int32)
         return cls(np.frombuffer(kept["steps"], "<f4").astype(np.float32), counts)
-
-
-def _halved(step: float, most: float) -> float:
-    """The step, halved until it is at most `most`; as it is where nothing has moved yet."""
-    while 0 < most < step:
-        step /= 2
-    return step
 
 
 def _root_mean_square(values: NDArray[np.float64]) -> float:

@@ -1,23 +1,23 @@
-"""The payload: all that a client uploads in a round, as one string of bytes.
+"""The payload: everything that a client uploads in a round, as one string of bytes.
 
-Layout, little-endian, version 3:
+The layout is little-endian. This is version 3:
 
     offset  bytes  field
          0      2  magic "FM"
          2      1  version
-         3      1  method, the code of the method that wrote the body
-         4      1  form: 0 the body is in the method's plain form, 1 it is coded
-         5      1  dense_bits, how the dense part is written: 32, 16 or fewer bits per value
-         6      4  samples the client trained on
-        10      8  seed the client was given
-        18      4  weights, the count of masked weights
-        22      4  dense, the count of values of the dense part
-        26      4  body, its length in bytes
+         3      1  method: code of the method that wrote the body
+         4      1  form: 0 for the method's plain form, 1 for its coded form
+         5      1  dense_bits: bits per value of the dense part
+         6      4  samples: number of samples that the client trained on
+        10      8  seed: the client's seed
+        18      4  weights: number of masked weights
+        22      4  dense_count: number of values of the dense part
+        26      4  length of the body in bytes
         30      4  loss, float32: mean training loss
-        34      4  train_seconds, float32: local training
-        38      4  compress_seconds, float32: from the trained update to the body
-        42      4  checksum, CRC-32 of all other bytes
-        46         body, then the dense part: batch-norm, biases and running statistics
+        34      4  train_seconds, float32: duration of local training
+        38      4  compress_seconds, float32: duration from the trained update to the body
+        42      4  checksum: CRC-32 of all other bytes
+        46         body, then the dense part (batch norm, biases and running statistics), see `wire/dense.py`
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.wire.body import Body
+from fedmrn_app.wire.primitives import wrong_length
 
 MAGIC = b"FM"
 VERSION = 3
@@ -37,17 +38,17 @@ _CHECKSUM = struct.Struct("<I")
 HEADER_SIZE = _FIELDS.size + _CHECKSUM.size
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Header:
-    """What both sides know of a reply before it comes; the server compares all of it.
+    """The fields that both sides know before a reply arrives; the server compares all of them.
 
     Attributes:
         method: code of the method.
-        seed: that the client was given.
-        samples: the client trains on.
-        weights: masked weights of the model that the client trains.
-        dense_count: values of the dense part.
-        dense_bits: how each of them is written, see `wire/dense.py`.
+        seed: seed of the client.
+        samples: number of samples that the client trains on.
+        weights: number of masked weights of the model that the client trains.
+        dense_count: number of values of the dense part.
+        dense_bits: bits per value of the dense part.
     """
 
     method: int
@@ -60,14 +61,21 @@ class Header:
 
 @dataclass(frozen=True)
 class Payload:
-    """What one client uploads in one round; `loss` and the seconds, finite, only inform.
+    """The upload of one client in one round.
 
-    `dense` is the dense part as `wire/dense.py` writes it.
+    Attributes:
+        header: the fields that the server expects.
+        body: the method's bytes.
+        dense: the dense part as `wire/dense.py` writes it.
+        loss: mean training loss, finite, for information only; so are the seconds.
+        train_seconds: duration of local training.
+        compress_seconds: duration from the trained update to the body.
     """
 
     header: Header
     body: Body
     dense: bytes | memoryview
+    _: KW_ONLY
     loss: float = 0.0
     train_seconds: float = 0.0
     compress_seconds: float = 0.0
@@ -86,38 +94,44 @@ def encode_payload(payload: Payload) -> bytes:
 
 
 def decode_payload(data: bytes, expected: Header) -> Payload:
-    """Check `data` against what was expected and take it apart; body and dense part are views of `data`, not copies.
+    """Check `data` and return its fields; the body and the dense part are views of `data`, not copies.
 
     Raises:
-        PayloadError: anything at all is wrong; the message says what.
+        PayloadError: `data` is damaged or malformed, or its header is not the expected one.
     """
     if len(data) < HEADER_SIZE:
-        raise PayloadError(f"payload has {len(data)} bytes, less than its header of {HEADER_SIZE}")
+        raise wrong_length("payload", data, f"less than its header of {HEADER_SIZE}")
     (magic, version, method, form, dense_bits, samples, seed, weights, dense_count, body_size, *informs) = (
         _FIELDS.unpack_from(data)
     )
     if magic != MAGIC:
-        raise PayloadError(f"payload starts with {magic!r}, not {MAGIC!r}")
+        raise PayloadError(f"payload starts with {magic!r}, not {MAGIC!r}", code="magic", value=magic)
     if version != VERSION:
-        raise PayloadError(f"payload has version {version}, this server reads version {VERSION}")
-    header = Header(method, seed, samples, weights, dense_count, dense_bits)
-    if header != expected:
-        raise PayloadError(_difference(header, expected))
-    for name, value in zip(("loss", "train_seconds", "compress_seconds"), informs, strict=True):
+        raise PayloadError(
+            f"payload has version {version}, this server reads version {VERSION}", code="version", value=version
+        )
+    header = Header(
+        method=method, seed=seed, samples=samples, weights=weights, dense_count=dense_count, dense_bits=dense_bits
+    )
+    _compare(header, expected)
+    loss, train_seconds, compress_seconds = informs
+    for name, value in (("loss", loss), ("train_seconds", train_seconds), ("compress_seconds", compress_seconds)):
         if not math.isfinite(value):
-            raise PayloadError(f"{name} is {value}")
+            raise PayloadError(f"{name} is {value}", code="not-finite", key=name, value=value)
     if len(data) < HEADER_SIZE + body_size:
-        raise PayloadError(f"payload has {len(data)} bytes where its header says {HEADER_SIZE + body_size} or more")
+        raise wrong_length("payload", data, f"where its header says {HEADER_SIZE + body_size} or more")
     body = memoryview(data)[HEADER_SIZE : HEADER_SIZE + body_size]
     dense = memoryview(data)[HEADER_SIZE + body_size :]
     (checksum,) = _CHECKSUM.unpack_from(data, _FIELDS.size)
     if checksum != _checksum(data[: _FIELDS.size], body, dense):
-        raise PayloadError("checksum does not match: the payload was damaged")
-    return Payload(header, Body(body, form), dense, *informs)
+        raise PayloadError("checksum does not match: the payload was damaged", code="checksum")
+    return Payload(
+        header, Body(body, form), dense, loss=loss, train_seconds=train_seconds, compress_seconds=compress_seconds
+    )
 
 
-def _difference(got: Header, expected: Header) -> str:
-    """What differs first between two headers, in words."""
+def _compare(header: Header, expected: Header) -> None:
+    """Refuse a header that differs; the error names the first field that does."""
     names = {
         "samples": "sample count",
         "weights": "weight count",
@@ -125,10 +139,10 @@ def _difference(got: Header, expected: Header) -> str:
         "dense_bits": "bits per dense value",
     }
     for field in fields(Header):
-        value, wanted = getattr(got, field.name), getattr(expected, field.name)
+        value, wanted = getattr(header, field.name), getattr(expected, field.name)
         if value != wanted:
-            return f"{names.get(field.name, field.name)} is {value}, expected {wanted}"
-    raise AssertionError("the headers are equal")
+            name = names.get(field.name, field.name)
+            raise PayloadError(f"{name} is {value}, expected {wanted}", code="header", key=field.name, value=value)
 
 
 def _checksum(*parts: bytes | memoryview) -> int:

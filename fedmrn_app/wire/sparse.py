@@ -1,7 +1,9 @@
-"""Sparse vectors: where the values are, and what they are.
+"""Sparse vectors: the positions of the nonzero values as a mask, and the values.
 
-Layout: the number k of values (uint32), positions, k float32 values in ascending order of position. Positions are a
-mask, plain or coded as the body says.
+    bytes   4          any              4 k
+    field   k, uint32  mask of d bits   values, float32, in ascending order of position
+
+The mask is in the form of the body, plain or coded, see `wire/masks.py`.
 """
 
 from __future__ import annotations
@@ -13,17 +15,16 @@ import numpy as np
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.layout import Float32Array
-from fedmrn_app.wire.bits import packed_size
 from fedmrn_app.wire.body import Body, Coder
 from fedmrn_app.wire.mask_model import SideInformation
 from fedmrn_app.wire.masks import pack_mask, unpack_mask
-from fedmrn_app.wire.values import pack_floats, unpack_floats
+from fedmrn_app.wire.primitives import pack_floats, packed_size, unpack_floats, wrong_length
 
 _HEAD = struct.Struct("<I")
 
 
 def pack_sparse(vector: Float32Array, side: Callable[[], SideInformation], coder: Coder) -> Body:
-    """Encode the nonzero elements of a vector of shape (d,)."""
+    """Encode the nonzero elements of a vector of shape (d,); `side` returns the side information of their mask."""
     present = vector != 0
     values = vector[present]
     positions = pack_mask(present, side, coder)
@@ -31,27 +32,29 @@ def pack_sparse(vector: Float32Array, side: Callable[[], SideInformation], coder
 
 
 def unpack_sparse(body: Body, count: int, side: Callable[[], SideInformation]) -> Float32Array:
-    """Return the vector of shape (count,) that `body` stands for.
+    """Return the vector of shape (count,) that `pack_sparse` encoded.
 
     Raises:
-        PayloadError: anything in it is wrong.
+        PayloadError: the body is malformed, or announces another number of values than it has.
     """
     view = memoryview(body.data)
     if len(view) < _HEAD.size:
-        raise PayloadError(f"body has {len(view)} bytes, less than its head of {_HEAD.size}")
+        raise wrong_length("body", view, f"less than its head of {_HEAD.size}")
     (k,) = _HEAD.unpack_from(view)
     end = len(view) - 4 * k
     if k > count or end < _HEAD.size:
-        raise PayloadError(f"body has {len(view)} bytes and announces {k} of {count} values")
+        raise PayloadError(f"body has {len(view)} bytes and announces {k} of {count} values", code="count", value=k)
     values = unpack_floats(view[end:], k)
     present = unpack_mask(Body(view[_HEAD.size : end], body.form), count, side)
     if np.count_nonzero(present) != k:
-        raise PayloadError(f"body announces {k} values and has {np.count_nonzero(present)} positions")
+        raise PayloadError(
+            f"body announces {k} values and has {np.count_nonzero(present)} positions", code="count", value=k
+        )
     vector = np.zeros(count, np.float32)
     vector[present] = values
     return vector
 
 
 def max_sparse_bytes(count: int, kept: int) -> int:
-    """The most bytes that `kept` values among `count` take."""
+    """Return the largest number of bytes that `kept` values among `count` take."""
     return _HEAD.size + packed_size(count) + 4 * kept

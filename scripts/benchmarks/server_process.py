@@ -31,9 +31,9 @@ from fedmrn_app.methods.fedmrn import NoiseMask
 from fedmrn_app.methods.mask_decoding import ReplyNoise
 from fedmrn_app.methods.method import RunOptions
 from fedmrn_app.noise import Noise
-from fedmrn_app.wire.bits import packed_size
 from fedmrn_app.wire.body import CODERS, Body, Coder
 from fedmrn_app.wire.masks import pack_mask
+from fedmrn_app.wire.primitives import packed_size
 from scripts.benchmarks.memory import PeakMemory
 
 DENSE = np.zeros(100, np.float32)

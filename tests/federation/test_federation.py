@@ -24,7 +24,7 @@ from fedmrn_app.noise import Noise
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.payload import Payload, encode_payload
-from fedmrn_app.wire.values import pack_floats
+from fedmrn_app.wire.primitives import pack_floats
 from tests.reference import AGREEMENT, CLIENTS_PER_ROUND, KNOWN, SAMPLES, STATE, D, M, made_up_payload, mean_of
 
 SMALL = ("rounds=1", "clients=7", "clients_per_round=3", "local.epochs=1", "local.batch_size=64")

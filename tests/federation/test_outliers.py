@@ -10,7 +10,7 @@ from fedmrn_app.federation.server import close_round, open_round
 from fedmrn_app.federation.upload import Update, write_upload
 from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.payload import encode_payload
-from fedmrn_app.wire.values import pack_floats
+from fedmrn_app.wire.primitives import pack_floats
 from tests.helpers import METHODS, make_method
 from tests.reference import AGREEMENT, SAMPLES, STATE, D, M, made_up_payload
 

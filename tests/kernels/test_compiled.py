@@ -1,4 +1,4 @@
-"""Loops are compiled wherever they can be kept, and where they cannot."""
+"""Loops are compiled with and without a disk cache, and each process finds what another one has compiled."""
 
 import os
 import subprocess
@@ -9,38 +9,34 @@ import pytest
 from numba import types
 from numba.core import caching
 
-from fedmrn_app.kernels.compiled import compile_loop
+from fedmrn_app.kernels.compiled import compile_loop, compiled_at_first_call
 
 
-def test_compiles_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiles_without_a_writable_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
+    signature = types.int64(types.int64)
 
     def double(x: int) -> int:
         return 2 * x
 
-    assert compile_loop(types.int64(types.int64), double)(21) == 42
+    assert compile_loop(signature, double)(21) == 42
+    assert compiled_at_first_call(signature)(double)(21) == 42
 
 
-LOOPS = (
-    "gaussian._compile()",
-    "masked_step_cpu._compile_loop(MaskKind(signed=False, deterministic=False))",
-    "pruning_cpu._compile_apply()",
-    "pruning_cpu._compile_collect()",
-    "pruning_cpu._compile_prune()",
-    "score_step_cpu._compile_loop()",
-)
+@pytest.mark.slow
+def test_other_processes_find_compiled_loops_and_tell_closures_apart(tmp_path: Path) -> None:
+    """One process compiles two kinds of masks; the next one loads them and compiles the other two."""
 
-
-def test_what_a_process_has_compiled_the_next_one_finds(tmp_path: Path) -> None:
-    modules = ", ".join(sorted({loop.partition(".")[0] for loop in LOOPS}))
-    code = (
-        f"from fedmrn_app.kernels import {modules}; from fedmrn_app.kernels.masking import MaskKind; "
-        f"print(*(sum(loop.stats.cache_misses.values()) for loop in ({', '.join(LOOPS)})))"
-    )
-
-    def compiled() -> list[str]:
+    def misses(kinds: str) -> list[str]:
+        code = (
+            "from tests.kernels.test_masked_step import *\n"
+            "from fedmrn_app.kernels.masked_step_cpu import _compile_loop\n"
+            f"for kind in {kinds}:\n"
+            "    print(sum(_compile_loop(kind).stats.cache_misses.values()))\n"
+            "    check_equals_plain(masked_step, [kind], 1003)\n"
+        )
         environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
         return subprocess.check_output([sys.executable, "-c", code], env=environment, text=True).split()
 
-    assert compiled() == ["1"] * len(LOOPS)
-    assert compiled() == ["0"] * len(LOOPS)
+    assert misses("KINDS[::2]") == ["1", "1"]
+    assert misses("KINDS") == ["0", "1", "0", "1"]

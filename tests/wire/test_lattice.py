@@ -1,35 +1,34 @@
-"""Vectors on a grid: near enough, the plain form element by element, and what is kept comes back."""
+"""Vectors on a grid: they equal the plain form element by element, and kept grids are restored."""
 
 import math
 
 import numpy as np
 import pytest
 
-from fedmrn_app.errors import PayloadError
-from fedmrn_app.layout import Float32Array
+from fedmrn_app.layout import Float32Array, slices
 from fedmrn_app.wire.lattice import Lattice, LatticeRule
+from tests.wire.refusals import refusal
 
-SIZES = [300, 5000, 1, 0, 40, 7]  # of which the last two are dense
+SIZES = [300, 5000, 1, 0, 40, 7]  # the last two are dense
 RULE = LatticeRule(SIZES, 4, 0.25, 1 / 32)
 RANDOM = np.random.default_rng(3)
 FIRST = (RANDOM.standard_normal(sum(SIZES)) * 0.02).astype(np.float32)
 MOVED = (FIRST + RANDOM.standard_normal(sum(SIZES)) * 0.01).astype(np.float32)
+DENSE = slice(5301, None)
 
 
 def plain_grid(vector: Float32Array, reference: Float32Array, rule: LatticeRule) -> Float32Array:
-    """The plain reference: each tensor's whole steps, one element at a time."""
+    """Return each tensor's whole steps, computed one element at a time."""
     read = []
-    start = 0
-    for tensor, size in enumerate(rule.sizes):
-        old, new = reference[start : start + size], vector[start : start + size]
-        start += size
+    for tensor, (size, part) in enumerate(zip(rule.sizes, slices(rule.sizes), strict=True)):
         if size == 0:
             continue
-        large = size / np.mean(rule.sizes[: rule.masked])
-        step = np.float32(np.sqrt(np.mean(old.astype(np.float64) ** 2)) * (rule.step * math.sqrt(large)))
+        old, new = reference[part], vector[part]
+        relative = rule.step * math.sqrt(size / np.mean(rule.sizes[: rule.masked]))
+        step = np.float32(np.sqrt(np.mean(old.astype(np.float64) ** 2)) * relative)
         moved = math.sqrt(np.mean((new.astype(np.float64) - old) ** 2))
         if tensor >= rule.masked or step == 0:
-            moved *= rule.fine if tensor >= rule.masked else rule.step * math.sqrt(large)
+            moved *= rule.fine if tensor >= rule.masked else relative
             step = np.float32(2.0 ** math.floor(math.log2(moved))) if moved > 0 else np.float32(1)
         elif 0 < 2 * moved < step:
             step /= np.float32(2.0 ** math.ceil(math.log2(step / (2 * moved))))
@@ -43,29 +42,29 @@ def read(vector: Float32Array, reference: Float32Array, rule: LatticeRule = RULE
     return Lattice.rounded(vector, reference, rule).values(reference, rule.sizes)
 
 
-@pytest.mark.parametrize("share", [0.125, 0.25, 1.0])
+@pytest.mark.parametrize("step", [0.125, 0.25, 1.0])
 @pytest.mark.parametrize("zero", [False, True])
-@pytest.mark.parametrize("far", [1.0, 0.1, 1e-3])
-def test_it_equals_the_plain_form(share: float, zero: bool, far: float) -> None:
-    rule = LatticeRule(SIZES, 4, share, share / 8)
+@pytest.mark.parametrize("distance", [1.0, 0.1, 1e-3])
+def test_it_equals_the_plain_form(step: float, zero: bool, distance: float) -> None:
+    rule = LatticeRule(SIZES, 4, step, step / 8)
     reference = np.zeros_like(FIRST) if zero else FIRST
-    moved = reference + (MOVED - FIRST) * np.float32(far)
+    moved = reference + (MOVED - FIRST) * np.float32(distance)
     assert np.array_equal(read(moved, reference, rule), plain_grid(moved, reference, rule))
 
 
-def test_large_tensors_have_larger_steps_and_all_together_the_same_squares() -> None:
-    alike = np.full(FIRST.size, 0.02, np.float32)
-    sizes, rule = [300, 5000, 1], LatticeRule([300, 5000, 1], 3, 0.25, 1 / 32)
-    steps = Lattice.rounded(alike[:5301] * 3, alike[:5301], rule).steps.astype(np.float64)
+def test_squared_steps_are_in_proportion_to_the_tensors_sizes() -> None:
+    reference = np.full(5301, 0.02, np.float32)
+    sizes = [300, 5000, 1]
+    steps = Lattice.rounded(reference * 3, reference, LatticeRule(sizes, 3, 0.25, 1 / 32)).steps.astype(np.float64)
     assert steps**2 / sum(steps**2) == pytest.approx(np.array(sizes) / sum(sizes), rel=1e-6)
     assert math.sqrt(np.mean(steps**2)) == pytest.approx(0.25 * 0.02)
 
 
-@pytest.mark.parametrize("far", [1e-1, 1e-2, 1e-3])
-def test_what_moves_little_arrives(far: float) -> None:
-    """A model that was trained before and is trained further: steps follow what has moved, in powers of two."""
+@pytest.mark.parametrize("distance", [1e-1, 1e-2, 1e-3])
+def test_small_moves_of_a_pretrained_model_are_sent(distance: float) -> None:
+    """Steps follow the size of the differences, in powers of two."""
     first = np.full(5341, 1, np.float32)
-    moves = (MOVED - FIRST)[:5341] * np.float32(far)
+    moves = (MOVED - FIRST)[:5341] * np.float32(distance)
     rule = LatticeRule([300, 5000, 1, 40], 3, 0.5, 1 / 32)
     grid = Lattice.rounded(first + moves, first, rule)
     for tensor, part in ((0, slice(0, 300)), (1, slice(300, 5300))):
@@ -75,46 +74,40 @@ def test_what_moves_little_arrives(far: float) -> None:
         assert math.frexp(full / grid.steps[tensor])[0] == pytest.approx(0.5, rel=1e-6)
 
 
-def test_what_is_far_away_arrives_too() -> None:
-    far = MOVED.copy()
-    far[[0, 17, 5000]] = (40.0, -3e5, 1e4)
-    assert np.abs(read(far, FIRST) - far)[:5301].max() <= 0.02
-    assert np.array_equal(read(far, FIRST), plain_grid(far, FIRST, RULE))
-
-
-def test_what_has_not_moved_is_exact() -> None:
+def test_large_moves_are_sent_and_weights_that_have_not_moved_are_exact() -> None:
+    distant = MOVED.copy()
+    distant[[0, 17, 5000]] = (40.0, -3e5, 1e4)
+    assert np.abs(read(distant, FIRST) - distant)[:5301].max() <= 0.02
+    assert np.array_equal(read(distant, FIRST), plain_grid(distant, FIRST, RULE))
     assert np.array_equal(read(FIRST, FIRST), FIRST)
     assert not read(np.zeros_like(FIRST), np.zeros_like(FIRST)).any()
 
 
 def test_dense_part_has_fine_steps_that_rarely_change() -> None:
-    dense = slice(5301, None)
-    moves = np.abs(MOVED - FIRST)[dense]
-    assert np.abs(read(MOVED, FIRST) - MOVED)[dense].max() <= np.sqrt(np.mean(moves[:40] ** 2)) / 32
-    steps = {
-        float(Lattice.rounded(FIRST + (MOVED - FIRST) * grown, FIRST, RULE).steps[4]) for grown in np.arange(1, 4, 0.1)
-    }
+    moves = np.abs(MOVED - FIRST)[DENSE]
+    assert np.abs(read(MOVED, FIRST) - MOVED)[DENSE].max() <= np.sqrt(np.mean(moves[:40] ** 2)) / 32
+    grids = (Lattice.rounded(FIRST + (MOVED - FIRST) * factor, FIRST, RULE) for factor in np.arange(1, 4, 0.1))
+    steps = {float(grid.steps[4]) for grid in grids}
     assert len(steps) <= 3
     assert all(math.frexp(step)[0] == 0.5 for step in steps)
 
 
-@pytest.mark.parametrize("far", [3, 127, 128, -32767, 1e6])
-def test_what_is_kept_comes_back(far: float) -> None:
+@pytest.mark.parametrize("distance", [3, 127, 128, -32767, 1e6])
+def test_kept_grids_are_restored(distance: float) -> None:
     moved = MOVED.copy()
+    moved[5] = FIRST[5] + distance * float(Lattice.rounded(moved, FIRST, RULE).steps[0])
     grid = Lattice.rounded(moved, FIRST, RULE)
-    moved[5] = FIRST[5] + far * float(grid.steps[0])
-    grid = Lattice.rounded(moved, FIRST, RULE)
-    kept = grid.kept()
-    back = Lattice.from_kept(kept)
-    assert np.array_equal(back.counts, grid.counts)
-    assert back.counts.dtype == np.int32
-    assert np.array_equal(back.steps, grid.steps)
-    assert back.checksum == grid.checksum
-    bytes_a_count = (sum(map(len, kept.values())) - 4 * len(SIZES)) / sum(SIZES)
-    assert bytes_a_count == (4 if abs(far) > 40_000 else 2 if abs(far) > 127 or np.abs(grid.counts).max() > 127 else 1)
+    kept, largest = grid.kept(), np.abs(grid.counts).max()
+    assert len(kept) == 2
+    assert ("int8" in kept, "int16" in kept) == (largest <= 127, 127 < largest <= 32767)
+    restored = Lattice.from_kept(kept)
+    assert np.array_equal(restored.counts, grid.counts)
+    assert restored.counts.dtype == np.int32
+    assert np.array_equal(restored.steps, grid.steps)
+    assert restored.checksum == grid.checksum
 
 
-def test_checksum_is_of_all_of_it() -> None:
+def test_checksum_covers_steps_and_counts() -> None:
     grid = Lattice.rounded(MOVED, FIRST, RULE)
     counts, steps = grid.counts.copy(), grid.steps.copy()
     counts[-1] += 1
@@ -124,5 +117,4 @@ def test_checksum_is_of_all_of_it() -> None:
 
 def test_values_that_are_not_finite_are_refused() -> None:
     grid = Lattice(np.full(len(SIZES), 1e38, np.float32), np.full(sum(SIZES), 5, np.int32))
-    with pytest.raises(PayloadError, match="grid holds values that are not finite"):
-        grid.values(FIRST, SIZES)
+    assert refusal(grid.values, FIRST, SIZES) == "not-finite"

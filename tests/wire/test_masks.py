@@ -12,10 +12,10 @@ from fedmrn_app.errors import PayloadError
 from fedmrn_app.layout import Layout, Shape
 from fedmrn_app.learning.flat import state_sha256
 from fedmrn_app.noise import generate_noise
-from fedmrn_app.wire.bits import pack_bits
 from fedmrn_app.wire.body import CODED, CODERS, PLAIN, Body
 from fedmrn_app.wire.mask_model import SideInformation
 from fedmrn_app.wire.masks import code_mask, decode_mask, pack_mask, unpack_mask
+from fedmrn_app.wire.primitives import pack_bits
 from tests.helpers import final_state, noisy_side
 
 SHAPES = ((64, 32, 3, 3), (5, 3), (40, 500), (1, 1), (8, 4, 5))

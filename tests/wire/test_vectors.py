@@ -1,8 +1,7 @@
-"""Known answers: payloads written once must read as the same numbers for ever, on every machine.
+"""Known answers: stored payloads must be read as the same numbers by all versions, on every machine.
 
-`python -m tests.wire.test_vectors` writes those of methods, and of layouts of their bodies, that have none yet.
-`python -m tests.wire.test_vectors NAME...` writes the named ones again, which is right only together with a new version
-of the format.
+`python -m tests.wire.test_vectors` writes payloads for methods, and layouts of their bodies, that have none yet.
+`python -m tests.wire.test_vectors NAME...` rewrites the named ones, which is right only with a new format version.
 """
 
 import hashlib
@@ -49,7 +48,7 @@ def agreement_of(method: Method) -> RunProtocol:
 
 
 def known_of(method: Method) -> SharedContext:
-    """Weights that have moved; shares, in tenths, where the global vector takes few different values."""
+    """Return weights that have moved, or tenths in [0, 1] if the global vector is packed as a palette."""
     if method.packing == "palette":
         tenths = np.round(np.abs(values(1, D, 0.3)).clip(0, 1) * 10)
         return SharedContext(LAYOUT, (tenths / 10).astype(np.float32), values(2, D))
@@ -75,7 +74,7 @@ class Toy(nn.Module):
 
 
 def trained(method: Method, known: SharedContext) -> Float32Array:
-    """What a codec may be given: what moves on where it moved before, or what the method's own training makes of it."""
+    """Return what a codec encodes: an update that continues the earlier one, or the result of the method's training."""
     if type(method.training) is LocalTraining:
         return (known.drift * np.float32(0.002) + values(6, D, 0.001)).astype(np.float32)
     with torch.random.fork_rng():
@@ -90,7 +89,7 @@ def trained(method: Method, known: SharedContext) -> Float32Array:
 
 
 def make(name: str) -> bytes:
-    """A payload."""
+    """Return a payload of the method."""
     method = build(name)
     known = known_of(method)
     body = method.codec.encode(trained(method, known), known, SEED, 5)
@@ -102,13 +101,12 @@ def make(name: str) -> bytes:
 
 
 def answer(name: str, data: bytes) -> dict[str, Any]:
-    """What a payload reads as."""
+    """Return the numbers that a payload is read as."""
     method = build(name)
     protocol = agreement_of(method)
     upload = read_upload(data, protocol, header_of(protocol, SEED, SAMPLES, D), known_of(method), values(3, M))
-    rotated = isinstance(
-        method.codec, (RotatedSigns, EdenLevels)
-    )  # by matrix products, whose last bits depend on the machine
+    # the last bits of a rotation, which is a matrix product, depend on the machine
+    rotated = isinstance(method.codec, (RotatedSigns, EdenLevels))
     return {
         "payload_sha256": hashlib.sha256(data).hexdigest(),
         "coder": upload.payload.body.form,
@@ -126,7 +124,7 @@ WRITTEN = sorted(path.stem for path in FOLDER.glob("*.bin"))
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_payload_reads_as_it_always_did(name: str) -> None:
+def test_stored_payload_is_read_as_known(name: str) -> None:
     expected = known_answers()[name]
     got = answer(name, (FOLDER / f"{name}.bin").read_bytes())
     assert got.pop("first") == pytest.approx(expected.pop("first"), rel=1e-4)
@@ -135,7 +133,7 @@ def test_payload_reads_as_it_always_did(name: str) -> None:
 
 def test_every_answer_has_its_payload() -> None:
     assert sorted(known_answers()) == WRITTEN
-    assert set(WRITTEN) <= set(CASES)  # a code is never given up
+    assert set(WRITTEN) <= set(CASES)  # codes stay in use
 
 
 @pytest.mark.parametrize("name", CASES)
