@@ -36,6 +36,11 @@ class Place:
         """Return an error whose line begins with the key and the value."""
         return DataError(f"{self}: {self.part}{problem}", code=code, key=self.key, value=self.value)
 
+    def absolute(self) -> Path:
+        """Return the absolute path of something that may be missing; raises DataError where the path is not valid."""
+        with self.reading("opened"):
+            return Path(self.value).expanduser().resolve()
+
     def find(self, holds: str) -> Path:
         """Return the absolute path of the folder or file.
 
@@ -45,8 +50,8 @@ class Place:
         Raises:
             DataError: it does not exist, or the path is not valid.
         """
+        path = self.absolute()
         with self.reading("opened"):
-            path = Path(self.value).expanduser().resolve()
             if self.value and path.exists():
                 return path
         raise self.error("missing", f"no such folder or file; it must be {holds}")
