@@ -42,12 +42,9 @@ class Labels:
 
 
 def encode_labels(values: NDArray[Any], place: Place, declared: tuple[str, ...] | None = None) -> Labels:
-    """Return labels from whole numbers, from booleans, or from texts, which are numbered in alphabetical order.
+    """Return labels (n,) or (n, 1) from whole numbers, from booleans, or from texts in alphabetical order.
 
-    Args:
-        values: (n,) or (n, 1).
-        place: what errors name.
-        declared: names that the numbers stand for, None where they are not declared.
+    Numbers may stand for `declared` names.
 
     Raises:
         DataError: another shape or type, a number below 0 or without a name, or no rows.
@@ -74,12 +71,8 @@ def encode_labels(values: NDArray[Any], place: Place, declared: tuple[str, ...] 
 def count_classes(labels: Labels, place: Place, classes: int | None = None) -> tuple[tuple[str, ...] | None, int]:
     """Return the names of the classes, None where they are numbers, and the number of classes.
 
-    Names that are all whole numbers are those numbers, so that folders 0 to 9 are the classes 0 to 9.
-
-    Args:
-        labels: the labels of all rows.
-        place: what errors name.
-        classes: the required number of classes; None to count them.
+    Names that are all whole numbers are those numbers, so that folders 0 to 9 are the classes 0 to 9. If `classes` is
+    given, there must be as many.
 
     Raises:
         DataError: all rows are of one class, there is another number of names, or a number exceeds the number of rows.
@@ -112,9 +105,9 @@ def fit_labels(
     """Return the labels as the run numbers its classes, int64 (n,).
 
     Args:
-        labels: as they are stored.
+        labels: the labels as they are stored.
         names: the names of the run's classes; None where they are numbers.
-        classes: the number of classes.
+        classes: the number of the run's classes.
         place: what errors name.
         whose: what errors call the run's classes.
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import InitVar, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.data.samples import Rows
 
+Floats = NDArray[np.float64]
 # the relative probability of each label among one client's rows, float64 (labels,), from the counts of all labels
-LabelWeights = Callable[[NDArray[np.float64], np.random.Generator], NDArray[np.float64]]
+LabelWeights = Callable[[Floats, np.random.Generator], Floats]
 
 
 class Partition(ABC):
@@ -57,26 +59,21 @@ class StoredPartition(Partition):
         return self._rows[int(self._ends[client - 1]) if client else 0 : int(self._ends[client])]
 
 
+@dataclass(kw_only=True)
 class DrawnPartition(Partition):
     """Rows drawn with replacement, for more clients than rows.
 
     A client's rows follow from the seed and its number alone, so that nothing is stored per client.
     """
 
-    def __init__(
-        self, clients: int, each: int, seed: int, count: int, labels: Rows | None, weights: LabelWeights
-    ) -> None:
-        """Take what rows are drawn from.
+    clients: int
+    each: int  # number of rows of each client
+    seed: int  # of 64 bits
+    count: int  # number of rows of the training split
+    labels: InitVar[Rows | None]  # int64 (count,), by which rows are drawn; None to draw from all rows alike
+    weights: LabelWeights
 
-        Args:
-            clients: number of clients.
-            each: number of rows of each client.
-            seed: 64-bit seed.
-            count: number of rows of the training split.
-            labels: int64 (count,), by which rows are drawn; None to draw from all rows alike.
-            weights: draws a client's label probabilities.
-        """
-        self._clients, self._each, self._seed, self._count, self._weights = clients, each, seed, count, weights
+    def __post_init__(self, labels: Rows | None) -> None:
         self._order: Rows | None = None
         if labels is not None:
             counts = np.unique(labels, return_counts=True)[1]
@@ -85,17 +82,17 @@ class DrawnPartition(Partition):
             self._starts = self._ends - counts
 
     def __len__(self) -> int:
-        return self._clients
+        return self.clients
 
     def size(self, client: int) -> int:
         """Return the number of rows, which is the same for all clients."""
-        return self._each
+        return self.each
 
     def rows_of(self, client: int) -> Rows:
         """Draw the rows of a client, always the same ones."""
-        random = np.random.Generator(np.random.Philox(key=[self._seed, client]))
+        random = np.random.Generator(np.random.Philox(key=[self.seed, client]))
         if self._order is None:
-            return np.sort(random.integers(0, self._count, self._each))
-        weights = self._weights((self._ends - self._starts).astype(np.float64), random)
-        label = random.choice(len(self._ends), self._each, p=weights / weights.sum())
+            return np.sort(random.integers(0, self.count, self.each))
+        weights = self.weights((self._ends - self._starts).astype(np.float64), random)
+        label = random.choice(len(self._ends), self.each, p=weights / weights.sum())
         return np.sort(self._order[random.integers(self._starts[label], self._ends[label])])

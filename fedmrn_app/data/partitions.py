@@ -12,10 +12,9 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedmrn_app.data.cache import cached_arrays
-from fedmrn_app.data.partition import DrawnPartition, Partition, StoredPartition
+from fedmrn_app.data.partition import DrawnPartition, Floats, Partition, StoredPartition
 from fedmrn_app.data.samples import Rows, Samples
 from fedmrn_app.errors import ConfigError, DataError, FedMRNError
 from fedmrn_app.validation import Count, Range
@@ -71,8 +70,14 @@ def load_partitions(samples: Samples, config: PartitionConfig, clients: int, see
         DataError: the rows cannot be shared out like that.
     """
     if config.samples_per_client is not None:
-        labels, weights = config.scheme.labels(samples), partial(config.scheme.label_weights, config)
-        return DrawnPartition(clients, config.samples_per_client, seed, len(samples), labels, weights)
+        return DrawnPartition(
+            clients=clients,
+            each=config.samples_per_client,
+            seed=seed,
+            count=len(samples),
+            labels=config.scheme.labels(samples),
+            weights=partial(config.scheme.label_weights, config),
+        )
     keys = samples.groups if config.name == "natural" else samples.labels
     digest = hashlib.sha256(b"" if keys is None else np.ascontiguousarray(keys).tobytes()).hexdigest()
 
@@ -130,9 +135,7 @@ class Scheme:
             raise _error("partition", self.name, f"{clients} clients cannot use every row once; take more clients")
         return parts
 
-    def label_weights(
-        self, config: PartitionConfig, counts: NDArray[np.float64], random: np.random.Generator
-    ) -> NDArray[np.float64]:
+    def label_weights(self, config: PartitionConfig, counts: Floats, random: np.random.Generator) -> Floats:
         """Draw one client's relative probability of each label, from the labels' counts, where rows are drawn."""
         raise NotImplementedError
 
@@ -166,9 +169,7 @@ class Dirichlet(Scheme):
         options = {"min_partition_size": MIN_SAMPLES, "self_balancing": balanced}
         return DirichletPartitioner(clients, "label", alpha=alpha, seed=seed, **options)
 
-    def label_weights(
-        self, config: PartitionConfig, counts: NDArray[np.float64], random: np.random.Generator
-    ) -> NDArray[np.float64]:
+    def label_weights(self, config: PartitionConfig, counts: Floats, random: np.random.Generator) -> Floats:
         """Draw a Dirichlet share of each label."""
         return counts * random.dirichlet(np.full(len(counts), config.alpha))
 
@@ -208,9 +209,7 @@ class LabelShard(Scheme):
                 parts[client].append(part)
         return [np.sort(np.concatenate(part)) for part in parts]
 
-    def label_weights(
-        self, config: PartitionConfig, counts: NDArray[np.float64], random: np.random.Generator
-    ) -> NDArray[np.float64]:
+    def label_weights(self, config: PartitionConfig, counts: Floats, random: np.random.Generator) -> Floats:
         """Draw the labels of a client, which are equally probable."""
         weights = np.zeros(len(counts))
         weights[random.choice(len(counts), int(config.labels_per_client or 0), replace=False)] = 1

@@ -18,33 +18,19 @@ Form = Literal["image", "table", "ids"]
 
 @dataclass(frozen=True, kw_only=True)
 class RowQuery:
-    """Where labelled rows are, and which of their columns are read.
+    """Where labelled rows are, and which of their columns are read."""
 
-    Attributes:
-        name: the name of the data set.
-        place: the path; with the key `dataset` the rows come from the hub, or from scikit-learn.
-        hub: the data set's name on the hub.
-        subset: its configuration there.
-        form: what the rows must be; None for any form.
-        image_column: name of the column of images; None to find it.
-        feature_columns: columns of a table; None for all columns of numbers except the label.
-        label_column: name of the column of labels; None to find it.
-        test_share: share of each class that is cut off for testing where there is no test split; None to cut nothing.
-        test_size: number of test rows, of the digits.
-        whose: what errors call the rows that these must fit, such as `the run's`.
-    """
-
-    name: str
-    place: Place
-    hub: str | None = None
-    subset: str | None = None
-    form: Form | None = None
-    image_column: str | None = None
-    feature_columns: tuple[str, ...] | None = None
-    label_column: str | None = None
-    test_share: float | None = None
-    test_size: int | None = None
-    whose: str = "the run's"
+    name: str  # of the data set
+    place: Place  # with the key `dataset` the rows come from the hub, or from scikit-learn
+    hub: str | None = None  # the data set's name on the hub
+    subset: str | None = None  # its configuration there
+    form: Form | None = None  # what the rows must be; None for any form
+    image_column: str | None = None  # None to find it
+    feature_columns: tuple[str, ...] | None = None  # of a table; None for all columns of numbers except the label
+    label_column: str | None = None  # None to find it
+    test_share: float | None = None  # cut off of each class where there is no test split; None to cut nothing
+    test_size: int | None = None  # number of test rows, of the digits
+    whose: str = "the run's"  # what errors call the rows that these must fit
 
     def advice(self, key: str, value: str = "NAME") -> str:
         """Return how to name a column: a run sets a key of its configuration, a device can only change its files."""

@@ -111,6 +111,10 @@ def _names(table: Table) -> list[str]:
     return [name for name in table.schema.names if not name.startswith("__index_level_")]
 
 
+def _kind(table: Table, name: str) -> Any:
+    return table.schema.field(name).type
+
+
 def _known(table: Table, name: str, key: str, query: RowQuery) -> str:
     if name in table.schema.names:
         return name
@@ -135,7 +139,7 @@ def _labels(table: Table, name: str, place: Place) -> Labels:
     from datasets import ClassLabel, Features
     from pyarrow import types
 
-    column, kind = read_column(table, name, place), table.schema.field(name).type
+    column, kind = read_column(table, name, place), _kind(table, name)
     if column.null_count:
         row = column.is_null().to_pylist().index(True)
         raise place.error("label", f"row {row} has no label in column {name}; leave it out")
@@ -151,11 +155,13 @@ def _labels(table: Table, name: str, place: Place) -> Labels:
 
 
 def _image_column(table: Table, query: RowQuery) -> str | None:
-    kinds = {name: table.schema.field(name).type for name in _names(table)}
-    found, name, place = [name for name, kind in kinds.items() if holds_images(kind)], query.image_column, query.place
+    name, place = query.image_column, query.place
+    found = [column for column in _names(table) if holds_images(_kind(table, column))]
     if name is not None:
         if _known(table, name, "image_column", query) not in found:
-            raise place.error("type", f"column {name} (dataset.image_column) is {kinds[name]}, not encoded images")
+            raise place.error(
+                "type", f"column {name} (dataset.image_column) is {_kind(table, name)}, not encoded images"
+            )
         return name
     if query.form == "table" or (query.form is None and query.feature_columns is not None):
         return None
@@ -163,7 +169,7 @@ def _image_column(table: Table, query: RowQuery) -> str | None:
         way = query.advice("image_column", found[0])
         raise place.error("column", f"columns {listed(found)} hold images; {way} or another")
     if query.form == "image" and not found:
-        raise place.error("column", f"no column holds images; its columns are {listed(list(kinds))}")
+        raise place.error("column", f"no column holds images; its columns are {listed(_names(table))}")
     return found[0] if found else None
 
 
@@ -180,7 +186,7 @@ def _feature_columns(table: Table, label: str, query: RowQuery) -> tuple[str, ..
     from pyarrow import types
 
     def is_number(name: str) -> bool:
-        kind = table.schema.field(name).type
+        kind = _kind(table, name)
         return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
     place = query.place
@@ -193,8 +199,7 @@ def _feature_columns(table: Table, label: str, query: RowQuery) -> tuple[str, ..
         return found
     for name in query.feature_columns:
         if not is_number(_known(table, name, "feature_columns", query)):
-            kind = table.schema.field(name).type
-            raise place.error("type", f"column {name} (dataset.feature_columns) is {kind}, not numbers")
+            raise place.error("type", f"column {name} (dataset.feature_columns) is {_kind(table, name)}, not numbers")
         if name == label:
             raise place.error("column", f"column {name} is the label; leave it out of dataset.feature_columns")
     return query.feature_columns
