@@ -40,9 +40,9 @@ class PartitionConfig:
     def __post_init__(self) -> None:
         if self.name not in SCHEMES:
             raise _error("partition.name", self.name, f"must be one of {', '.join(SCHEMES)}", ConfigError)
-        needed = self.scheme.needs
-        if needed and getattr(self, needed) is None:
-            raise _error(f"partition.{needed}", "null", f"must be set for partition={self.name}", ConfigError)
+        key, allowed = self.scheme.needs
+        if key and getattr(self, key) is None:
+            raise _error(f"partition.{key}", "null", f"must be {allowed}", ConfigError)
         if self.samples_per_client is not None and (self.name == "natural" or self.balancing != "none"):
             other = "partition=natural" if self.name == "natural" else f"balancing={self.balancing}"
             problem = f"cannot go with {other}, which shares out every row once; say partition.samples_per_client=null"
@@ -105,7 +105,7 @@ class Scheme:
     """One way to share out rows, by default with a partitioner of flwr-datasets."""
 
     name: ClassVar[str]
-    needs: ClassVar[str | None] = None  # the key of `PartitionConfig` that must be set
+    needs: ClassVar[tuple[str, str]] = ("", "")  # the key of `PartitionConfig` that must not be null, and its range
 
     def labels(self, samples: Samples) -> Rows | None:
         """Return the labels by which rows are shared out, None if they do not matter."""
@@ -159,7 +159,8 @@ class Iid(Scheme):
 class Dirichlet(Scheme):
     """Shares of each label's rows that a Dirichlet distribution draws (Li et al. 2024, section 5.1.2)."""
 
-    name, needs = "dirichlet", "alpha"
+    name = "dirichlet"
+    needs = ("alpha", "above 0")
 
     def partitioner(self, config: PartitionConfig, clients: int, seed: int) -> Any:
         """Return an `DirichletPartitioner`."""
@@ -177,7 +178,8 @@ class Dirichlet(Scheme):
 class LabelShard(Scheme):
     """Rows of the same number of labels for each client (Li et al. 2024, section 5.1.2)."""
 
-    name, needs = "label_shard", "labels_per_client"
+    name = "label_shard"
+    needs = ("labels_per_client", "at least 1")
 
     def partitioner(self, config: PartitionConfig, clients: int, seed: int) -> Any:
         """Return an `PathologicalPartitioner`."""

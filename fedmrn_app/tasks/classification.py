@@ -64,16 +64,17 @@ class Classification(Task):
     def __post_init__(self) -> None:
         for key, problem in {**self._row_mistakes(), **self._class_mistakes()}.items():
             value = getattr(self, key)
-            shown = "" if value is None else f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else value
-            line = f"dataset.{key}={shown}"
-            raise ConfigError(f"{line:.100}: {problem}", code="dataset", key=f"dataset.{key}", value=value)
+            shown = value
+            if isinstance(value, tuple):
+                shown = f"[{', '.join(f'{v:g}' if isinstance(v, float) else v for v in value[:8])}]"
+            raise ConfigError(f"dataset.{key}={shown}: {problem}", code="dataset", key=f"dataset.{key}", value=value)
 
     def _row_mistakes(self) -> dict[str, str]:
         """Return what is wrong with the keys of where the rows are, by key."""
         wrong = {}
         if self.path == "":
             wrong["path"] = "must name a place, or be null"
-        if self.name == "digits" and self.path is not None and self.path_key == Task.path_key:
+        elif self.name == "digits" and self.path is not None and self.path_key == Task.path_key:
             wrong["path"] = "digits come with scikit-learn; take dataset=own for rows of your own"
         least, most = DIGITS_TEST_SIZES
         if self.name == "digits" and not least <= (self.test_size or least) <= most:

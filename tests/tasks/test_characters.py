@@ -73,19 +73,18 @@ def test_the_alphabet_is_leafs() -> None:
 
 
 @pytest.mark.parametrize("test_share", [0.2, 0.5])
-def test_whole_texts_are_cut_like_a_plain_loop_does(tmp_path: Path, test_share: float) -> None:
+def test_both_layouts_give_the_windows_of_a_plain_loop(tmp_path: Path, test_share: float) -> None:
     texts = random_texts()
-    task = Characters(path=write_texts(tmp_path / "data", texts), window=WINDOW, test_share=test_share)
-    train, test = reference(texts, test_share)
-    assert pairs(task.load("train")) == train
-    assert pairs(task.load("test")) == test
-    assert {group for group, _, _ in train} == {0, 2, 3, 4}  # BOY, number 1, has no window
-
-
-def test_leafs_rows_give_the_same_windows(tmp_path: Path) -> None:
-    texts = {role: text for role, text in random_texts().items() if role != "BOY"}
-    task = Characters(path=write_windows(tmp_path / "data", texts), window=WINDOW)
-    assert (pairs(task.load("train")), pairs(task.load("test"))) == reference(texts, 0.2)
+    cut = {
+        role: text for role, text in texts.items() if role != "BOY"
+    }  # without windows it has no rows in LEAF's layout
+    for path, expected in (
+        (write_texts(tmp_path / "texts", texts), reference(texts, test_share)),
+        (write_windows(tmp_path / "windows", cut), reference(cut, test_share)),
+    ):
+        task = Characters(path=path, window=WINDOW, test_share=test_share)
+        assert (pairs(task.load("train")), pairs(task.load("test"))) == expected
+    assert {group for group, _, _ in reference(texts, test_share)[0]} == {0, 2, 3, 4}  # BOY, number 1, has no window
 
 
 def test_rows_of_a_role_need_not_be_adjacent(tmp_path: Path) -> None:
@@ -191,24 +190,21 @@ def test_rows_that_do_not_fit_are_refused(tmp_path: Path, columns: dict[str, Any
     assert refusal(Characters(path=f"{path}/nowhere")) == ("dataset.path", "missing")
 
 
-def test_the_roles_of_all_plays(tmp_path: Path) -> None:
-    folder = SHARED / "shakespeare_roles"
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is missing")
-    from datasets import Dataset
+@pytest.mark.skipif(not SHARED.is_dir(), reason="needs the data sets that lie beside a development checkout")
+def test_the_roles_of_all_plays() -> None:
+    from pyarrow import parquet
 
-    rows = Dataset.from_parquet(str(folder / "train-00000-of-00001.parquet"), cache_dir=str(tmp_path / "rows"))
+    folder = SHARED / "shakespeare_roles"
+    rows = parquet.read_table(folder / "train-00000-of-00001.parquet").to_pydict()
     texts = dict(zip(rows["character_id"], rows["text"], strict=True))
-    task = Characters(path=str(folder))
-    train, test = task.load("train"), task.load("test")
-    assert train.groups is not None
-    assert test.groups is not None
+    train, test = (Characters(path=str(folder)).load(split) for split in ("train", "test"))  # type: ignore[arg-type]
+    groups = np.asarray(train.groups)
     counts = np.array([len(texts[role]) - 80 for role in sorted(texts)])
     held_out = (counts * 0.2).astype(int)
-    assert np.array_equal(np.bincount(train.groups), counts - held_out)
-    assert np.array_equal(np.bincount(test.groups, minlength=len(texts)), np.maximum(held_out - 80, 0))
-    role = sorted(texts)[int(train.groups[3_000_000])]
-    place = 3_000_000 - int(np.searchsorted(train.groups, train.groups[3_000_000]))
+    assert np.array_equal(np.bincount(groups), counts - held_out)
+    assert np.array_equal(np.bincount(np.asarray(test.groups), minlength=len(texts)), np.maximum(held_out - 80, 0))
+    text = texts[sorted(texts)[int(groups[3_000_000])]]
+    place = 3_000_000 - int(np.searchsorted(groups, groups[3_000_000]))
     x, y = train.take(np.array([3_000_000]))
-    assert x[0].tolist() == encode(texts[role][place : place + 80]).tolist()
-    assert y[0] == encode(texts[role][place + 80])[0]
+    assert x[0].tolist() == encode(text[place : place + 80]).tolist()
+    assert y[0] == encode(text[place + 80])[0]

@@ -28,11 +28,8 @@ def test_held_out_rows_and_the_rest_are_the_training_split() -> None:
     assert np.array_equal(left.labels, left.y[np.arange(len(left))])
     assert rows_of(held) == rows_of(load_evaluation(DIGITS, 0.1, 3))
     assert rows_of(held) != rows_of(load_evaluation(DIGITS, 0.1, 4))
-
-
-def test_without_a_share_the_test_split_is_evaluated() -> None:
     assert rows_of(load_evaluation(DIGITS, None, 0)) == rows_of(DIGITS.load("test"))
-    assert rows_of(load_training(DIGITS, None, 0)) == rows_of(DIGITS.load("train"))
+    assert rows_of(load_training(DIGITS, None, 0)) == rows_of(train)
 
 
 def test_no_client_has_a_held_out_row() -> None:
