@@ -1,4 +1,4 @@
-"""Rows of one's own on disk, as people have them: what the tests of `dataset=own` write and read."""
+"""Labelled rows on disk, as people have them: what the tests of `dataset=own` write and read."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ def own(path: Path | str | None, **changes: Any) -> Classification:
 
 
 def travelled(task: Classification) -> Classification:
-    """The task as another process builds it from the configuration that it is sent."""
+    """The task as another process builds it from the configuration that it receives."""
     return typed.build(Classification, json.loads(json.dumps(asdict(task))), "dataset")
 
 
@@ -59,44 +59,32 @@ def write_table(path: Path, **columns: Any) -> Path:
     return path
 
 
-def odd_image(folder: Path, size: int = 8, mode: str = "L") -> Path:
-    write_images(folder, {"a": random_pixels(2, 8, 8), "b": random_pixels(2, 8, 8)})
-    Image.new(mode, (size, 8)).save(folder / "b" / "01.png")
-    return folder
+def images(**stacks: Any) -> Make:
+    """A folder of images with a folder for each class."""
+    return lambda folder: write_images(folder / "rows", stacks)
 
 
-def truncated(folder: Path) -> Path:
-    write_images(folder, {"a": random_pixels(2, 32, 32), "b": random_pixels(2, 32, 32)})
-    file = folder / "a" / "01.png"
-    file.write_bytes(file.read_bytes()[:300])
-    return folder
+def odd_image(mode: str, width: int = 8) -> Make:
+    """A folder of grey images of 8x8 pixels, one of which differs."""
+
+    def make(folder: Path) -> Path:
+        write_images(folder, {"a": random_pixels(2, 8, 8), "b": random_pixels(2, 8, 8)})
+        Image.new(mode, (width, 8)).save(folder / "b" / "01.png")
+        return folder
+
+    return make
 
 
-def new_class(folder: Path) -> Path:
-    write_images(folder / "train", {"a": random_pixels(2, 8, 8), "b": random_pixels(2, 8, 8)})
-    write_images(folder / "test", {"c": random_pixels(2, 8, 8)})
-    return folder
+def file(name: str, content: bytes = b"a,b", *, whole_folder: bool = False) -> Make:
+    """A file with the given bytes, or the folder in which it is."""
 
+    def make(folder: Path) -> Path:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        return folder if whole_folder else path
 
-def text_file(path: Path) -> Path:
-    path.write_text("a,b")
-    return path
-
-
-def one_array(path: Path) -> Path:
-    with path.open("wb") as file:
-        np.save(file, np.eye(3))
-    return path
-
-
-def folder(path: Path, *below: str) -> Path:
-    path.joinpath(*below).mkdir(parents=True)
-    return path
-
-
-def flat_images(path: Path) -> Path:
-    write_images(path, {".": random_pixels(2, 8, 8)})
-    return path
+    return make
 
 
 def npz(**arrays: Any) -> Make:

@@ -171,7 +171,7 @@ def build_module(config: Config, task: Task, width: float = 1.0) -> nn.Module:
     if target is None:
         raise ConfigError("model=default: there is no model for these data; say model=NAME or model=own")
     seed = derive_seed(config.seed, "model")
-    return build_model(locate(target, "model"), options, task, seed, width, model_label(config))
+    return build_model(locate(target, "model"), options, task, seed, width=width, name=model_label(config))
 
 
 def build_flat_model(config: Config, task: Task, method: Method, width: float = 1.0) -> FlatModel:

@@ -1,6 +1,6 @@
-"""Arrays on disk, made once and mapped from there by every process.
+"""Arrays on disk, which one process makes and every process maps.
 
-They lie under `$FEDMRN_CACHE`, else `$XDG_CACHE_HOME/fedmrn`, else `~/.cache/fedmrn`.
+The folder is `$FEDMRN_CACHE`, otherwise `$XDG_CACHE_HOME/fedmrn`, otherwise `~/.cache/fedmrn`.
 """
 
 from __future__ import annotations
@@ -17,47 +17,39 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
+from fedmrn_app.data.samples import Report
 from fedmrn_app.environment import CACHE
 from fedmrn_app.errors import DataError
 
 Arrays = Mapping[str, NDArray[Any]]
 
 
-def cached_arrays(
-    name: str, source: object, make: Callable[[], Arrays], report: Callable[[str], None] | None
-) -> Arrays:
-    """Return arrays by their names, mapped read-only; make them when they are not there. Many processes may call it.
+def cached_arrays(name: str, source: object, make: Callable[[], Arrays], report: Report | None) -> Arrays:
+    """Return arrays by name, mapped read-only. One of the processes that call this makes them if they are missing.
 
     Args:
-        name: what the arrays are of, the start of their folder's name.
-        source: whatever they depend on; another `repr` of it is another folder.
+        name: what the arrays hold; the folder's name begins with it.
+        source: everything that the arrays depend on; its `repr` selects the folder.
         make: reads the source.
-        report: is told in a line before `make` is called.
+        report: receives a line before `make` is called.
 
     Raises:
         DataError: the cache cannot be written, or `make` raises it.
     """
     key = hashlib.sha256(repr(source).encode()).hexdigest()[:12]
     folder = _cache_folder() / f"{name}-{key}"
-    if not folder.is_dir():
-        try:
+    try:
+        if not folder.is_dir():
             folder.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{folder}.lock"):
                 if not folder.is_dir():
                     if report is not None:
                         report(f"reading {name} once into {folder}")
                     _write(folder, make())
-        except PermissionError as error:
-            raise DataError(
-                f"{folder}: cannot be written ({error.strerror}); set FEDMRN_CACHE to a folder that can"
-            ) from None
-    return {path.stem: np.load(path, mmap_mode="r") for path in sorted(folder.glob("*.npy"))}
-
-
-def file_stamp(path: Path) -> tuple[object, ...]:
-    """What changes when a file, or any file below a folder, does, as far as can be seen without reading it."""
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    return (str(path), *((str(f.relative_to(path)), f.stat().st_size, f.stat().st_mtime_ns) for f in files))
+        return {path.stem: np.load(path, mmap_mode="r") for path in sorted(folder.glob("*.npy"))}
+    except OSError as error:  # no permission, a full disk
+        problem = f"cannot be written ({error.strerror or error}); set FEDMRN_CACHE to a folder that can"
+        raise DataError(f"{folder}: {problem}", code="cache", key=CACHE, value=str(folder)) from error
 
 
 def _cache_folder() -> Path:

@@ -1,6 +1,6 @@
-"""Which rows each client has: evenly, by labels in uneven shares, or by nature.
+"""The partitions: which rows each client has.
 
-IID, Dirichlet and label shards (Li et al. 2024, section 5.1.2) are made by flwr-datasets.
+A further partition is a subclass of `Scheme` here, with its keys in `PartitionConfig`, and a file in conf/partition/.
 """
 
 from __future__ import annotations
@@ -8,99 +8,76 @@ from __future__ import annotations
 import hashlib
 import warnings
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
 from fedmrn_app.data.cache import cached_arrays
-from fedmrn_app.data.drawn import DrawnPartition
-from fedmrn_app.data.partition import Partition
+from fedmrn_app.data.partition import DrawnPartition, Floats, Partition, StoredPartition
 from fedmrn_app.data.samples import Rows, Samples
-from fedmrn_app.errors import ConfigError, DataError
+from fedmrn_app.errors import ConfigError, DataError, FedMRNError
 from fedmrn_app.validation import Count, Range
 
-Scheme = Literal["iid", "dirichlet", "label_shard", "natural"]
-
-_VERSION = 2  # of how rows are shared out: stored partitions of another one are not used
+_VERSION = 2  # of the algorithms below; a stored partition of another version is not used
 MIN_SAMPLES = 10  # of a Dirichlet client
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PartitionConfig:
-    """How rows are shared out.
+    """How rows are shared out."""
 
-    Attributes:
-        name: `iid`, `dirichlet` (each label's rows in Dirichlet shares), `label_shard` (k labels per client) or
-            `natural` (one group per client, such as a speaking role).
-        alpha: concentration of the Dirichlet distribution; less is more uneven.
-        balancing: of Dirichlet shares: `none`, every label is shared out alone (Hsu et al. 2019), or `niid_bench`, who
-            has an even share of all rows gets no rows of further labels (Li et al. 2022, NIID-Bench, which FedMRN's
-            authors use).
-        labels_per_client: k, the exact number of labels a client has.
-        min_samples: rows that a natural group needs to be a client.
-        samples_per_client: so many rows are drawn for each client, with replacement, for more clients than there are
-            rows; None to share out every row once.
-    """
-
-    name: Scheme
-    alpha: Annotated[float, Range(above=0)] | None = None
+    name: str  # of a `Scheme`
+    alpha: Annotated[float, Range(above=0)] | None = None  # concentration of a Dirichlet distribution; less is uneven
+    # of Dirichlet shares: `none` shares out every label alone (Hsu et al. 2019); with `niid_bench` a client that has an
+    # even share of all rows gets no further rows (Li et al. 2022, NIID-Bench, which FedMRN's authors use)
     balancing: Literal["none", "niid_bench"] = "none"
-    labels_per_client: Count | None = None
-    min_samples: Count = 1
+    labels_per_client: Count | None = None  # the exact number of labels of a client
+    min_samples: Count = 1  # number of rows that a natural group needs to be a client
+    # number of rows drawn for each client, with replacement, for more clients than rows; None shares out each row once
     samples_per_client: Count | None = None
 
     def __post_init__(self) -> None:
-        if self.name == "dirichlet" and self.alpha is None:
-            raise ConfigError("partition.alpha=null: must be above 0")
-        if self.name == "label_shard" and self.labels_per_client is None:
-            raise ConfigError("partition.labels_per_client=null: must be at least 1")
+        if self.name not in SCHEMES:
+            raise _error("partition.name", self.name, f"must be one of {', '.join(SCHEMES)}", ConfigError)
+        key, allowed = self.scheme.needs
+        if key and getattr(self, key) is None:
+            raise _error(f"partition.{key}", "null", f"must be {allowed}", ConfigError)
         if self.samples_per_client is not None and (self.name == "natural" or self.balancing != "none"):
-            key, value = ("partition", self.name) if self.name == "natural" else ("balancing", self.balancing)
-            raise ConfigError(
-                f"partition.samples_per_client={self.samples_per_client}: cannot go with {key}={value}, which shares "
-                "out every row once; say partition.samples_per_client=null"
-            )
+            other = "partition=natural" if self.name == "natural" else f"balancing={self.balancing}"
+            problem = f"cannot go with {other}, which shares out every row once; say partition.samples_per_client=null"
+            raise _error("partition.samples_per_client", self.samples_per_client, problem, ConfigError)
 
-
-class StoredPartition(Partition):
-    """Each client's rows, mapped from the disk; a process holds nothing per client."""
-
-    def __init__(self, rows: Rows, ends: Rows) -> None:
-        """Make one of the rows of all clients, int64 (n,), one client after the other, and where each one's end."""
-        self._rows, self._ends = np.asarray(rows), np.asarray(ends)
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    def size(self, client: int) -> int:
-        """How many rows a client has."""
-        return int(self._ends[client] - self._start(client))
-
-    def _start(self, client: int) -> int:
-        return int(self._ends[client - 1]) if client else 0
-
-    def rows_of(self, client: int) -> Rows:
-        """A client's rows, mapped."""
-        return self._rows[self._start(client) : int(self._ends[client])]
+    @property
+    def scheme(self) -> Scheme:
+        """The scheme of that name."""
+        return SCHEMES[self.name]
 
 
 def load_partitions(samples: Samples, config: PartitionConfig, clients: int, seed: int, name: str) -> Partition:
-    """Return each client's rows, from the cache when they are there; see `partition_rows`.
+    """Return each client's rows, from the cache if they are stored there; see `partition_rows`.
 
-    With `samples_per_client` they are drawn when they are asked for, and nothing is stored.
+    With `samples_per_client` rows are drawn when they are asked for, and nothing is stored.
 
     Args:
         samples: the training split.
-        config: the scheme.
+        config: the scheme and its options.
         clients: number of clients.
         seed: 64-bit seed.
-        name: of the data set.
+        name: the name of the data set.
 
     Raises:
         DataError: the rows cannot be shared out like that.
     """
     if config.samples_per_client is not None:
-        return _drawn(samples, config, clients, seed)
+        return DrawnPartition(
+            clients=clients,
+            each=config.samples_per_client,
+            seed=seed,
+            count=len(samples),
+            labels=config.scheme.labels(samples),
+            weights=partial(config.scheme.label_weights, config),
+        )
     keys = samples.groups if config.name == "natural" else samples.labels
     digest = hashlib.sha256(b"" if keys is None else np.ascontiguousarray(keys).tobytes()).hexdigest()
 
@@ -112,126 +89,157 @@ def load_partitions(samples: Samples, config: PartitionConfig, clients: int, see
     return StoredPartition(stored["rows"], stored["ends"])
 
 
-def _drawn(samples: Samples, config: PartitionConfig, clients: int, seed: int) -> DrawnPartition:
-    labels = None if config.name == "iid" else _labels(samples, config)
-    shares = None if config.name == "dirichlet" else config.labels_per_client
-    each = int(config.samples_per_client or 0)
-    return DrawnPartition(len(samples), labels, clients, each, seed, alpha=config.alpha, labels_per_client=shares)
-
-
-def _labels(samples: Samples, config: PartitionConfig) -> Rows:
-    """The labels by which rows are shared out.
-
-    Raises:
-        DataError: there are none.
-    """
-    if samples.labels is None:
-        raise DataError(f"partition={config.name}: these data have no labels to share out by; take partition=iid")
-    return samples.labels
-
-
 def partition_rows(samples: Samples, config: PartitionConfig, clients: int, seed: int) -> list[Rows]:
-    """Share out the rows, each to at most one client, all of them unless the groups are natural.
-
-    Args:
-        samples: the training split.
-        config: the scheme.
-        clients: number of clients.
-        seed: 64-bit seed; the same one gives the same partition.
-
-    Returns:
-        One sorted vector of row numbers for each client.
+    """Return the row numbers of each client, ascending; no row has two clients, and the seed fixes the partition.
 
     Raises:
         DataError: the rows cannot be shared out like that.
     """
     if clients > len(samples):
-        raise DataError(
-            f"clients={clients}: there are only {len(samples)} training rows; partition.samples_per_client=N draws N "
-            "rows for each client, with replacement"
-        )
-    if config.name == "natural":
-        return _natural(samples, config, clients, seed)
-    rows = np.random.default_rng(seed).permutation(len(samples))
-    unlabelled = config.name == "iid" and samples.labels is None
-    labels = np.zeros(len(samples), np.int64) if unlabelled else _labels(samples, config)
-    if config.name == "label_shard" and clients < len(np.unique(labels)):
-        return _label_windows(rows, labels[rows], clients, int(config.labels_per_client or 0))
-    parts = _by_flwr_datasets(rows, labels, config, clients, seed % (1 << 32))
-    used = np.sort(np.concatenate(parts))
-    if len(used) != len(rows) or (used != np.arange(len(rows))).any():
-        raise DataError(f"partition={config.name}: {clients} clients cannot use every row once; take more clients")
-    return parts
+        way = "partition.samples_per_client=N draws N rows for each client, with replacement"
+        raise _error("clients", clients, f"there are only {len(samples)} training rows; {way}")
+    return config.scheme.share_out(samples, config, clients, seed)
 
 
-def _natural(samples: Samples, config: PartitionConfig, clients: int, seed: int) -> list[Rows]:
-    """The rows of `clients` of the groups, drawn by the seed, in ascending order of the groups."""
-    if samples.groups is None:
-        raise DataError("partition=natural: these data are not of different origins; take partition=iid")
-    sizes = np.bincount(samples.groups)
-    fit = np.flatnonzero(sizes >= config.min_samples)
-    if clients > len(fit):
-        raise DataError(
-            f"clients={clients}: only {len(fit)} of {np.count_nonzero(sizes)} groups have "
-            f"{config.min_samples} rows or more (partition.min_samples)"
-        )
-    chosen = np.sort(np.random.default_rng(seed).choice(fit, clients, replace=False))
-    order = np.argsort(samples.groups, kind="stable")
-    starts = np.concatenate([[0], np.cumsum(sizes)])
-    return [order[starts[group] : starts[group + 1]] for group in chosen]
+class Scheme:
+    """One way to share out rows, by default with a partitioner of flwr-datasets."""
+
+    name: ClassVar[str]
+    needs: ClassVar[tuple[str, str]] = ("", "")  # the key of `PartitionConfig` that must not be null, and its range
+
+    def labels(self, samples: Samples) -> Rows | None:
+        """Return the labels by which rows are shared out, None if they do not matter."""
+        if samples.labels is None:
+            raise _error("partition", self.name, "these data have no labels to share out by; take partition=iid")
+        return samples.labels
+
+    def partitioner(self, config: PartitionConfig, clients: int, seed: int) -> Any:
+        """Return a partitioner by the column `label`."""
+        raise NotImplementedError
+
+    def share_out(self, samples: Samples, config: PartitionConfig, clients: int, seed: int) -> list[Rows]:
+        """Return the rows of each client, see `partition_rows`."""
+        from datasets import Dataset
+
+        rows, labels = np.random.default_rng(seed).permutation(len(samples)), self.labels(samples)
+        keys = np.zeros(len(rows), np.int64) if labels is None else labels[rows]
+        partitioner = self.partitioner(config, clients, seed % (1 << 32))
+        partitioner.dataset = Dataset.from_dict({"row": rows, "label": keys})
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # unused labels are an error below
+                parts = [np.sort(np.asarray(partitioner.load_partition(i)["row"], np.int64)) for i in range(clients)]
+        except ValueError as error:
+            raise _error("partition", self.name, str(error).splitlines()[0]) from error
+        if not np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(rows))):
+            raise _error("partition", self.name, f"{clients} clients cannot use every row once; take more clients")
+        return parts
+
+    def label_weights(self, config: PartitionConfig, counts: Floats, random: np.random.Generator) -> Floats:
+        """Draw one client's relative probability of each label, from the labels' counts, where rows are drawn."""
+        raise NotImplementedError
 
 
-def _label_windows(rows: Rows, labels: Rows, clients: int, wanted: int) -> list[Rows]:
-    """So many labels for each client, evenly spread, and a label's rows in equal parts for those that have it.
+class Iid(Scheme):
+    """An even share of all rows, drawn by chance."""
 
-    For fewer clients than labels, where flwr-datasets, whose clients begin one label apart, leaves labels to nobody.
-    """
-    present = np.unique(labels)
-    if clients * wanted < len(present):
-        raise DataError(
-            f"partition.labels_per_client={wanted}: {clients} clients have fewer than the {len(present)} labels there "
-            "are; take more labels or more clients"
-        )
-    parts: list[list[Rows]] = [[] for _ in range(clients)]
-    first = np.arange(clients) * len(present) // clients
-    for place, label in enumerate(present):
-        holders = np.flatnonzero((place - first) % len(present) < wanted)
-        for client, part in zip(holders, np.array_split(rows[labels == label], len(holders)), strict=True):
-            parts[client].append(part)
-    return [np.sort(np.concatenate(part)) for part in parts]
+    name = "iid"
 
+    def labels(self, samples: Samples) -> None:
+        """Return None, because labels do not matter."""
+        return None
 
-def _by_flwr_datasets(rows: Rows, labels: Rows, config: PartitionConfig, clients: int, seed: int) -> list[Rows]:
-    from datasets import Dataset
+    def partitioner(self, config: PartitionConfig, clients: int, seed: int) -> Any:
+        """Return an `IidPartitioner`."""
+        from flwr_datasets.partitioner import IidPartitioner
 
-    partitioner = _partitioner(config, clients, seed)
-    partitioner.dataset = Dataset.from_dict({"row": rows, "label": labels[rows]})
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # unused classes are an error of ours
-            return [np.sort(np.asarray(partitioner.load_partition(i)["row"], np.int64)) for i in range(clients)]
-    except ValueError as error:
-        raise DataError(f"partition={config.name}: {str(error).splitlines()[0]}") from error
-
-
-def _partitioner(config: PartitionConfig, clients: int, seed: int) -> Any:
-    from flwr_datasets.partitioner import DirichletPartitioner, IidPartitioner, PathologicalPartitioner
-
-    if config.name == "iid":
         return IidPartitioner(clients)
-    if config.name == "dirichlet":
-        return DirichletPartitioner(
-            clients,
-            "label",
-            alpha=float(config.alpha or 0),
-            min_partition_size=MIN_SAMPLES,
-            self_balancing=config.balancing == "niid_bench",
-            seed=seed,
-        )
-    return PathologicalPartitioner(
-        clients,
-        "label",
-        num_classes_per_partition=int(config.labels_per_client or 0),
-        class_assignment_mode="first-deterministic",  # of each client in turn, so that no label goes unused
-        seed=seed,
-    )
+
+
+class Dirichlet(Scheme):
+    """Shares of each label's rows that a Dirichlet distribution draws (Li et al. 2024, section 5.1.2)."""
+
+    name = "dirichlet"
+    needs = ("alpha", "above 0")
+
+    def partitioner(self, config: PartitionConfig, clients: int, seed: int) -> Any:
+        """Return an `DirichletPartitioner`."""
+        from flwr_datasets.partitioner import DirichletPartitioner
+
+        alpha, balanced = float(config.alpha or 0), config.balancing == "niid_bench"
+        options = {"min_partition_size": MIN_SAMPLES, "self_balancing": balanced}
+        return DirichletPartitioner(clients, "label", alpha=alpha, seed=seed, **options)
+
+    def label_weights(self, config: PartitionConfig, counts: Floats, random: np.random.Generator) -> Floats:
+        """Draw a Dirichlet share of each label."""
+        return counts * random.dirichlet(np.full(len(counts), config.alpha))
+
+
+class LabelShard(Scheme):
+    """Rows of the same number of labels for each client (Li et al. 2024, section 5.1.2)."""
+
+    name = "label_shard"
+    needs = ("labels_per_client", "at least 1")
+
+    def partitioner(self, config: PartitionConfig, clients: int, seed: int) -> Any:
+        """Return an `PathologicalPartitioner`."""
+        from flwr_datasets.partitioner import PathologicalPartitioner
+
+        mode = "first-deterministic"  # of each client in turn: no label goes unused
+        return PathologicalPartitioner(clients, "label", config.labels_per_client, mode, seed=seed)
+
+    def share_out(self, samples: Samples, config: PartitionConfig, clients: int, seed: int) -> list[Rows]:
+        """Give each client a window of labels, and each label in equal parts to the clients that have it.
+
+        With fewer clients than labels the windows are spread evenly. Those of flwr-datasets begin one label apart, and
+        would then miss labels.
+        """
+        all_labels, each = np.asarray(self.labels(samples)), int(config.labels_per_client or 0)
+        present = np.unique(all_labels)
+        if clients >= len(present):
+            return super().share_out(samples, config, clients, seed)
+        if clients * each < len(present):
+            problem = f"{clients} clients have fewer than the {len(present)} labels; take more labels or more clients"
+            raise _error("partition.labels_per_client", each, problem)
+        rows = np.random.default_rng(seed).permutation(len(samples))
+        labels = all_labels[rows]
+        parts: list[list[Rows]] = [[] for _ in range(clients)]
+        first = np.arange(clients) * len(present) // clients
+        for position, label in enumerate(present):
+            holders = np.flatnonzero((position - first) % len(present) < each)
+            for client, part in zip(holders, np.array_split(rows[labels == label], len(holders)), strict=True):
+                parts[client].append(part)
+        return [np.sort(np.concatenate(part)) for part in parts]
+
+    def label_weights(self, config: PartitionConfig, counts: Floats, random: np.random.Generator) -> Floats:
+        """Draw the labels of a client, which are equally probable."""
+        weights = np.zeros(len(counts))
+        weights[random.choice(len(counts), int(config.labels_per_client or 0), replace=False)] = 1
+        return weights
+
+
+class Natural(Scheme):
+    """The rows of one of the data's own groups for each client, such as a speaking role."""
+
+    name = "natural"
+
+    def share_out(self, samples: Samples, config: PartitionConfig, clients: int, seed: int) -> list[Rows]:
+        """Draw the groups that are clients."""
+        if samples.groups is None:
+            raise _error("partition", self.name, "these data have no groups; take partition=iid")
+        sizes, least = np.bincount(samples.groups), config.min_samples
+        large = np.flatnonzero(sizes >= least)
+        if clients > len(large):
+            groups = f"only {len(large)} of {np.count_nonzero(sizes)} groups"
+            raise _error("clients", clients, f"{groups} have {least} rows or more (partition.min_samples)")
+        chosen = np.sort(np.random.default_rng(seed).choice(large, clients, replace=False))
+        order = np.argsort(samples.groups, kind="stable")
+        starts = np.concatenate([[0], np.cumsum(sizes)])
+        return [order[starts[group] : starts[group + 1]] for group in chosen]
+
+
+SCHEMES: dict[str, Scheme] = {kind.name: kind() for kind in (Iid, Dirichlet, LabelShard, Natural)}
+
+
+def _error(key: str, value: object, problem: str, kind: type[FedMRNError] = DataError) -> FedMRNError:
+    return kind(f"{key}={value}: {problem}", code="partition", key=key, value=None if value == "null" else value)

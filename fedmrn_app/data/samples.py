@@ -1,23 +1,26 @@
-"""Rows in memory or on disk: the samples of a split, or of one client."""
+"""Rows of a data set, in memory or on disk: the samples of a split, or of one client."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-Rows = NDArray[np.int64]
+Rows = NDArray[np.int64]  # row numbers, or one number per row
+Split = Literal["train", "test"]
+Report = Callable[[str], None]  # receives one line about work that takes long
 
 
 class Column(Protocol):
-    """One value per row; an array, or something that makes rows when they are asked for."""
+    """One value per row: an array, or an object that makes rows when they are asked for."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, rows: Any, /) -> NDArray[Any]:
-        """The values of a slice or of a vector of row numbers, (k, ...)."""
+        """Return the values of a slice or of a vector of row numbers, (k, ...)."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +28,10 @@ class Samples:
     """Rows of one split of a data set, or of one client.
 
     Attributes:
-        x: the inputs, (n, ...), as they are stored.
-        y: the targets, (n, ...), likewise.
-        labels: int64 (n,), by which rows are shared out unevenly (Dirichlet, label shards); None where there are none.
-        groups: int64 (n,) from 0, to whom each row belongs by nature, such as a speaking role; None likewise.
+        x: the inputs as they are stored, (n, ...).
+        y: the targets as they are stored, (n, ...).
+        labels: int64 (n,), by which Dirichlet and label-shard partitions share out rows; None if there are no labels.
+        groups: int64 (n,) from 0, the natural group of each row, such as a speaking role; None if there are no groups.
     """
 
     x: Column
@@ -40,9 +43,9 @@ class Samples:
         return len(self.y)
 
     def take(self, rows: Rows | slice) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Copies of the inputs and targets of some rows, in their order."""
+        """Return copies of the inputs and targets of some rows, in the order of `rows`."""
         return np.array(self.x[rows]), np.array(self.y[rows])
 
     def select(self, rows: Rows | slice) -> Samples:
-        """The given rows alone, in memory."""
+        """Return samples of the given rows in memory, without labels and groups."""
         return Samples(*self.take(rows))

@@ -1,1 +1,1 @@
-"""Plain PyTorch: models, flat views of their parameters, local SGD and evaluation. No Flower in here."""
+"""Plain PyTorch: models, flat views of their parameters, local SGD and evaluation."""

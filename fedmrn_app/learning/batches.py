@@ -1,4 +1,4 @@
-"""Batches of one client's samples for local training, in an order for each epoch that a seed fixes."""
+"""Batches of one client's samples for local training."""
 
 from __future__ import annotations
 
@@ -14,14 +14,10 @@ from fedmrn_app.tasks.task import Samples, Task
 
 
 class Batches:
-    """The batches of `epochs` passes over one client's samples, in an order and augmentation fixed by `seed`.
+    """An iterable of batches (x, y) as the task prepares them, whose order and augmentation a seed fixes.
 
-    With `steps` there are so many batches instead, in as many passes as they take.
-
-    With `absent` that is the logit, in the loss, of every label that the samples have none of.
-
-    Iterating yields (x, y) as the task prepares them, on `device`. `len` is the number of local steps S. A last batch
-    of one sample joins the batch before it, since batch norm cannot train on one.
+    `len` is the number of local steps S. A last batch of one sample joins the batch before it, because batch norm
+    cannot train on one sample.
     """
 
     def __init__(
@@ -36,10 +32,19 @@ class Batches:
         device: torch.device | str = "cpu",
         absent: float | None = None,
     ) -> None:
-        self.task = task
-        self._samples = samples
-        self._seed = seed
-        self._device = torch.device(device)
+        """Cut samples into batches.
+
+        Args:
+            task: prepares the batches, and defines their loss.
+            samples: the client's samples.
+            batch_size: samples of a batch.
+            epochs: passes over the samples.
+            seed: of the order of each pass, and of the augmentation.
+            steps: number of batches, in as many passes as they need, instead of `epochs`.
+            device: where the batches are.
+            absent: logit in the loss of every label of which there is no sample; None to keep the model's logit.
+        """
+        self.task, self._samples, self._seed, self._device = task, samples, seed, torch.device(device)
         starts = list(range(0, len(samples), batch_size))
         if len(starts) > 1 and len(samples) - starts[-1] == 1:
             starts.pop()
@@ -55,7 +60,7 @@ class Batches:
         return islice(self._endless(), self._steps)
 
     def loss(self, outputs: Any, y: Tensor) -> Tensor:
-        """The task's mean loss of a batch."""
+        """Return the task's mean loss of a batch."""
         if self._labels is not None and self._absent is not None:
             absent = torch.ones(outputs.shape[1], dtype=torch.bool, device=outputs.device)
             absent[self._labels] = False
@@ -63,7 +68,7 @@ class Batches:
         return self.task.loss(outputs, y)
 
     def one_pass(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of the first pass over all samples, however many there are to be."""
+        """Return the batches of the first pass over all samples, for any number of steps."""
         return islice(self._endless(), len(self._bounds))
 
     def _endless(self) -> Iterator[tuple[Tensor, Tensor]]:

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.tasks.task import Samples, Task
 
-_BATCH = 200  # the memory of larger activations goes back to the system after each batch
-_WHOLE_BATCH = 500
+_BATCH = 200  # the allocator returns the memory of larger activations to the system after each batch
+_LARGE_BATCH = 500
 _ELEMENTS = 400 * 3 * 32 * 32  # of the inputs of a batch, at most
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a model reaches: the task's metrics by name, and its mean loss."""
+    """The task's metrics by name, and the mean loss."""
 
     metrics: dict[str, float]
     loss: float
@@ -35,7 +35,8 @@ class Evaluation:
 def evaluate(model: FlatModel, task: Task, samples: Samples) -> Evaluation:
     """Evaluate in evaluation mode and float32; the loss is the mean over samples.
 
-    A model that normalises by the statistics of the batch at hand gets larger batches.
+    Raises:
+        ValueError: there are no samples.
     """
     model.module.eval()
     tally: Tensor | None = None
@@ -52,10 +53,9 @@ def evaluate(model: FlatModel, task: Task, samples: Samples) -> Evaluation:
 
 @contextmanager
 def measured_norms(model: FlatModel, task: Task, samples: Samples | None) -> Iterator[None]:
-    """Within it, batch norm that keeps no statistics evaluates by those of `samples`, found in a pass over them.
+    """Give static batch norm the statistics of `samples` within the context; None changes nothing.
 
-    They are the means of the batches' means and variances (Diao et al. 2021, HeteroFL). The state of the model stays as
-    it is. Without samples nothing happens.
+    The statistics are the means of the batches' means and variances (Diao et al. 2021, HeteroFL), found in one pass.
     """
     norms = [] if samples is None else static_norms(model.module)
     if samples is None or not norms:
@@ -68,7 +68,7 @@ def measured_norms(model: FlatModel, task: Task, samples: Samples | None) -> Ite
             norm.running_mean = torch.zeros(norm.num_features, device=model.device)
             norm.running_var = torch.ones(norm.num_features, device=model.device)
             norm.num_batches_tracked = torch.zeros((), dtype=torch.int64, device=model.device)
-            norm.track_running_stats, norm.momentum = True, None  # None: all batches count the same
+            norm.track_running_stats, norm.momentum = True, None  # None: all batches have the same weight
             norm.train()
         with torch.no_grad():
             for x, _ in _batches(model, task, samples):
@@ -81,17 +81,17 @@ def measured_norms(model: FlatModel, task: Task, samples: Samples | None) -> Ite
 
 
 def static_norms(module: nn.Module) -> list[nn.BatchNorm2d]:
-    """The layers of batch norm that keep no statistics."""
+    """Return the layers of batch norm that keep no statistics."""
     return [m for m in module.modules() if isinstance(m, nn.BatchNorm2d) and not m.track_running_stats]
 
 
 def _batches(model: FlatModel, task: Task, samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
-    """All samples in their order, without augmentation."""
-    batch_size = _WHOLE_BATCH if static_norms(model.module) or model.device.type != "cpu" else _BATCH
+    """Yield all samples in their order, without augmentation; static batch norm gets larger batches."""
+    batch_size = _LARGE_BATCH if static_norms(model.module) or model.device.type != "cpu" else _BATCH
     size = int(np.prod(samples.take(slice(0, 1))[0].shape[1:]))
     batch_size = max(1, min(batch_size, _ELEMENTS // size))
     batches = -(-len(samples) // batch_size)
-    for batch in range(batches):  # of nearly equal size: there are no statistics of a single sample
+    for batch in range(batches):  # of nearly equal size, because a single sample has no statistics
         rows = slice(batch * len(samples) // batches, (batch + 1) * len(samples) // batches)
         raw_x, raw_y = (torch.from_numpy(values).to(model.device) for values in samples.take(rows))
         yield task.batch(raw_x, raw_y)

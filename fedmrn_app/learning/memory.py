@@ -1,18 +1,17 @@
-"""How this process keeps the memory that a training step frees for the next step."""
+"""The allocator's settings for training."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
 
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of glibc's <malloc.h>
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # from glibc's <malloc.h>
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep up to 256 MiB of freed memory, in blocks of up to 32 MiB.
+    """Let glibc keep up to 256 MiB of freed memory, in blocks of up to 32 MiB, for the next training step.
 
-    By default the activations of each step go back to the system and are zeroed page by page for the next one. Other
-    systems' allocators keep theirs.
+    By default the activations of each step return to the system, which zeroes them page by page for the next step.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -1,4 +1,4 @@
-"""Local training: SGD (Li et al. 2024, section 5.1.4), without momentum, the loop that all methods share."""
+"""Local training by SGD without momentum (Li et al. 2024, section 5.1.4), which all methods share."""
 
 from __future__ import annotations
 
@@ -19,26 +19,16 @@ AbsentLabels = Literal["kept", "zero", "masked"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LocalSettings:
-    """Local training of one client in one round.
+    """Settings of the local training of one client in one round."""
 
-    Attributes:
-        epochs: passes over the client's samples.
-        batch_size: samples of a local step.
-        lr: step size of SGD.
-        steps: so many local steps, whatever the epochs; None for whole epochs.
-        weight_decay: see `local_sgd`.
-        absent_labels: what becomes of the logits of labels that a client has no samples of, in its loss: they stay,
-            they are zero, or they are left out.
-    """
-
-    epochs: Count
-    batch_size: Count
-    lr: Positive
-    steps: Count | None = None
-    weight_decay: NotNegative = 0.0
-    absent_labels: AbsentLabels = "kept"
+    epochs: Count  # passes over the client's samples
+    batch_size: Count  # samples of a local step
+    lr: Positive  # step size of SGD
+    steps: Count | None = None  # number of local steps, instead of epochs
+    weight_decay: NotNegative = 0.0  # see `local_sgd`
+    absent_labels: AbsentLabels = "kept"  # logits, in a client's loss, of labels of which it has no samples
 
 
 def local_sgd(
@@ -54,14 +44,14 @@ def local_sgd(
     """Train on all batches, in place.
 
     Args:
-        model: the model; its dense part is trained too.
-        batches: the client's batches; S = len(batches) local steps, whose loss is that of their task.
+        model: the model; its dense parameters are trained too.
+        batches: the client's batches, one for each of the S = len(batches) local steps.
         lr: step size of SGD.
         precision: `bfloat16` runs the forward pass under autocast.
-        weight_decay: l2, half of which times the squared norm of all trained parameters is added to the loss.
+        weight_decay: l2; l2 / 2 times the squared norm of all trained parameters is added to the loss.
         before_step: called with the step number t = 1..S before each forward pass, to set `model.weights`.
-        update: called with the step number after each backward pass, to use the gradients of the masked weights; by
-            default they are subtracted from the weights, times `lr`.
+        update: called with the step number after each backward pass, to use the gradients of the masked weights;
+            None subtracts `lr` times the gradients from the weights.
 
     Returns:
         The mean training loss over all steps.
@@ -85,9 +75,9 @@ def local_sgd(
 def full_gradient(
     model: FlatModel, batches: Batches, precision: Precision = "float32", weight_decay: float = 0.0
 ) -> tuple[Tensor, float]:
-    """The gradient of the masked weights over one pass of all samples, float32 (d,), and the mean loss.
+    """Return the gradient of the masked weights over all samples, float32 (d,), and the mean loss.
 
-    The weights stay as they are; running statistics do not.
+    The weights do not change, but running statistics do.
     """
     model.module.train()
     gradient, total, count = torch.zeros_like(model.weights), 0.0, 0
@@ -102,7 +92,7 @@ def full_gradient(
 def _backward(
     model: FlatModel, batches: Batches, x: Tensor, y: Tensor, precision: Precision, weight_decay: float
 ) -> Tensor:
-    """Compute the gradients of one batch anew, and return its loss."""
+    """Compute the gradients of one batch, and return its loss."""
     model.zero_grads()
     with autocast(model.device, precision):
         loss: Tensor = batches.loss(model.module(x), y)
@@ -114,9 +104,9 @@ def _backward(
 
 @contextmanager
 def flushed_denormals() -> Iterator[None]:
-    """Numbers too small for a normal float32 become zero, which CPUs compute with much faster.
+    """Replace numbers that are too small for a normal float32 by zero, which is much faster on CPUs.
 
-    Outside they stay: what server and clients both compute must not depend on it.
+    Outside of the context they are kept, because results that server and clients both compute must not depend on this.
     """
     torch.set_flush_denormal(True)
     try:
@@ -126,5 +116,5 @@ def flushed_denormals() -> Iterator[None]:
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
-    """The autocast context of a precision; for float32 it changes nothing."""
+    """Return the autocast context of a precision, which changes nothing for float32."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")

@@ -20,6 +20,7 @@ from fedmrn_app.config.build import resolve_from_data
 from fedmrn_app.config.compose import default_values, plain_values
 from fedmrn_app.config.schema import Values
 from fedmrn_app.data.partitions import load_partitions
+from fedmrn_app.data.place import Place
 from fedmrn_app.environment import CONNECTION, RUN_FOLDER
 from fedmrn_app.errors import ConfigError, FedMRNError
 from fedmrn_app.report.tables import print_summary
@@ -82,7 +83,7 @@ def launch(values: Values, folder: Path, on: str | None = None) -> dict[str, Any
 def _launch(values: Values, folder: Path, on: str | None) -> dict[str, Any]:
     for group in ("dataset", "task"):  # relative to here, and the run's processes live elsewhere
         if values[group].get("path"):
-            values[group]["path"] = str(Path(values[group]["path"]).expanduser().resolve())
+            values[group]["path"] = str(Place(f"{group}.path", str(values[group]["path"])).absolute())
     values, config, task = resolve_from_data(values, console.print)
     if values["resume"] and (before := finished(folder, values, default_values)) is not None:
         console.print(f"{folder}: has its {config.rounds} rounds already", markup=False)

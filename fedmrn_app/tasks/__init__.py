@@ -1,4 +1,4 @@
-"""The tasks: what can be learned, one file each. A task is found by its `kind`; `task.py` says what a task is."""
+"""The tasks, one file each; `find_tasks` finds them by their `kind`."""
 
 from __future__ import annotations
 

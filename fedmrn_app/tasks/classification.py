@@ -1,39 +1,39 @@
 """Classification of images, tables or rows of text ids.
 
-Of images it is the task of Li et al. 2024, section 5.1. What a data set's file in conf/dataset/ does not say, as
-own.yaml does not, is measured on the data.
+For images it is the task of Li et al. 2024, section 5.1. A key that is null in a data set's file in conf/dataset/, as
+most are in own.yaml, is read from the data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from fedmrn_app.data.read_digits import DIGITS_TEST_SIZES
-from fedmrn_app.data.read_labels import count_classes
-from fedmrn_app.data.read_location import FORM_WORDS, SHAPE_KEYS, Location
-from fedmrn_app.data.read_source import Form, Wanted
-from fedmrn_app.data.read_statistics import measure_rows
+from fedmrn_app.data.digits import DIGITS_TEST_SIZES
+from fedmrn_app.data.labels import count_classes
+from fedmrn_app.data.load import FORM_WORDS, SHAPE_KEYS, check_shape, load_rows, open_rows
+from fedmrn_app.data.place import Place
+from fedmrn_app.data.rows import Form, RowQuery
+from fedmrn_app.data.statistics import measure_rows
 from fedmrn_app.errors import ConfigError, DataError
-from fedmrn_app.tasks.task import Report, Samples, Split, Task
+from fedmrn_app.tasks.augmentation import crop_flip, normalize
+from fedmrn_app.tasks.task import Report, Samples, Split, Task, convert
 from fedmrn_app.validation import Count, Range
 
-Augmentation = Literal["none", "crop_flip"]
-
-CROP_PADDING = 4  # in the published code of Li et al. 2024: random crop of the image's own size after padding by 4
+CROP_PADDING = (4, 4)  # in the published code of Li et al. 2024: a random crop of the image's own size after padding
+_QUERY_KEYS = ("name", "hub", "subset", "image_column", "feature_columns", "label_column", "test_share", "test_size")
 
 
 @dataclass(frozen=True)
 class Classification(Task):
-    """Labelled rows; what is None is read from the data by `measured`.
+    """Labelled rows; `measured` reads from the data every key that is None.
 
-    Stored are labels int64 (n,) and images uint8 (n, channels, height, width), tables float64 (n, columns) or ids int64
-    (n, length).
+    Samples store labels int64 (n,) and images uint8 (n, channels, height, width), tables float64 (n, columns) or ids
+    int64 (n, length).
     """
 
     kind: ClassVar[str] = "classification"
@@ -41,10 +41,10 @@ class Classification(Task):
     task: Literal["classification"] = "classification"
     hub: str | None = None
     subset: str | None = None
-    path: str | None = None  # of a folder or file, see `readers.FORMS`; it takes the place of the hub
-    image_column: str | None = None  # of parquet files and saved data sets; None: the only one of images
-    feature_columns: tuple[str, ...] | None = None  # of a table; None: all columns of numbers but the label's
-    label_column: str | None = None  # None: the one called label, labels, target, class or y
+    path: str | None = None  # a folder or file, see `load.FORMS`, which is read instead of the hub
+    image_column: str | None = None  # of parquet files and saved data sets; None for the only one of images
+    feature_columns: tuple[str, ...] | None = None  # of a table; None for all columns of numbers except the label
+    label_column: str | None = None  # None for the one called label, labels, target, class or y
     test_share: Annotated[float, Range(above=0, below=1)] = 0.2  # cut off where `path` has no test split
     form: Form | None = None
     channels: Count | None = None
@@ -52,68 +52,70 @@ class Classification(Task):
     width: Count | None = None
     features: Count | None = None  # columns of a table
     window: Count | None = None  # ids in a row
-    vocabulary: Annotated[int, Range(least=2, below=1 << 31)] | None = None  # ids count from 0 to below it
+    vocabulary: Annotated[int, Range(least=2, below=1 << 31)] | None = None  # ids are from 0 to vocabulary - 1
     classes: Annotated[int, Range(least=2, below=1 << 31)] | None = None
-    names: Annotated[tuple[str, ...], Range(least=2)] | None = (
-        None  # of the classes in their order; None where they are numbers
-    )
+    names: Annotated[tuple[str, ...], Range(least=2)] | None = None  # of the classes; None where they are numbers
     mean: tuple[float, ...] | None = None  # of each channel of pixels in [0, 1], or of each column
     std: tuple[Annotated[float, Range(above=0)], ...] | None = None
-    augmentation: Augmentation = "none"
+    augmentation: Literal["none", "crop_flip"] = "none"
     model: str = "auto"
-    test_size: Count | None = None  # rows, of digits
+    test_size: Count | None = None  # rows, of the digits
 
     def __post_init__(self) -> None:
-        for wrong in self._mistakes():
-            raise ConfigError(f"dataset.{wrong}")
+        for key, problem in {**self._row_mistakes(), **self._class_mistakes()}.items():
+            value = getattr(self, key)
+            shown = value
+            if isinstance(value, tuple):
+                shown = f"[{', '.join(f'{v:g}' if isinstance(v, float) else v for v in value[:8])}]"
+            raise ConfigError(f"dataset.{key}={shown}: {problem}", code="dataset", key=f"dataset.{key}", value=value)
 
-    def _mistakes(self) -> list[str]:
-        """What is wrong with the configuration, key by key."""
-        wrong = []
+    def _row_mistakes(self) -> dict[str, str]:
+        """Return what is wrong with the keys of where the rows are, by key."""
+        wrong = {}
         if self.path == "":
-            wrong.append("path=: must name a place, or be null")
-        if self.name == "digits" and self.path is not None:
-            wrong.append(f"path={self.path}: digits come with scikit-learn; take dataset=own for rows of your own")
+            wrong["path"] = "must name a place, or be null"
+        elif self.name == "digits" and self.path is not None and self.path_key == Task.path_key:
+            wrong["path"] = "digits come with scikit-learn; take dataset=own for rows of your own"
         least, most = DIGITS_TEST_SIZES
         if self.name == "digits" and not least <= (self.test_size or least) <= most:
-            wrong.append(f"test_size={self.test_size}: must be from {least} to {most}, of 1797 rows with ten labels")
-        for key in ("image_column", "label_column"):
-            if getattr(self, key) == "":
-                wrong.append(f"{key}=: must name a column, or be null")
-        if self.feature_columns == ():
-            wrong.append("feature_columns=[]: must name a column, or be null")
+            wrong["test_size"] = f"must be from {least} to {most}, of 1797 rows with ten labels"
+        for key, empty in {"image_column": "", "label_column": "", "feature_columns": ()}.items():
+            if getattr(self, key) == empty:
+                wrong[key] = "must name a column, or be null"
         if self.feature_columns and self.image_column:
-            wrong.append(f"image_column={self.image_column}: must be null where there are dataset.feature_columns")
-        if self.names is not None and len(set(self.names)) != (self.classes or len(self.names)):
-            wrong.append(f"names=[{', '.join(self.names)}]: must be {self.classes or len(self.names)} different names")
-        form = self._form()
+            wrong["image_column"] = "must be null where there are dataset.feature_columns"
+        return wrong
+
+    def _class_mistakes(self) -> dict[str, str]:
+        """Return what is wrong with the keys of what the rows are, by key."""
+        wrong, form, names = {}, self._form(), self.names
+        if names is not None and len(set(names)) != (self.classes or len(names)):
+            wrong["names"] = f"must be {self.classes or len(names)} different names"
         if form in ("table", "ids") and self.augmentation != "none":
-            wrong.append(f"augmentation={self.augmentation}: is for images; these are {FORM_WORDS[form]}")
-        count = {"image": self.channels, "table": self.features, "ids": None, None: None}[form]
+            wrong["augmentation"] = f"is for images; these are {FORM_WORDS[form]}"
+        count = {"image": self.channels, "table": self.features}.get(form or "")
         for key in ("mean", "std"):
             values = getattr(self, key)
             if values is not None and count is not None and len(values) != count:
                 what = "channel" if form == "image" else "column"
-                shown = ", ".join(f"{value:g}" for value in values[:8])
-                wrong.append(f"{key}=[{shown}]: must have one value for each {what}, of which there are {count}")
+                wrong[key] = f"must have one value for each {what}, of which there are {count}"
             if values is not None and form == "ids":
-                wrong.append(f"{key}: must be null for rows of ids, which are not normalised")
+                wrong[key] = "must be null for rows of ids, which are not normalized"
         return wrong
 
     def load(self, split: Split, report: Report | None = None) -> Samples:
         """Return one split, mapped read-only; it is read on first use.
 
         Raises:
-            DataError: it cannot be read, or is not as it was measured.
+            DataError: it cannot be read, or differs from what was measured.
         """
-        if not self.inputs():
-            raise DataError(f"dataset={self.name}: what its rows are is not known yet; measure it first")
-        stored = self._location().load(split, self.names, int(self.classes or 0), report)
-        self._location().check_rows(stored["x"], self.inputs())
+        inputs, query = self._known_inputs(), self._query()
+        stored = load_rows(query, split, self.names, int(self.classes or 0), report)
+        check_shape(stored["x"], query, inputs["shape"], inputs.get("vocabulary"))
         return Samples(stored["x"], stored["y"], stored["y"])
 
     def measured(self, report: Report | None = None) -> Classification:
-        """Fill in what is None from the training split, or from the test split where there is no other.
+        """Fill in what is None from the training split, or from the test split where it is the only one.
 
         Raises:
             DataError: it cannot be read, or its rows are of one class.
@@ -121,38 +123,35 @@ class Classification(Task):
         complete = bool(self.inputs()) and (self._form() == "ids" or None not in (self.mean, self.std))
         if complete and (self.path is None or self.names is not None):
             return self
-        location = self._location()
-        split, source = location.first()
-        names, classes = self.names, self.classes
-        if names is None and not (classes is not None and source.labels.declared):
-            names, classes = count_classes(source.labels, location.said, classes)
+        split, opened = open_rows(self._query())
+        names, classes, place = self.names, self.classes, self._query().place
+        if names is None and not (classes is not None and opened.labels.declared):
+            names, classes = count_classes(opened.labels, place, classes)
         if complete and names is None:
             return self
         task = replace(
             self,
-            form=self._form() or source.form,
+            form=self._form() or opened.form,
             names=names,
             classes=classes if names is None else len(names),
-            feature_columns=source.columns or self.feature_columns,
+            feature_columns=opened.columns or self.feature_columns,
         )
-        location = task._location()
-        x = location.load(split, task.names, int(task.classes or 0), report)["x"]
-        found = measure_rows(source.form, x, location.said)
+        x = load_rows(task._query(), split, task.names, int(task.classes or 0), report)["x"]
+        found = measure_rows(opened.form, x, place)
         task = replace(task, **{key: value for key, value in found.items() if getattr(task, key) is None})
-        location.check_rows(x, task.inputs())
+        check_shape(x, task._query(), task.inputs()["shape"], task.inputs().get("vocabulary"))
         return task
 
     def local(self, path: str) -> Classification:
-        """The same task on a device's rows, in any form; `load` checks them against what was measured."""
-        if not self.inputs():
-            raise DataError(f"data-path={path}: what the rows of {self.name} are is not known yet; measure it first")
-        return DeviceRows(**{field.name: getattr(self, field.name) for field in fields(self)}, where=path)
+        """Return the same task on a device's rows, in any form; `load` checks them against what was measured."""
+        self._known_inputs()
+        return convert(self, DeviceRows, path=path)
 
     def inputs(self) -> Mapping[str, Any]:
-        """The number of classes and the shape of a row, and what else models of its form ask for.
+        """Return the number of classes, the shape of a row, and what else models of its form take.
 
-        Images: channels and size (height, width). Tables: features. Ids: vocabulary and window. Nothing while one of
-        them is to be measured.
+        Images have channels and size (height, width), tables features, ids vocabulary and window. The result is empty
+        while one of them is not measured.
         """
         form = self._form()
         known = {key: getattr(self, key) for key in (*SHAPE_KEYS.get(form, ()), "classes")}
@@ -166,12 +165,12 @@ class Classification(Task):
         return {**known, "shape": shape}
 
     def example(self, count: int) -> Tensor:
-        """Black images, or rows of zeros."""
-        kind = torch.int64 if self._form() == "ids" else torch.float32
-        return torch.zeros(count, *self.inputs()["shape"], dtype=kind)
+        """Return black images, or rows of zeros."""
+        dtype = torch.int64 if self._form() == "ids" else torch.float32
+        return torch.zeros(count, *self.inputs()["shape"], dtype=dtype)
 
     def model_name(self) -> str | None:
-        """The data set's own, or what suits the shape of the rows."""
+        """Return the data set's own model, or one that suits the shape of the rows."""
         known = self.inputs()
         if self.model != "auto" or not known:
             return None if self.model == "auto" else self.model
@@ -181,10 +180,10 @@ class Classification(Task):
         return "cnn4" if side >= 16 else "digits" if side >= 4 else "mlp"
 
     def batch(self, x: Tensor, y: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """What the model takes, and the labels.
+        """Return what the model takes, and the labels.
 
-        Images: normalised float32 (b, channels, height, width) in channels-last memory. Tables: normalised float32
-        (b, columns). Ids: int64 (b, length).
+        Images are normalized float32 (b, channels, height, width), channels-last in memory; tables normalized float32
+        (b, columns); ids int64 (b, length).
         """
         form = self._form()
         if form == "ids":
@@ -193,56 +192,36 @@ class Classification(Task):
         if form == "table":  # in float64, which holds columns of large numbers such as times
             center, scale = (torch.tensor(values, dtype=torch.float64, device=x.device) for values in (mean, std))
             return ((x.double() - center) / scale).float(), y
-        images = normalise(x, mean, std)
+        images = normalize(x, mean, std)
         if generator is not None and self.augmentation == "crop_flip":
-            images = crop_flip(images, generator)
+            (images,) = crop_flip(images, CROP_PADDING, generator)
         return images.contiguous(memory_format=torch.channels_last), y
 
     def _form(self) -> Form | None:
-        """What the rows are; the files of images in conf/dataset/ say it by their channels."""
+        """Return what the rows are; image files in conf/dataset/ tell it by their channels."""
         return "image" if self.form is None and self.channels is not None else self.form
 
-    def _location(self) -> Location:
-        """Where the run's rows are."""
-        said = f"dataset={self.name}" if self.path is None else f"dataset.path={self.path}"
+    def _known_inputs(self) -> Mapping[str, Any]:
+        if not self.inputs():
+            problem = f"dataset={self.name}: the form of its rows is not known yet; measure it first"
+            raise DataError(problem, code="not-measured", key="dataset", value=self.name)
+        return self.inputs()
+
+    def _query(self) -> RowQuery:
+        """Return where the rows are, and what they must be."""
+        place = Place("dataset", self.name) if self.path is None else Place(self.path_key, self.path)
         whose = "the training split's" if self.hub is None else f"{self.name}'s"
-        return self._at("dataset.path", self.path, said, whose, self.test_share)
-
-    def _at(self, key: str, path: str | None, said: str, whose: str, share: float | None) -> Location:
-        wanted = Wanted(said, self._form(), self.image_column, self.feature_columns, self.label_column)
-        return Location(self.name, key, path, self.hub, self.subset, wanted, whose, share, self.test_size)
+        return RowQuery(place=place, whose=whose, form=self._form(), **{key: getattr(self, key) for key in _QUERY_KEYS})
 
 
-@dataclass(frozen=True)
 class DeviceRows(Classification):
-    """A device's own rows at `where`, in place of the run's: all of them, or their training split."""
+    """A device's own rows: all of them, or their training split."""
 
-    where: str = ""
+    path_key = "data-path"
 
     def measured(self, report: Report | None = None) -> Classification:
-        """The task itself: what was measured is the run's."""
+        """Return the task itself, because the run's rows are measured."""
         return self
 
-    def _location(self) -> Location:
-        return self._at("data-path", self.where, f"data-path={self.where}", "the run's", None)
-
-
-def normalise(pixels: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """Return (pixels / 255 - mean) / std, channel by channel, as float32 of the same shape (n, channels, h, w)."""
-    scale = torch.tensor([1 / (255 * s) for s in std], device=pixels.device).view(1, -1, 1, 1)
-    shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], device=pixels.device).view(1, -1, 1, 1)
-    return torch.addcmul(shift, pixels.float(), scale)
-
-
-def crop_flip(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Crop each image at its own random place after zero padding and mirror it with probability 1/2."""
-    n, _, height, width = x.shape
-    offsets = torch.randint(0, 2 * CROP_PADDING + 1, (2, n, 1), generator=generator)
-    flips = torch.randint(0, 2, (n, 1), generator=generator, dtype=torch.bool)
-    rows = offsets[0] + torch.arange(height)  # (n, height)
-    columns = torch.arange(width).expand(n, width)
-    columns = offsets[1] + torch.where(flips, width - 1 - columns, columns)  # (n, width)
-    padded = functional.pad(x, (CROP_PADDING,) * 4).permute(0, 2, 3, 1)
-    image = torch.arange(n).view(n, 1, 1)
-    cropped = padded[image.to(x.device), rows[:, :, None].to(x.device), columns[:, None, :].to(x.device)]
-    return cropped.permute(0, 3, 1, 2)  # channels-last in memory
+    def _query(self) -> RowQuery:
+        return replace(super()._query(), whose="the run's", test_share=None)

@@ -1,19 +1,18 @@
 """Semantic segmentation: a class for each pixel of an image (Li et al. 2024, appendix, Table 3).
 
-Images come with label maps of their own size, from parquet files (a local folder, or the hub) or from a folder in
-PascalVOC's layout. Both are brought to one size when they are decoded. Pixels of the void label count for nothing,
-in the loss and in the metrics.
+Images and label maps are brought to one size when they are decoded. Pixels of the void label do not count, neither in
+the loss nor in the metrics.
 
-The published code of this task differs from what is here. It trains the dense weights beside the masks and sends them
-too, so its FedMRN is no method of one bit per weight; here only the masks are trained. It also starts from a pretrained
-backbone, gives the heads ten times the step size, shares the images out by class, takes the classes that a batch lacks
-for one background in the loss, and crops at random scales.
+The published code of this task differs. It trains the dense weights beside the masks and sends them too, so that its
+FedMRN is not a method of one bit per weight; here only the masks are trained. It also starts from a pretrained
+backbone, gives the heads ten times the step size, shares the images out by class, merges the classes that a batch lacks
+with the background in the loss, and crops at random scales.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -23,23 +22,24 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from fedmrn_app.data.cache import cached_arrays, file_stamp
-from fedmrn_app.data.hub import local_folder
-from fedmrn_app.data.label_maps import LAYOUTS, Pairs, parquet_pairs, voc_files, voc_pairs
+from fedmrn_app.data.cache import cached_arrays
+from fedmrn_app.data.hub import read_split
+from fedmrn_app.data.images import open_image
+from fedmrn_app.data.label_maps import LAYOUTS, Pair, table_pairs, voc_files
+from fedmrn_app.data.place import Place, first_line
 from fedmrn_app.errors import ConfigError, DataError
-from fedmrn_app.tasks.classification import normalise
-from fedmrn_app.tasks.task import Report, Samples, Split, Task
+from fedmrn_app.tasks.augmentation import crop_flip, normalize
+from fedmrn_app.tasks.task import Report, Samples, Split, Task, convert, shape_of
 from fedmrn_app.validation import Count, Range
 
-PADDING = 8  # `crop_flip` pads by an eighth of each side: the share that 4 pixels are of CIFAR's 32
+PADDING_SHARE = 8  # `crop_flip` pads by an eighth of each side: the share that 4 pixels are of CIFAR's 32
 
 
 @dataclass(frozen=True, kw_only=True)
 class Segmentation(Task):
-    """Classes of pixels; the keys of its data sets.
+    """A class for each pixel; a data set has no labels by which Dirichlet partitions could share out rows.
 
-    Stored and given to `batch`: x uint8 (n, 3, height, width), y uint8 (n, height, width) with labels from 0 to
-    classes - 1 and `void`. There are no labels by which rows could be shared out unevenly.
+    Samples store x uint8 (n, 3, height, width) and y uint8 (n, height, width), which holds 0 to classes - 1 and `void`.
     """
 
     kind: ClassVar[str] = "segmentation"
@@ -48,105 +48,107 @@ class Segmentation(Task):
     task: Literal["segmentation"] = "segmentation"
     hub: str | None = None
     subset: str | None = None
-    path: str | None = None  # a local folder; it takes the place of the hub
+    path: str | None = None  # a local folder, which is read instead of the hub
     image_column: str = "image"  # of parquet files
-    annotation_column: str = "annotation"  # likewise, of the label maps
+    annotation_column: str = "annotation"  # of parquet files: the label maps
     classes: Annotated[int, Range(least=2, most=255)]
     first_class: Annotated[int, Range(least=0, most=254)] = 0  # its label; labels below it are void too
-    void: Annotated[int, Range(least=0, most=255)] = 255  # the label that counts for nothing
+    void: Annotated[int, Range(least=0, most=255)] = 255  # the label that does not count
     height: Count
     width: Count
-    mean: Annotated[tuple[float, ...], Range(least=3, most=3)]  # of pixels in [0, 1], channel by channel
+    mean: Annotated[tuple[float, ...], Range(least=3, most=3)]  # of pixels in [0, 1], for each channel
     std: Annotated[tuple[Annotated[float, Range(above=0)], ...], Range(least=3, most=3)]
     augmentation: Literal["none", "flip", "crop_flip"] = "crop_flip"
     model: str = "bisenet_v2"
 
     def __post_init__(self) -> None:
-        if self.void < self.classes or self.first_class <= self.void < self.first_class + self.classes:
-            last = self.first_class + self.classes - 1
+        last = self.first_class + self.classes - 1
+        if self.void < self.classes or self.first_class <= self.void <= last:
             raise ConfigError(
-                f"dataset.void={self.void}: must be at least {self.classes} (dataset.classes) and no class's own label "
-                f"({self.first_class} to {last}); 255 will do for most"
+                f"dataset.void={self.void}: must be at least {self.classes} (dataset.classes) and not the label of a "
+                f"class ({self.first_class} to {last}); 255 fits most data sets",
+                code="range",
+                key="dataset.void",
+                value=self.void,
             )
 
     def load(self, split: Split, report: Report | None = None) -> Samples:
         """Return one split, mapped read-only; it is decoded on first use.
 
         Raises:
-            DataError: no such folder or column, an image without a label map or with one of another size, or a label
-                that is neither a class nor void.
+            DataError: a folder or column is missing, an image has no label map or one of another size, or a label is
+                neither a class nor void.
         """
-        folder = None if self.path is None else local_folder(self.path, LAYOUTS)
-        files = None if folder is None else voc_files(folder, split)
+        place = Place("dataset", self.name) if self.path is None else Place(self.path_key, self.path)
+        folder = None if self.path is None else place.find(LAYOUTS)
+        files = None if folder is None else voc_files(folder, split, place)
         stamp: object = (self.hub, self.subset)
         if files is not None:
-            stamp = [file_stamp(file) for pair in files for file in pair]
+            stamp = [place.stamp(file) for pair in files for file in pair]
         elif folder is not None:
-            stamp = file_stamp(folder)
+            stamp = place.stamp(folder)
+        columns = (self.image_column, self.annotation_column)
 
         def make() -> dict[str, NDArray[np.uint8]]:
             if files is not None:
-                return self._decode(voc_pairs(files))
-            columns = (self.image_column, self.annotation_column)
-            return self._decode(parquet_pairs(self.name, self.hub, self.subset, folder, split, columns))
+                return self._decode([(str(labels), image, labels) for image, labels in files], len(files), place)
+            table = read_split(place, self.hub, self.subset, split, LAYOUTS)
+            return self._decode(table_pairs(table, columns, place, split), table.count_rows(), place)
 
-        form = (self.image_column, self.annotation_column, self.classes, self.first_class, self.void)
-        source = (stamp, split, self.height, self.width, form)
+        source = (stamp, split, self.height, self.width, (*columns, self.classes, self.first_class, self.void))
         arrays = cached_arrays(f"{self.name}-{split}", source, make, report)
         return Samples(arrays["x"], arrays["y"])
 
     def local(self, path: str) -> Segmentation:
-        """The same task on the images of a device, a folder in one of the two layouts; only `train` is read."""
-        return replace(self, path=str(local_folder(path, LAYOUTS, "data-path")))
+        """Return the same task on the images of a device, a folder in one of the two layouts; only `train` is read."""
+        Place(DeviceScenes.path_key, path).find(LAYOUTS)
+        return convert(self, DeviceScenes, path=path)
 
     def model_name(self) -> str:
-        """The model that `model=default` stands for."""
+        """Return the configured model."""
         return self.model
 
     def inputs(self) -> Mapping[str, Any]:
-        """What a model is built for."""
+        """Return `channels`, `classes` and `size`, which is (height, width)."""
         return {"channels": 3, "classes": self.classes, "size": (self.height, self.width)}
 
     def example(self, count: int) -> Tensor:
-        """Grey images, float32 (count, 3, height, width)."""
+        """Return grey images, float32 (count, 3, height, width)."""
         return torch.zeros(count, 3, self.height, self.width).contiguous(memory_format=torch.channels_last)
 
     def batch(self, x: Tensor, y: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Normalise images and change them together with their label maps.
+        """Normalize images, and augment them together with their label maps.
 
         Returns:
             float32 (b, 3, height, width), channels-last in memory, and int64 (b, height, width).
         """
-        x = normalise(x, self.mean, self.std)
+        x = normalize(x, self.mean, self.std)
         if generator is not None and self.augmentation != "none":
-            share = PADDING if self.augmentation == "crop_flip" else 0
-            x, y = crop_flip(x, y, self.void, share, generator)
+            padded = self.augmentation == "crop_flip"
+            padding = (self.height // PADDING_SHARE, self.width // PADDING_SHARE) if padded else (0, 0)
+            x, y = crop_flip(x, padding, generator, y, void=self.void)
         return x.contiguous(memory_format=torch.channels_last), y.long()
 
     def check_outputs(self, outputs: Any, count: int) -> str | None:
-        """Why a model's outputs are not (count, classes, height, width), or None."""
-        wanted = (count, self.classes, self.height, self.width)
-        given = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        """Return why a model's outputs are not (count, classes, height, width), or None."""
+        wanted, given = str((count, self.classes, self.height, self.width)), shape_of(outputs)
         return None if given == wanted else f"gives {given} for {count} images, not {wanted}"
 
     def loss(self, outputs: Tensor | tuple[Tensor, ...], y: Tensor) -> Tensor:
-        """Cross-entropy, the mean over all pixels that are not void (0 without any), summed over all heads' outputs."""
+        """Return the mean cross-entropy of all pixels that are not void (0 without any), summed over all heads."""
         heads = (outputs,) if isinstance(outputs, Tensor) else outputs
         pixels = (y != self.void).sum().clamp(min=1)
         losses = [functional.cross_entropy(o, y, ignore_index=self.void, reduction="sum") / pixels for o in heads]
         return torch.stack(losses).sum()
 
     def tally(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The confusion matrix, int64 (classes, classes): pixels by their class and by the class predicted."""
+        """Return the confusion matrix, int64 (classes, classes): pixels by their class and by the predicted class."""
         counted = y != self.void
         cells = y[counted] * self.classes + outputs.argmax(1)[counted]
         return torch.bincount(cells, minlength=self.classes**2).view(self.classes, self.classes)
 
     def read(self, tally: NDArray[Any]) -> dict[str, float]:
-        """Mean intersection over union, and the share of pixels that are right.
-
-        The mean is over the classes that occur, in the label maps or among the predictions.
-        """
+        """Return mean intersection over union, over the classes that occur or are predicted, and pixel accuracy."""
         right = np.diagonal(tally).astype(float)
         union = tally.sum(0) + tally.sum(1) - right
         occurs = union > 0
@@ -156,64 +158,43 @@ class Segmentation(Task):
             "accuracy": float(right.sum()) / max(int(tally.sum()), 1),
         }
 
-    def _decode(self, pairs: Pairs) -> dict[str, NDArray[np.uint8]]:
-        """Read all pairs into x and y as they are stored."""
-        if not pairs.names:
-            raise DataError(f"dataset.path={self.path}: has no images")
-        x = np.empty((len(pairs.names), 3, self.height, self.width), np.uint8)
-        y = np.empty((len(pairs.names), self.height, self.width), np.uint8)
+    def _decode(self, pairs: Iterable[Pair], count: int, place: Place) -> dict[str, NDArray[np.uint8]]:
+        """Decode all pairs into x and y as they are stored."""
+        if not count:
+            raise place.error("empty", "has no images")
+        x = np.empty((count, 3, self.height, self.width), np.uint8)
+        y = np.empty((count, self.height, self.width), np.uint8)
         size = (self.width, self.height)
-        for number, name in enumerate(pairs.names):
+        for number, (name, *pair) in enumerate(pairs):
             try:
-                image, labels = pairs.read(number)
+                image, labels = (open_image(encoded) for encoded in pair)
                 image = image.convert("RGB")
-            except (OSError, ValueError) as error:
-                raise DataError(f"{name}: cannot be decoded: {str(error).splitlines()[0]}; replace the file") from error
-            if labels.shape != (image.height, image.width):
-                raise DataError(
-                    f"{name}: the label map has shape {labels.shape}, its image ({image.height}, {image.width}); "
-                    "make them the same"
-                )
+            except Exception as error:  # decoders raise any exception on broken files
+                raise place.error(
+                    "image", f"{name} cannot be decoded: {first_line(error)}; replace the file"
+                ) from error
+            known = np.asarray(labels)  # of a palette image the indices into the palette
+            if known.shape != (image.height, image.width):
+                shapes = f"the label map has shape {known.shape}, its image ({image.height}, {image.width})"
+                raise place.error("shape", f"{name}: {shapes}; make them the same")
             x[number] = np.asarray(image.resize(size, Image.Resampling.BILINEAR)).transpose(2, 0, 1)
-            known = Image.fromarray(self._known(labels.astype(np.int64), name))
-            y[number] = np.asarray(known.resize(size, Image.Resampling.NEAREST))
+            classes = Image.fromarray(self._classes_of(known.astype(np.int64), name))
+            y[number] = np.asarray(classes.resize(size, Image.Resampling.NEAREST))
         return {"x": x, "y": y}
 
-    def _known(self, labels: NDArray[np.int64], name: str) -> NDArray[np.uint8]:
-        """Classes counted from 0, and void."""
+    def _classes_of(self, labels: NDArray[np.int64], name: str) -> NDArray[np.uint8]:
+        """Return stored labels as classes from 0, and void."""
         last = self.first_class + self.classes - 1
         void = (labels == self.void) | ((labels >= 0) & (labels < self.first_class))
         wrong = labels[~void & ((labels < 0) | (labels > last))]
         if wrong.size:
-            raise DataError(
-                f"dataset.classes={self.classes}: {name} has the label {wrong[0]}, neither a class "
-                f"({self.first_class} to {last}) nor dataset.void={self.void}"
-            )
+            allowed = f"neither a class ({self.first_class} to {last}) nor dataset.void={self.void}"
+            problem = f"dataset.classes={self.classes}: {name} has the label {wrong[0]}, {allowed}"
+            raise DataError(problem, code="label", key="dataset.classes", value=self.classes)
         return np.where(void, self.void, labels - self.first_class).astype(np.uint8)
 
 
-def crop_flip(x: Tensor, y: Tensor, void: int, share: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Crop each image at its own random place after padding, and mirror it with probability 1/2, its label map alike.
+class DeviceScenes(Segmentation):
+    """The images of a device."""
 
-    Args:
-        x: (b, channels, h, w), padded with 0.
-        y: (b, h, w), padded with `void`.
-        void: the label of the padding.
-        share: what part of each side is padded on both its ends: an eighth is 8; 0 pads nothing.
-        generator: on the CPU.
-
-    Returns:
-        Both in their shapes, x channels-last in memory.
-    """
-    count, _, height, width = x.shape
-    down, right = (height // share, width // share) if share else (0, 0)
-    rows = torch.randint(0, 2 * down + 1, (count, 1), generator=generator) + torch.arange(height)
-    shift = torch.randint(0, 2 * right + 1, (count, 1), generator=generator)
-    flips = torch.randint(0, 2, (count, 1), generator=generator, dtype=torch.bool)
-    columns = torch.arange(width).expand(count, width)
-    columns = shift + torch.where(flips, width - 1 - columns, columns)  # (count, width)
-    image = torch.arange(count, device=x.device).view(-1, 1, 1)
-    place = (image, rows[:, :, None].to(x.device), columns[:, None, :].to(x.device))
-    padding = (right, right, down, down)
-    x = functional.pad(x, padding).permute(0, 2, 3, 1)[place].permute(0, 3, 1, 2)
-    return x, functional.pad(y, padding, value=void)[place]
+    path_key = "data-path"

@@ -1,4 +1,4 @@
-"""Training rows that are held out, to judge settings by them and leave the test split unseen."""
+"""Training rows that are held out: settings are chosen on them, and the test split stays unseen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedmrn_app.tasks.task import Column, Report, Rows, Samples, Task
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Subset:
     """Some rows of a column, read when they are asked for."""
 
     column: Column
@@ -28,35 +28,35 @@ class _Part:
 
 
 def load_training(task: Task, share: float | None, run_seed: int, report: Report | None = None) -> Samples:
-    """The rows that clients train on: the training split without what is held out.
+    """Return the rows that clients train on: the training split without the rows that are held out.
 
     Args:
-        task: what is learned.
-        share: of the training rows that is held out; None for nothing.
-        run_seed: of the run, which draws them.
-        report: is told in a line if reading takes long.
+        task: the task.
+        share: share of the training rows that is held out; None for no rows.
+        run_seed: seed of the run, which draws them.
+        report: receives a line if reading takes long.
 
     Raises:
-        ConfigError: the share is of so few rows that nothing would be held out, or nothing left.
+        ConfigError: the share would hold out no row, or every row.
         DataError: the data cannot be read.
     """
     samples = task.load("train", report)
-    return samples if share is None else _part(samples, ~_held_out(samples, share, run_seed))
+    return samples if share is None else _subset(samples, ~_held_out(samples, share, run_seed))
 
 
 def load_evaluation(task: Task, share: float | None, run_seed: int, report: Report | None = None) -> Samples:
-    """The rows that the global model is evaluated on: the test split, or in its place what is held out.
+    """Return the rows on which the global model is evaluated: the rows held out, or without a share the test split.
 
-    See `load_training`.
+    Arguments and errors are those of `load_training`.
     """
     if share is None:
         return task.load("test", report)
     samples = task.load("train", report)
-    return _part(samples, _held_out(samples, share, run_seed))
+    return _subset(samples, _held_out(samples, share, run_seed))
 
 
 def _held_out(samples: Samples, share: float, run_seed: int) -> NDArray[np.bool_]:
-    """Which rows are held out, bool (n,): any by chance, or the last of each natural group, whose rows may overlap."""
+    """Return a mask bool (n,) of random rows, or of the last rows of each natural group, whose rows may overlap."""
     count = len(samples)
     held = np.zeros(count, bool)
     if samples.groups is None:
@@ -69,11 +69,12 @@ def _held_out(samples: Samples, share: float, run_seed: int) -> NDArray[np.bool_
         kept = np.repeat((share * sizes).astype(np.int64), sizes)
         held[order[np.arange(count) >= ends - kept]] = True
     if not held.any() or held.all():
-        raise ConfigError(f"validation={share:g}: of {count} training rows, {held.sum()} would be held out")
+        problem = f"of {count} training rows, {held.sum()} would be held out"
+        raise ConfigError(f"validation={share:g}: {problem}", code="range", key="validation", value=share)
     return held
 
 
-def _part(samples: Samples, chosen: NDArray[np.bool_]) -> Samples:
-    rows = np.flatnonzero(chosen)
+def _subset(samples: Samples, mask: NDArray[np.bool_]) -> Samples:
+    rows = np.flatnonzero(mask)
     labels, groups = (None if of is None else of[rows] for of in (samples.labels, samples.groups))
-    return Samples(_Part(samples.x, rows), _Part(samples.y, rows), labels, groups)
+    return Samples(_Subset(samples.x, rows), _Subset(samples.y, rows), labels, groups)

@@ -110,7 +110,9 @@ def train(problem: Problem, method_at: Callable[[int], Method], rounds: int, nam
             seed=0,
             dense_bits=32,
         )
-        local = LocalSettings(1, BATCH, step_size((number - 1) * STEPS), steps=STEPS, weight_decay=L2)
+        local = LocalSettings(
+            epochs=1, batch_size=BATCH, lr=step_size((number - 1) * STEPS), steps=STEPS, weight_decay=L2
+        )
         opened = open_round(protocol, state, number, samples, CLIENTS)
         replies = {
             client: train_client(protocol, model, problem.task, own, opened.order(client), local=local).payload

@@ -69,7 +69,7 @@ class SmallRun:
         )
         state = GlobalState(self.first.copy(), self.dense)
         samples = {client: len(part) for client, part in enumerate(self.parts)}
-        local, total = LocalSettings(1, self.batch, lr, steps=steps), 0.0
+        local, total = LocalSettings(epochs=1, batch_size=self.batch, lr=lr, steps=steps), 0.0
         for number in range(1, rounds + 1):
             total += float(np.square(self.loss_and_gradient(state.vector)[1]).sum())
             opened = open_round(protocol, state, number, samples, len(samples))

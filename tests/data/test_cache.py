@@ -1,4 +1,4 @@
-"""Arrays are made once, whole or not at all, and mapped from the disk by whoever asks again."""
+"""Arrays are made once, completely or not at all, and mapped from the disk afterwards."""
 
 import os
 import threading
@@ -7,18 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedmrn_app.data.cache import Arrays, cached_arrays, file_stamp
+from fedmrn_app.data.cache import Arrays, cached_arrays
+from fedmrn_app.data.place import file_stamp
 from fedmrn_app.errors import DataError
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FEDMRN_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 class Maker:
-    """Makes arrays and counts how often."""
+    """Makes arrays, and counts how often."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -31,7 +26,6 @@ class Maker:
 def test_arrays_are_made_once_and_mapped(cache: Path) -> None:
     make, lines = Maker(), list[str]()
     first, again = (cached_arrays("rows", ("source", 1), make, lines.append) for _ in range(2))
-    assert make.count == 1
     for arrays in (first, again):
         assert sorted(arrays) == ["x", "y"]
         assert np.array_equal(arrays["x"], [[0, 1, 2], [3, 4, 5]])
@@ -40,40 +34,12 @@ def test_arrays_are_made_once_and_mapped(cache: Path) -> None:
         assert not arrays["x"].flags.writeable
     (folder,) = cache.glob("rows-*/")
     assert lines == [f"reading rows once into {folder}"]
+    for name, source in (("rows", ("source", 2)), ("rows", None), ("other", ("source", 1))):
+        cached_arrays(name, source, make, None)
+    assert make.count == len(list(cache.glob("*/"))) == 4
 
 
-def test_another_source_is_another_folder(cache: Path) -> None:
-    make = Maker()
-    for source in (("a", 1), ("a", 2), ("b", 1), None):
-        cached_arrays("rows", source, make, None)
-    cached_arrays("other", None, make, None)
-    assert make.count == 5
-    assert len(list(cache.glob("*/"))) == 5
-
-
-def test_what_fails_leaves_nothing_behind(cache: Path) -> None:
-    def fail() -> Arrays:
-        raise DataError("no such rows")
-
-    with pytest.raises(DataError, match="no such rows"):
-        cached_arrays("rows", 1, fail, None)
-    assert list(cache.glob("*/")) == []
-    make = Maker()
-    cached_arrays("rows", 1, make, None)
-    assert make.count == 1
-
-
-def test_writing_that_fails_leaves_nothing_behind(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*arguments: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(np, "save", full)
-    with pytest.raises(OSError, match="No space left"):
-        cached_arrays("rows", 1, Maker(), None)
-    assert list(cache.glob("*/")) == []
-
-
-def test_many_at_once_make_them_once() -> None:
+def test_many_threads_make_them_once() -> None:
     make = Maker()
     threads = [threading.Thread(target=cached_arrays, args=("rows", 1, make, None)) for _ in range(8)]
     for thread in threads:
@@ -83,15 +49,30 @@ def test_many_at_once_make_them_once() -> None:
     assert make.count == 1
 
 
-def test_refused_writing_names_the_folder_and_the_way_out(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object, **options: object) -> None:
-        raise PermissionError(13, "Permission denied")
+@pytest.mark.parametrize("function", ["numpy.save", "pathlib.Path.mkdir"])
+def test_a_failure_leaves_no_arrays_and_names_the_folder(
+    function: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(
-        DataError, match=r"cache/rows-\w+: cannot be written \(Permission denied\); set FEDMRN_CACHE to a folder that"
-    ):
-        cached_arrays("rows", 1, Maker(), None)
+    with monkeypatch.context() as patch:
+        patch.setattr(function, fail)
+        with pytest.raises(DataError) as error:
+            cached_arrays("rows", 1, Maker(), None)
+    assert (error.value.code, error.value.key) == ("cache", "FEDMRN_CACHE")
+    assert str(error.value.value).startswith(str(cache / "rows-"))
+
+    def refuse() -> Arrays:
+        raise DataError("no such rows", code="missing")
+
+    with pytest.raises(DataError) as error:
+        cached_arrays("rows", 1, refuse, None)
+    assert error.value.code == "missing"
+    assert list(cache.glob("*/")) == []
+    make = Maker()
+    cached_arrays("rows", 1, make, None)
+    assert make.count == 1
 
 
 @pytest.mark.parametrize(
@@ -99,11 +80,10 @@ def test_refused_writing_names_the_folder_and_the_way_out(cache: Path, monkeypat
     [
         ({"FEDMRN_CACHE": "here"}, "here"),
         ({"XDG_CACHE_HOME": "shared"}, "shared/fedmrn"),
-        ({"HOME": "me"}, "me/.cache/fedmrn"),
         ({"FEDMRN_CACHE": "", "XDG_CACHE_HOME": "", "HOME": "me"}, "me/.cache/fedmrn"),
     ],
 )
-def test_where_the_cache_lies(
+def test_variables_place_the_cache(
     variables: dict[str, str], folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("FEDMRN_CACHE", "XDG_CACHE_HOME"):
@@ -120,13 +100,11 @@ def test_stamp_changes_with_the_files(tmp_path: Path) -> None:
     (folder / "below" / "a").write_text("1")
     stamps = [file_stamp(folder)]
     assert file_stamp(folder) == stamps[0]
-    (folder / "b").write_text("1")
-    stamps.append(file_stamp(folder))
-    (folder / "b").write_text("22")
-    stamps.append(file_stamp(folder))
+    for text in ("1", "22"):
+        (folder / "b").write_text(text)
+        stamps.append(file_stamp(folder))
     os.utime(folder / "b", ns=(1, 1))
     stamps.append(file_stamp(folder))
     (folder / "b").rename(folder / "c")
-    stamps.append(file_stamp(folder))
-    stamps.append(file_stamp(folder / "c"))
+    stamps += [file_stamp(folder), file_stamp(folder / "c")]
     assert len(set(stamps)) == len(stamps)

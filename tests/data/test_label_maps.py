@@ -20,12 +20,6 @@ SMALL = Segmentation(name="small", classes=4, void=VOID, height=16, width=24, me
 VOC = replace(SMALL, classes=3, first_class=1, void=255)
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FEDMRN_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 def scenes(count: int = 5, size: tuple[int, int] = (16, 24)) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     random = np.random.default_rng(1)
     images = random.integers(0, 256, (count, *size, 3), dtype=np.uint8)
@@ -98,7 +92,7 @@ def test_voc_folder_is_read(tmp_path: Path) -> None:
     assert np.array_equal(task.local(str(tmp_path / "VOCdevkit")).load("train").y[:], train.y[:])
 
 
-def test_other_keys_are_another_set_of_arrays(tmp_path: Path) -> None:
+def test_other_keys_give_other_arrays(tmp_path: Path) -> None:
     task = write_parquet(tmp_path / "data", *scenes())
     maps = task.load("train").y[:]
     smaller = replace(task, height=8, width=12).load("train")
@@ -110,45 +104,44 @@ def test_other_keys_are_another_set_of_arrays(tmp_path: Path) -> None:
     assert np.array_equal(shifted.y[:], np.where((maps == 0) | (maps == VOID), VOID, maps - 1))
 
 
+def refusal(task: Segmentation, split: Any = "train") -> tuple[str, str]:
+    with pytest.raises(DataError) as caught:
+        task.load(split)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"{caught.value.key}={caught.value.value}: ")
+    return caught.value.key, caught.value.code
+
+
 def test_wrong_data_are_refused_in_one_line(tmp_path: Path) -> None:
     images, maps = scenes()
     task = write_parquet(tmp_path / "good", images, maps)
-    cases = [
-        (replace(task, path=str(tmp_path / "nowhere")), r"dataset\.path=.*nowhere: no such folder"),
-        (replace(task, image_column="img"), r"dataset\.image_column=img: no such column in .*image, annotation"),
-        (replace(task, annotation_column="masks"), r"dataset\.annotation_column=masks: no such column"),
-        (
-            replace(task, classes=3),
-            r"dataset\.classes=3: .* has the label 3, neither a class \(0 to 2\) nor dataset\.void",
-        ),
-        (replace(task, void=200), r"row 0 of train has the label 9, .*nor dataset\.void=200"),
-        (
-            write_parquet(tmp_path / "size", images, [*maps[:4], maps[4].T]),
-            r"row 4 of train: the label map has shape \(24, 16\), its image \(16, 24\)",
-        ),
-        (write_parquet(tmp_path / "gap", images, [*maps[:4], None]), r"row 4 of train has no label map"),
-        (write_parquet(tmp_path / "rgb", images, images), r"the label map has shape \(16, 24, 3\)"),
-        (write_parquet(tmp_path / "empty", [], []), r"dataset\.path=.*empty"),
-    ]
-    for wrong, message in cases:
-        with pytest.raises(DataError, match=message) as caught:
-            wrong.load("train")
-        assert "\n" not in str(caught.value)
+    assert refusal(replace(task, path=str(tmp_path / "nowhere"))) == ("dataset.path", "missing")
+    assert refusal(replace(task, path=None)) == ("dataset", "hub")
+    assert refusal(replace(task, image_column="img")) == ("dataset.image_column", "column")
+    assert refusal(replace(task, annotation_column="masks")) == ("dataset.annotation_column", "column")
+    assert refusal(replace(task, classes=3)) == refusal(replace(task, void=200)) == ("dataset.classes", "label")
+    for name, odd, code in (
+        ("size", [*maps[:4], maps[4].T], "shape"),
+        ("gap", [*maps[:4], None], "missing"),
+        ("rgb", images, "shape"),
+    ):
+        assert refusal(write_parquet(tmp_path / name, images, odd)) == ("dataset.path", code)
+    assert refusal(write_parquet(tmp_path / "empty", [], [])) == ("dataset.path", "empty")
+    (tmp_path / "size/train-00000-of-00001.parquet").write_bytes(b"PAR1")
+    assert refusal(replace(task, path=str(tmp_path / "size"))) == ("dataset.path", "unreadable")
 
 
 def test_incomplete_voc_folders_are_refused(tmp_path: Path) -> None:
     task = write_voc(tmp_path / "voc", *scenes())
     (tmp_path / "voc/SegmentationClass/2007_2.png").unlink()
-    with pytest.raises(DataError, match=r"dataset\.path=.*no label map SegmentationClass/2007_2\.png; .*train\.txt"):
-        task.load("train")
+    assert refusal(task) == ("dataset.path", "missing")
     (tmp_path / "voc/JPEGImages/2007_0.jpg").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"2007_0\.png: cannot be decoded"):
-        task.load("test")
+    assert refusal(task, "test") == ("dataset.path", "image")
     (tmp_path / "voc/ImageSets/Segmentation/val.txt").unlink()
-    with pytest.raises(DataError, match=r"has no ImageSets/Segmentation/val\.txt"):
-        task.load("test")
-    with pytest.raises(DataError, match=r"data-path=.*gone: no such folder"):
+    assert refusal(task, "test") == ("dataset.path", "missing")
+    with pytest.raises(DataError) as error:
         task.local(str(tmp_path / "gone"))
+    assert (error.value.key, error.value.code) == ("data-path", "missing")
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs the data sets that lie beside a development checkout")

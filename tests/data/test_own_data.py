@@ -1,4 +1,4 @@
-"""Rows of one's own in every form: read, split and measured as they are."""
+"""Labelled rows in every form are read, split and measured as they are, and devices may have them too."""
 
 from pathlib import Path
 
@@ -8,12 +8,10 @@ import torch
 from PIL import Image
 
 from fedmrn_app.errors import DataError
+from fedmrn_app.tasks.classification import Classification
+from fedmrn_app.validation import build
 from tests.own_rows import own, random_pixels, rows_of, travelled, write_images, write_npz, write_table
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDMRN_CACHE", str(tmp_path_factory.mktemp("cache")))
+from tests.paths import ROOT
 
 
 def test_folder_of_images_by_class(tmp_path: Path) -> None:
@@ -39,7 +37,7 @@ def test_folder_of_images_by_class(tmp_path: Path) -> None:
     assert float(normalised.std()) == pytest.approx(1, abs=1e-2)
 
 
-def test_a_split_is_told_from_a_class_of_its_name(tmp_path: Path) -> None:
+def test_a_class_called_train_is_not_a_split(tmp_path: Path) -> None:
     images = {
         "Training/a": random_pixels(3, 8, 8),
         "Training/b": random_pixels(3, 8, 8),
@@ -51,7 +49,7 @@ def test_a_split_is_told_from_a_class_of_its_name(tmp_path: Path) -> None:
     assert own(write_images(tmp_path / "trains", trains)).measured().names == ("bus", "train")
 
 
-def test_rows_without_a_test_split_are_cut_by_class_and_always_alike(tmp_path: Path) -> None:
+def test_without_a_test_split_the_same_share_of_each_class_is_cut_off(tmp_path: Path) -> None:
     write_images(tmp_path, {str(label): random_pixels(10, 4, 4, seed=label) for label in range(3)})
     lines: list[str] = []
     task = own(tmp_path, test_share=0.3).measured(lines.append)
@@ -61,13 +59,12 @@ def test_rows_without_a_test_split_are_cut_by_class_and_always_alike(tmp_path: P
     assert len({x.tobytes() for x in (*train_x, *test_x)}) == 30
     assert np.array_equal(rows_of(own(tmp_path, test_share=0.3).measured(), "test")[0], test_x)
     task.load("test", lines.append)
-    assert (
-        own(tmp_path, test_share=0.5).measured().load("test", lines.append).y[:].tolist() == [0] * 5 + [1] * 5 + [2] * 5
-    )
-    assert lines[-1] == f"dataset.path={tmp_path}: no test split; 15 of the 30 rows are cut off for testing"
+    halves = own(tmp_path, test_share=0.5).measured().load("test", lines.append)
+    assert halves.y[:].tolist() == [0] * 5 + [1] * 5 + [2] * 5
+    assert "15 of the 30 rows are cut off" in lines[-1]
 
 
-def test_classes_that_are_numbers_are_those_numbers(tmp_path: Path) -> None:
+def test_folders_with_numbers_are_these_classes(tmp_path: Path) -> None:
     write_images(tmp_path, {str(label): random_pixels(2, 3, 3) for label in (0, 2, 10)})
     task = own(tmp_path, classes=11).measured()
     assert (task.classes, task.names) == (11, None)
@@ -146,14 +143,11 @@ def test_tables(tmp_path: Path) -> None:
     assert np.array_equal(rows_of(chosen)[0], x[:, [3, 0]])
 
 
-@pytest.mark.parametrize("shape", [(12, 5, 6), (12, 5, 6, 3), (12, 3, 5, 6)])
-def test_npz_images(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    x = random_pixels(*shape)
-    y = np.arange(12) % 3
+@pytest.mark.parametrize(("shape", "axes"), [((12, 5, 6), None), ((12, 5, 6, 3), (0, 3, 1, 2)), ((12, 3, 5, 6), None)])
+def test_npz_images(tmp_path: Path, shape: tuple[int, ...], axes: tuple[int, ...] | None) -> None:
+    x, y = random_pixels(*shape), np.arange(12) % 3
     task = own(write_npz(tmp_path / "rows.npz", x=x, y=y[:, None], x_test=x[:2], y_test=y[:2])).measured()
-    first = {3: x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2), 5: x}[
-        shape[-1] if shape[-1] != 6 else 5 if x.ndim == 4 else 3
-    ]
+    first = x.transpose(axes) if axes else x.reshape(12, -1, 5, 6)
     assert np.array_equal(rows_of(task)[0], first)
     assert rows_of(task)[1].tolist() == y.tolist()
     assert np.array_equal(rows_of(task, "test")[0], first[:2])
@@ -174,25 +168,67 @@ def test_npz_ids(tmp_path: Path) -> None:
     assert as_table.inputs() == {"features": 7, "classes": 2, "shape": (7,)}
 
 
-def test_test_split_alone_is_measured(tmp_path: Path) -> None:
+def test_a_test_split_alone_is_measured(tmp_path: Path) -> None:
     task = own(write_npz(tmp_path / "rows.npz", x_test=np.eye(4), y_test=[0, 1, 2, 0])).measured()
-    assert (task.classes, task.features) == (3, 4)
-    assert len(rows_of(task, "test")[0]) == 4
-    with pytest.raises(DataError, match="has a test split only; training needs rows of its own"):
+    assert (task.classes, task.features, len(rows_of(task, "test")[0])) == (3, 4, 4)
+    with pytest.raises(DataError) as error:
         task.load("train")
+    assert error.value.code == "split"
 
 
 def test_nothing_is_known_before_it_is_measured(tmp_path: Path) -> None:
     task = own(tmp_path)
     assert (task.inputs(), task.model_name()) == ({}, None)
-    with pytest.raises(DataError, match="not known yet"):
-        task.load("train")
+    for use in (task.load, task.local):
+        with pytest.raises(DataError) as error:
+            use("train")
+        assert (error.value.code, error.value.key) == ("not-measured", "dataset")
 
 
-def test_what_is_said_is_kept(tmp_path: Path) -> None:
+def test_configured_keys_are_kept(tmp_path: Path) -> None:
     path = write_npz(tmp_path / "rows.npz", x=random_pixels(8, 4, 4), y=[0, 1] * 4)
     task = own(path, mean=[0.5], classes=5, model="mlp").measured()
     assert (task.mean, task.classes, task.model_name()) == ((0.5,), 5, "mlp")
     assert task.std is not None
-    with pytest.raises(DataError, match=r"images are 1x4x4, the training split's are 1x4x5$"):
+    with pytest.raises(DataError) as error:
         own(path, channels=1, height=4, width=5).measured()
+    assert (error.value.code, error.value.key) == ("shape", "dataset.path")
+    assert "1x4x4" in str(error.value)
+
+
+def test_a_device_reads_all_its_rows_in_any_form(tmp_path: Path) -> None:
+    stacks = {name: random_pixels(5, 8, 8, 3) for name in ("cat", "dog")}
+    run = travelled(own(write_images(tmp_path / "server", stacks)).measured())
+    dogs = random_pixels(3, 8, 8, 3, seed=7)
+    for place in (
+        write_images(tmp_path / "images", {"dog": dogs}),
+        write_images(tmp_path / "split", {"train/cat": dogs[:0], "train/dog": dogs, "test/dog": dogs[:1]}),
+        write_npz(tmp_path / "named.npz", x=dogs, y=["dog"] * 3),
+        write_npz(tmp_path / "numbered.npz", x=dogs, y=[1] * 3, x_test=dogs[:1], y_test=[0]),
+    ):
+        device = run.local(str(place))
+        x, y = rows_of(device)
+        assert np.array_equal(x, dogs.transpose(0, 3, 1, 2))
+        assert y.tolist() == [1, 1, 1]
+        assert device.inputs() == run.inputs()
+        assert device.measured() is device
+        assert torch.equal(*(task.batch(torch.from_numpy(x), torch.zeros(3))[0] for task in (device, run)))
+
+
+def test_a_device_joins_a_run_on_shipped_digits(tmp_path: Path) -> None:
+    from omegaconf import OmegaConf
+
+    file = ROOT / "conf" / "dataset" / "digits.yaml"
+    digits = build(Classification, OmegaConf.to_container(OmegaConf.load(file)), "dataset")  # type: ignore[arg-type]
+    images = write_images(tmp_path / "mine", {"3": random_pixels(2, 8, 8), "7": random_pixels(1, 8, 8)})
+    assert rows_of(digits.local(str(images)))[1].tolist() == [3, 3, 7]
+
+
+def test_a_device_finds_columns_by_their_names(tmp_path: Path) -> None:
+    run = own(write_table(tmp_path / "a.parquet", a=[1.0, 2, 3, 4], b=[5.0, 6, 7, 8], label=[0, 1, 0, 1])).measured()
+    mine = write_table(tmp_path / "b.parquet", id=[9, 9], b=[2.0, 2], label=[1, 1], a=[1.0, 1])
+    assert rows_of(run.local(str(mine)))[0].tolist() == [[1.0, 2.0]] * 2
+    without = write_table(tmp_path / "c.parquet", a=[1.0], label=[1])
+    with pytest.raises(DataError) as error:
+        run.local(str(without)).load("train")
+    assert (error.value.code, error.value.key) == ("column", "data-path")

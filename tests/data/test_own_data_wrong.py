@@ -1,5 +1,7 @@
-"""Rows of one's own that make no sense are refused in one line that names key, value and way out."""
+"""Labelled rows that make no sense are refused in one line that names key and value, for a run and for a device."""
 
+import io
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -7,126 +9,168 @@ import numpy as np
 import pytest
 
 from fedmrn_app.errors import DataError
+from fedmrn_app.tasks.classification import Classification
 from tests.own_rows import (
     Make,
-    flat_images,
-    folder,
-    new_class,
+    file,
+    images,
     npz,
     odd_image,
-    one_array,
     own,
     random_pixels,
     table,
-    text_file,
-    truncated,
+    travelled,
     write_images,
+    write_npz,
     write_table,
 )
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDMRN_CACHE", str(tmp_path_factory.mktemp("cache")))
-
 
 X = np.zeros((6, 3))
 IDS = X.astype(int)
 Y = [0, 1] * 3
 NAN = np.where(np.arange(18).reshape(6, 3) == 10, np.nan, 0.0)
-WRONG: list[tuple[Make, str]] = [
-    (lambda p: p / "nowhere", "no such folder or file; it must be a folder of images by class, parquet files"),
-    (lambda p: folder(p / "empty"), "the folder is empty; it must hold a folder of images by class"),
-    (lambda p: folder(p / "e", "a"), "e holds no images (.png, .jpg"),
-    (lambda p: flat_images(p / "flat"), "flat has no folder for each class, such as cat/ and dog/"),
-    (lambda p: text_file(p / "rows.csv"), "is a file of an unknown kind ('.csv'); it must be a folder of images"),
-    (lambda p: text_file(p / "rows.npz"), "cannot be read as .npz: "),
-    (lambda p: one_array(p / "rows.npz"), "cannot be read as .npz: it is one array, not an .npz of several"),
-    (npz(x=np.eye(3), y=[0, 1, 2]), "has no test split, and no class has two rows or more to cut one off; add one"),
-    (lambda p: text_file(p / "rows.parquet"), "cannot be read as parquet: "),
-    (lambda p: text_file(folder(p / "saved") / "state.json").parent, "cannot be read as a folder of save_to_disk: "),
-    (lambda p: text_file(folder(p / "c", "a") / "a" / "x.heic").parents[1], "/c/a holds no images (.png, .jpg"),
-    (lambda p: odd_image(p / "odd", 9), "/odd/b/01.png is 1x8x9 (channels x height x width), the first image, "),
-    (lambda p: odd_image(p / "odd", mode="RGB"), "/odd/b/01.png is 3x8x8 (channels x height x width), the first "),
-    (
-        lambda p: odd_image(p / "deep", mode="I;16"),
-        "01.png cannot be read as an image: its pixels have more than",
-    ),
-    (lambda p: truncated(p / "cut"), "/cut/a/01.png cannot be read as an image: "),
-    (
-        lambda p: new_class(p / "new"),
-        "test split: has the class 'c', which is none of the training split's classes (a",
-    ),
-    (
-        lambda p: write_images(p / "one", {"a": random_pixels(4, 8, 8)}),
-        "all 4 rows are of one class, 'a'; there",
-    ),
-    (npz(x=X, y=[1] * 6), "all 6 rows are of one class, 1; there must be 2 classes"),
-    (npz(z=X, y=Y), "has no array x; it has z, y, and must have x and y"),
-    (npz(x=X), "has x, but no array y; it has x"),
-    (npz(x=X, y=Y[:4]), "x has 6 rows, y has 4; each row needs one label"),
-    (npz(x=X, y=np.array(Y, object)), "it holds Python objects; store arrays of numbers"),
-    (npz(x=X, y=[-1, *Y[1:]]), "row 0 has the label -1; labels count from 0"),
-    (npz(x=X, y=[99, *Y[1:]]), "labels go up to 99 in 6 rows; number the classes from 0"),
-    (npz(x=X, y=np.array(Y) / 2), "labels are float64; they must be whole numbers or text"),
-    (npz(x=X, y=np.eye(6)), "labels have the shape (6, 6); they must be one number or text"),
-    (npz(x=X[:0], y=np.array(Y[:0], int)), "has no rows"),
-    (npz(x=X[:, :0], y=Y), "the table has no columns"),
-    (npz(x=NAN, y=Y, x_test=X, y_test=Y), "column 1 is nan in row 3; every value must be"),
-    (npz(x=IDS - 1, y=Y), "has the id -1; ids count from 0"),
-    (npz(x=np.ones((6, 4, 4)), y=Y), "x is float64 of the shape (6, 4, 4); images must be uint8"),
-    (npz(x=random_pixels(6, 9, 9, 9), y=Y), "images of the shape (9, 9, 9) have no axis of"),
-    (npz(x=X, y=Y, x_test=X, y_test=[0, 1, 2] * 2), "test split: row 2 has the label 2; the"),
-    (
-        npz(x=IDS, y=Y, x_test=IDS + 8, y_test=Y),
-        "has the id 8, the training split's are 0 to 1; start the run with dataset.vocabulary=9 or more",
-    ),
-    (npz(x=X, y=Y, x_test=X[:, :2], y_test=Y), "rows have 2 columns, the training split's have 3"),
-    (table(a=[1, 2], b=[0, 1]), "no column is called label; its columns are a, b; say dataset.label"),
-    (table(y=[1, 2], label=[0, 1]), "several columns may be the label (y, label); its"),
-    (table(a=["x", "z"], y=[0, 1]), "no column holds images or numbers beside the label y"),
-    (table(a=[1, 2, 3], y=[0, None, 1]), "row 1 has no label in column y; leave it out"),
-    (table(a=[1, None, 3] * 2, y=Y), "column a is nan in row 1; every value must be a finite number"),
-    (table(a=[1e308, -1e308] * 3, y=Y), "column 0 (from 0) are too large"),
+PIXELS = random_pixels(2, 8, 8)
+
+
+def as_npy(array: Any) -> bytes:
+    content = io.BytesIO()
+    np.save(content, array)
+    return content.getvalue()
+
+
+def huge_header(folder: Path) -> Path:
+    """An .npz whose x states more elements than any memory holds."""
+    with zipfile.ZipFile(folder / "a.npz", "w") as archive:
+        content = io.BytesIO()
+        header = {"descr": "<f8", "fortran_order": False, "shape": (1 << 39, 1 << 10)}
+        np.lib.format.write_array_header_1_0(content, header)
+        archive.writestr("x.npy", content.getvalue())
+        archive.writestr("y.npy", as_npy(np.array(Y)))
+    return folder / "a.npz"
+
+
+def loop_of_links(folder: Path) -> Path:
+    (folder / "a").symlink_to(folder / "b")
+    (folder / "b").symlink_to(folder / "a")
+    return folder / "a"
+
+
+def empty_folder(folder: Path) -> Path:
+    (folder / "empty").mkdir()
+    return folder / "empty"
+
+
+WRONG: list[tuple[str, Make, str]] = [
+    ("nowhere", lambda p: p / "nowhere", "missing"),
+    ("null byte", lambda p: "a\0b", "unreadable"),
+    ("name too long", lambda p: p / ("a" * 300), "unreadable"),
+    ("loop of links", loop_of_links, "unreadable"),
+    ("a device file", lambda p: Path("/dev/null"), "unreadable"),
+    ("empty folder", empty_folder, "empty"),
+    ("a class without images", lambda p: empty_folder(p).parent, "empty"),
+    ("no folder for each class", lambda p: write_images(p, {".": PIXELS}), "empty"),
+    ("csv", file("rows.csv"), "kind"),
+    ("text as npz", file("rows.npz"), "unreadable"),
+    ("one array", file("rows.npz", as_npy(np.eye(3))), "unreadable"),
+    ("huge header", huge_header, "unreadable"),
+    ("text as parquet", file("rows.parquet"), "unreadable"),
+    ("text as saved data set", file("state.json", whole_folder=True), "unreadable"),
+    ("unknown images", file("a/x.heic", whole_folder=True), "kind"),
+    ("other width", odd_image("L", 9), "shape"),
+    ("other mode", odd_image("RGB"), "shape"),
+    ("16 bits", odd_image("I;16"), "image"),
+    ("broken image", lambda p: file("b/01.png", b"\x89PNG", whole_folder=True)(odd_image("L")(p)), "image"),
+    ("new class in test", images(**{"train/a": PIXELS, "train/b": PIXELS, "test/c": PIXELS}), "label"),
+    ("one class", images(a=PIXELS), "classes"),
+    ("rows of one class", npz(x=X, y=[1] * 6), "classes"),
+    ("single rows", npz(x=np.eye(3), y=[0, 1, 2]), "split"),
+    ("no x", npz(z=X, y=Y), "array"),
+    ("no y", npz(x=X), "array"),
+    ("fewer y", npz(x=X, y=Y[:4]), "shape"),
+    ("scalar y", npz(x=X, y=np.array(1)), "shape"),
+    ("objects", npz(x=X, y=np.array(Y, object)), "pickle"),
+    ("negative label", npz(x=X, y=[-1, *Y[1:]]), "label"),
+    ("large label", npz(x=X, y=[99, *Y[1:]]), "label"),
+    ("float labels", npz(x=X, y=np.array(Y) / 2), "type"),
+    ("label matrix", npz(x=X, y=np.eye(6)), "shape"),
+    ("no rows", npz(x=X[:0], y=np.array(Y[:0], int)), "empty"),
+    ("no columns", npz(x=X[:, :0], y=Y), "empty"),
+    ("nan", npz(x=NAN, y=Y, x_test=X, y_test=Y), "not-finite"),
+    ("negative id", npz(x=IDS - 1, y=Y), "id"),
+    ("float images", npz(x=np.ones((6, 4, 4)), y=Y), "type"),
+    ("nine channels", npz(x=random_pixels(6, 9, 9, 9), y=Y), "shape"),
+    ("new label in test", npz(x=X, y=Y, x_test=X, y_test=[0, 1, 2] * 2), "label"),
+    ("new id in test", npz(x=IDS, y=Y, x_test=IDS + 8, y_test=Y), "id"),
+    ("fewer columns in test", npz(x=X, y=Y, x_test=X[:, :2], y_test=Y), "shape"),
+    ("no label column", table(a=[1, 2], b=[0, 1]), "column"),
+    ("two label columns", table(y=[1, 2], label=[0, 1]), "column"),
+    ("no features", table(a=["x", "z"], y=[0, 1]), "column"),
+    ("null label", table(a=[1, 2, 3], y=[0, None, 1]), "label"),
+    ("null feature", table(a=[1, None, 3] * 2, y=Y), "not-finite"),
+    ("float label column", table(a=[1, 2], y=[0.5, 1]), "type"),
+    ("large numbers", table(a=[1e308, -1e308] * 3, y=Y), "range"),
 ]
 
 
-@pytest.mark.parametrize(("make", "reason"), WRONG, ids=lambda value: value[:30] if isinstance(value, str) else "")
-def test_rows_that_make_no_sense_are_refused_in_one_line(make: Make, reason: str, tmp_path: Path) -> None:
-    path = make(tmp_path)
+@pytest.mark.parametrize(("make", "code"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
+def test_wrong_rows_are_refused_in_one_line(make: Make, code: str, tmp_path: Path) -> None:
+    path = str(make(tmp_path))
     with pytest.raises(DataError) as error:
         own(path).measured().load("test")
-    line = str(error.value)
-    assert line.startswith(f"dataset.path={path}")
-    assert reason in line
-    assert "\n" not in line
-
-
-def test_a_place_must_be_named() -> None:
-    with pytest.raises(
-        DataError, match=r"^dataset=own: say dataset\.path=PLACE, where its rows are: a folder of images"
-    ):
-        own(None).measured()
+    assert (error.value.code, error.value.key, error.value.value) == (code, "dataset.path", path)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("changes", "code"),
     [
-        (
-            {"label_column": "z"},
-            r"has no column z \(dataset.label_column\); its columns are a, b, y; say dataset.label_",
-        ),
-        (
-            {"feature_columns": ["z"]},
-            r"has no column z \(dataset.feature_columns\); .* say dataset.feature_columns=\[NAME",
-        ),
-        ({"feature_columns": ["b"]}, r"column b \(dataset.feature_columns\) is string, not numbers"),
-        ({"feature_columns": ["a", "y"]}, r"column y is the label; leave it out of dataset.feature_columns"),
-        ({"image_column": "a"}, r"column a \(dataset.image_column\) is int64, not encoded images"),
-        ({"form": "image"}, r"no column holds images; its columns are a, b, y"),
+        ({"label_column": "z"}, "column"),
+        ({"feature_columns": ["z"]}, "column"),
+        ({"feature_columns": ["b"]}, "type"),
+        ({"feature_columns": ["a", "y"]}, "column"),
+        ({"image_column": "a"}, "type"),
+        ({"form": "image"}, "column"),
+        ({"path": None}, "missing"),
     ],
 )
-def test_wrong_columns_are_refused_with_those_there_are(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
+def test_wrong_keys_are_refused(changes: dict[str, Any], code: str, tmp_path: Path) -> None:
     path = write_table(tmp_path / "rows.parquet", a=[1, 2], b=["u", "v"], y=[0, 1])
-    with pytest.raises(DataError, match=reason):
-        own(path, **changes).measured()
+    with pytest.raises(DataError) as error:
+        own(**{"path": path, **changes}).measured()
+    assert error.value.code == code
+
+
+WRONG_DEVICES: list[tuple[str, Make, str]] = [
+    ("nowhere", lambda p: p / "nowhere", "missing"),
+    ("other size", images(dog=random_pixels(2, 28, 28)), "shape"),
+    ("other class", images(cow=random_pixels(2, 8, 8, 3)), "label"),
+    ("a table", npz(x=np.eye(3), y=[0, 1, 1]), "form"),
+    ("label 2", npz(x=random_pixels(2, 8, 8, 3), y=[0, 2]), "label"),
+    ("label -1", npz(x=random_pixels(2, 8, 8, 3), y=[0, -1]), "label"),
+    ("no rows", npz(x=random_pixels(0, 8, 8, 3), y=np.zeros(0, int)), "empty"),
+    ("no labels", npz(x=random_pixels(2, 8, 8, 3)), "array"),
+    ("test rows", npz(x_test=random_pixels(2, 8, 8, 3), y_test=[0, 1]), "split"),
+    ("no label column", table(a=[1, 2], b=[0, 1]), "column"),
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "code"), [case[1:] for case in WRONG_DEVICES], ids=[case[0] for case in WRONG_DEVICES]
+)
+def test_device_rows_that_do_not_fit_are_refused(make: Make, code: str, tmp_path: Path) -> None:
+    stacks = {name: random_pixels(5, 8, 8, 3) for name in ("cat", "dog")}
+    check_device(travelled(own(write_images(tmp_path / "run", stacks)).measured()), make(tmp_path), code)
+
+
+def test_numbers_do_not_stand_for_unknown_names(tmp_path: Path) -> None:
+    run = own(write_npz(tmp_path / "a.npz", x=np.eye(4), y=[0, 1, 2, 0])).measured()
+    check_device(run, write_npz(tmp_path / "b.npz", x=np.eye(4), y=["cat", "dog", "cat", "cow"]), "label")
+    check_device(run, write_npz(tmp_path / "c.npz", x=np.eye(5), y=[0] * 5), "shape")
+
+
+def check_device(run: Classification, path: Path, code: str) -> None:
+    with pytest.raises(DataError) as error:
+        run.local(str(path)).load("train")
+    assert (error.value.code, error.value.key, error.value.value) == (code, "data-path", str(path))
+    assert str(error.value).startswith(f"data-path={path}: ")
+    assert "\n" not in str(error.value)

@@ -119,7 +119,7 @@ TARGETS = [
     ("fedmrn_app.learning.models.build.check_call", "belongs to fedmrn_app.validation, which this node does not run"),
     ("fedmrn_app.learning.models.build.Any", "belongs to typing, which this node does not run"),
     ("fedmrn_app.tasks.task.dataclass", "belongs to dataclasses, which this node does not run"),
-    ("fedmrn_app.tasks.characters.read_hub_split", "belongs to fedmrn_app.data.hub, which this node does not run"),
+    ("fedmrn_app.tasks.characters.read_split", "belongs to fedmrn_app.data.hub, which this node does not run"),
     ("fedmrn_app.learning.models.nothing.at_all", "cannot import fedmrn_app.learning.models.nothing"),
 ]
 

@@ -1,4 +1,4 @@
-"""Batches hold every sample once an epoch, alike normalised, in an order that the seed fixes."""
+"""Batches hold every sample once per epoch, normalized, in an order that the seed fixes."""
 
 from dataclasses import replace
 
@@ -20,13 +20,13 @@ def numbered(count: int, size: int = 2) -> Samples:
 
 
 @pytest.mark.parametrize(("count", "sizes"), [(10, [4, 4, 2]), (9, [4, 5]), (8, [4, 4]), (1, [1]), (3, [3])])
-def test_sizes(count: int, sizes: list[int]) -> None:
+def test_a_last_single_sample_joins_the_batch_before(count: int, sizes: list[int]) -> None:
     batches = Batches(TASK, numbered(count), batch_size=4, epochs=2, seed=0)
     assert [len(y) for _, y in batches] == 2 * sizes
     assert len(batches) == 2 * len(sizes)
 
 
-def test_every_sample_once_an_epoch_and_normalised() -> None:
+def test_every_sample_is_once_in_an_epoch_and_normalized() -> None:
     batches = list(Batches(TASK, numbered(50), batch_size=8, epochs=2, seed=1))
     labels = torch.cat([y for _, y in batches])
     assert sorted(labels[:50].tolist()) == sorted(labels[50:].tolist()) == list(range(50))
@@ -48,29 +48,8 @@ def test_seed_fixes_order_and_augmentation() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_local_steps_take_the_place_of_epochs() -> None:
+def test_steps_replace_epochs() -> None:
     batches = Batches(TASK, numbered(50), batch_size=8, epochs=2, seed=1, steps=20)
     assert len(list(batches)) == len(batches) == 20
     whole = list(Batches(TASK, numbered(50), batch_size=8, epochs=3, seed=1))
     assert all((a[1] == b[1]).all() for a, b in zip(whole, batches, strict=False))
-
-
-def test_crop_flip_shows_shifted_and_mirrored_images() -> None:
-    size = 12
-    pixels = np.arange(size * size, dtype=np.uint8).reshape(1, 1, size, size).repeat(400, 0)
-    task = Classification(
-        channels=1, height=size, width=size, classes=10, mean=(0.0,), std=(1 / 255,), augmentation="crop_flip"
-    )
-    ((x, _),) = Batches(task, Samples(pixels, np.zeros(400, np.int64)), batch_size=400, epochs=1, seed=0)
-    padded = np.pad(pixels[0, 0].astype(np.float32), 4)
-    allowed = {
-        view.tobytes(): (row, column, flip)
-        for row in range(9)
-        for column in range(9)
-        for flip in (False, True)
-        for window in [padded[row : row + size, column : column + size]]
-        for view in [np.ascontiguousarray(window[:, ::-1] if flip else window)]
-    }
-    seen = [allowed[np.ascontiguousarray(image).tobytes()] for image in np.rint(x[:, 0].numpy())]
-    assert len(set(seen)) > 120  # of 162
-    assert 150 < sum(flip for _, _, flip in seen) < 250

@@ -1,4 +1,4 @@
-"""Flat views hold for any module."""
+"""Flat views share their memory with the parameters of any module."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ COLOUR = image_task(3, 32)
 
 
 class Tied(nn.Module):
-    """Embedding and output layer share one matrix; attention and an LSTM have matrices of their own."""
+    """A module whose embedding and output layer share one matrix, with attention and an LSTM."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,32 +62,24 @@ def test_tied_attention_and_lstm() -> None:
     assert model.dense_grads.any()
 
 
-def test_groups_and_biases() -> None:
-    module = nn.Sequential(nn.Conv2d(4, 8, 3, groups=4), nn.Sequential(nn.Flatten(), nn.LazyLinear(3)))
-    module(torch.zeros(1, 4, 5, 5))
-    model = FlatModel(module)
-    assert model.weights.numel() == 8 * 9 + 3 * 72
-    assert model.dense.numel() == model.dense_grads.numel() == 8 + 3
-
-
-def test_embedding_and_frozen_weights_are_not_masked() -> None:
-    module = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 2))
-    module[1].requires_grad_(False)
-    model = FlatModel(module)
-    assert model.weights.numel() == 8
-    assert model.dense.numel() == 20 + 2
+def test_weights_are_unfrozen_matrices_of_layers() -> None:
+    grouped = nn.Sequential(nn.Conv2d(4, 8, 3, groups=4), nn.Sequential(nn.Flatten(), nn.LazyLinear(3)))
+    grouped(torch.zeros(1, 4, 5, 5))
+    frozen = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    frozen[1].requires_grad_(False)
+    for module, weights, dense in ((grouped, 8 * 9 + 3 * 72, 8 + 3), (frozen, 8, 20 + 2)):
+        model = FlatModel(module)
+        assert (model.weights.numel(), model.dense.numel(), model.dense_grads.numel()) == (weights, dense, dense)
 
 
 def test_all_parameters_of_a_whole_model_are_weights() -> None:
-    module = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.BatchNorm1d(4))
-    model = FlatModel(module, whole=True)
+    model = FlatModel(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.BatchNorm1d(4)), whole=True)
     assert model.weights.numel() == model.parameter_count == 20 + 16 + 4 + 8
-    assert model.dense.numel() == 8  # the running statistics
-    assert model.dense_grads.numel() == 0
+    assert (model.dense.numel(), model.dense_grads.numel()) == (8, 0)  # the running statistics
 
 
 def test_other_types_than_float32_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"a trained tensor of shape \(2, 2\) is torch.float64, not float32"):
+    with pytest.raises(ValueError, match="float64"):
         FlatModel(nn.Linear(2, 2).double())
 
 
@@ -101,14 +93,14 @@ def test_load_and_state_round_trip() -> None:
     model.load(weights, dense)
     assert state_sha256(*model.state()) == state_sha256(weights, dense)
     assert int(model.module.state_dict()["1.num_batches_tracked"]) == 0
-    with pytest.raises(ValueError, match="weights has shape"):
+    with pytest.raises(ValueError, match="weights"):
         model.load(weights[:-1], dense)
-    with pytest.raises(ValueError, match="dense has shape"):
+    with pytest.raises(ValueError, match="dense"):
         model.load(weights, dense[:-1])
 
 
-def test_gradients_lie_as_the_weights_do() -> None:
-    """The kernel takes each gradient where autograd left it: flat, without a copy."""
+def test_gradients_have_the_order_of_the_weights() -> None:
+    """Each gradient is the memory that autograd filled: flat, without a copy."""
     model = FlatModel(build_model(cnn4, {}, image_task(1, 28), 0))
     model.zero_grads()
     x = torch.rand(4, 1, 28, 28).contiguous(memory_format=torch.channels_last)
@@ -123,7 +115,7 @@ def test_gradients_lie_as_the_weights_do() -> None:
         assert torch.equal(grad, view)
 
 
-def test_state_names_one_exact_model() -> None:
+def test_the_digest_changes_with_any_bit() -> None:
     weights, dense = np.arange(3, dtype=np.float32), np.arange(2, dtype=np.float32)
     assert state_sha256(weights, dense) == state_sha256(weights.copy(), dense.copy())
     assert state_sha256(weights, dense) != state_sha256(np.nextafter(weights, np.float32(9)), dense)

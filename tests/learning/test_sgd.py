@@ -1,4 +1,4 @@
-"""Training through flat views is training."""
+"""Training through flat views equals training in plain PyTorch."""
 
 import copy
 from collections.abc import Callable
@@ -9,8 +9,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedmrn_app.config.compose import load_config
-from fedmrn_app.errors import ConfigError
 from fedmrn_app.learning.batches import Batches
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.models.build import build_model
@@ -42,7 +40,7 @@ def test_training_equals_plain_pytorch(target: Callable[..., nn.Module], weight_
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4, msg=key)
 
 
-def test_callbacks_see_every_step_in_turn() -> None:
+def test_callbacks_are_called_in_every_step() -> None:
     model, calls = new_model(), list[tuple[str, int]]()
     batches = Batches(IMAGES, images(), batch_size=16, epochs=2, seed=0)
     before = model.weights.clone()
@@ -54,7 +52,7 @@ def test_callbacks_see_every_step_in_turn() -> None:
         update=lambda step: calls.append(("update", step)),
     )
     assert calls == [(what, step) for step in range(1, len(batches) + 1) for what in ("before", "update")]
-    assert torch.equal(model.weights, before)  # whoever updates them himself
+    assert torch.equal(model.weights, before)  # `update` replaces the step
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -67,8 +65,3 @@ def test_either_precision_learns(precision: Precision) -> None:
     ]
     assert losses[-1] < losses[0]
     assert model.weights.dtype == torch.float32
-
-
-def test_no_local_steps_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"local\.steps=0: must be at least 1.*, or null"):
-        load_config(("local.steps=0",))

@@ -1,1 +1,1 @@
-"""The models that are shipped: one file per family. `build.py` builds these and any others."""
+"""The shipped models, one file per family; `build.py` builds these and any others."""

@@ -1,11 +1,9 @@
 """BiSeNetV2 for semantic segmentation (Yu et al. 2021, Int. J. Comput. Vis. 129), with the paper's numbers of channels.
 
-A detail branch, wide and shallow, and a semantic branch, narrow and deep, are brought together by a layer in which each
-guides the other. Four auxiliary heads on the semantic branch only help training: they are trained and sent like the
-rest of the model, but evaluation does not run them. Without them (`auxiliary=False`) the model has no such heads at
-all. No convolution has a bias; there is no dropout, so the output depends on the weights and the input alone.
-
-Every map of features is half as large as the one before, rounded up, so images need not be a multiple of 32 pixels.
+A detail branch, wide and shallow, and a semantic branch, narrow and deep, are combined by a layer in which each guides
+the other. Four auxiliary heads on the semantic branch only help training: they are trained and sent like the rest of
+the model, but evaluation does not run them, and `auxiliary=False` leaves them out. There are no biases and no dropout.
+Each feature map is half as large as the one before, rounded up, so that images can have any size.
 """
 
 from __future__ import annotations
@@ -14,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-SMALLEST = 8  # pixels a side: the detail branch has one feature for 8x8 pixels
-EXPANSION = 6  # of the channels within a gather-and-expansion layer
+SMALLEST = 8  # pixels of a side: the detail branch has one feature for 8x8 pixels
+EXPANSION = 6  # factor of the channels within a gather-and-expansion layer
 STEM_KERNELS = 16
 STAGES = ((32, 1), (64, 1), (128, 3))  # kernels, and layers that keep the size, of the semantic branch after its stem
 FUSED_KERNELS = 128  # of both branches at their ends
@@ -24,13 +22,13 @@ AUXILIARY_KERNELS = 128
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """Batch norm that also trains on one value a channel, which then is normalised by the running statistics.
+    """Batch norm that normalizes a single value per channel by the running statistics, also in training.
 
-    Such is the pooled map of a batch of one image, the only one of a client with a single row.
+    A client with a single row has batches of one image, whose pooled map has one value per channel.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise (n, channels, height, width)."""
+        """Normalize (n, channels, height, width)."""
         if self.training and input.numel() == self.num_features:
             mean, var = self.running_mean, self.running_var
             return functional.batch_norm(input, mean, var, self.weight, self.bias, False, 0.0, self.eps)
@@ -40,7 +38,7 @@ class BatchNorm(nn.BatchNorm2d):
 def _conv(
     channels: int, kernels: int, size: int = 3, stride: int = 1, groups: int = 1, *, relu: bool = True
 ) -> nn.Sequential:
-    """A convolution with batch norm and, if asked for, ReLU; stride 2 halves the sides, rounding up."""
+    """Return a convolution with batch norm and optionally ReLU; stride 2 halves the sides, rounding up."""
     convolution = nn.Conv2d(channels, kernels, size, stride, size // 2, groups=groups, bias=False)
     layers: list[nn.Module] = [convolution, BatchNorm(kernels)]
     return nn.Sequential(*layers, nn.ReLU(inplace=True)) if relu else nn.Sequential(*layers)
@@ -69,9 +67,9 @@ class _Stem(nn.Module):
 
 
 class _GatherExpand(nn.Module):
-    """A 3x3 convolution gathers, a depthwise one expands the channels, a 1x1 convolution brings them together again.
+    """A 3x3 convolution, a depthwise convolution that expands the channels, and a 1x1 convolution, with a shortcut.
 
-    With stride 2 a second depthwise convolution follows the first, and the shortcut gets convolutions of its own.
+    With stride 2 there is a second depthwise convolution, and the shortcut has its own convolutions.
     """
 
     def __init__(self, channels: int, kernels: int, stride: int) -> None:
@@ -92,7 +90,7 @@ class _GatherExpand(nn.Module):
 
 
 class _ContextEmbedding(nn.Module):
-    """Adds the mean over all pixels, through a 1x1 convolution, to every pixel: (n, 128, h, w) -> the same."""
+    """The mean over all pixels, after a 1x1 convolution, added to every pixel: (n, 128, h, w) -> the same."""
 
     def __init__(self, kernels: int) -> None:
         super().__init__()
@@ -105,7 +103,7 @@ class _ContextEmbedding(nn.Module):
 
 
 class _GuidedAggregation(nn.Module):
-    """Each branch gates the other, at the sizes of both; the sum has the size of the detail branch."""
+    """The sum, of the size of the detail branch, of both branches, each gated by the other."""
 
     def __init__(self, kernels: int) -> None:
         super().__init__()
@@ -131,15 +129,15 @@ class _GuidedAggregation(nn.Module):
 
 
 def _head(channels: int, kernels: int, classes: int) -> nn.Sequential:
-    """(n, channels, h, w) -> (n, classes, h, w)."""
+    """Return a head: (n, channels, h, w) -> (n, classes, h, w)."""
     return nn.Sequential(_conv(channels, kernels), nn.Conv2d(kernels, classes, 1, bias=False))
 
 
 class BiSeNetV2(nn.Module):
-    """The network; see the head of this file.
+    """The network.
 
-    In evaluation it returns scores float (n, classes, h, w) at the size of the images; in training with auxiliary heads
-    a tuple of such scores, first those of the main head, then those of the stem and of the three stages.
+    In evaluation it returns scores float (n, classes, h, w) at the size of the images. In training with auxiliary heads
+    it returns a tuple of such scores: of the main head, of the stem and of the three stages.
     """
 
     def __init__(self, channels: int, classes: int, *, auxiliary: bool = True) -> None:
@@ -164,7 +162,7 @@ class BiSeNetV2(nn.Module):
         self._start()
 
     def _start(self) -> None:
-        """Kaiming's normal initial weights; gather-and-expansion layers start as their shortcuts alone."""
+        """Draw Kaiming's normal weights; gather-and-expansion layers start as their shortcuts."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -173,7 +171,7 @@ class BiSeNetV2(nn.Module):
                 nn.init.zeros_(last.weight)
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Score the classes of each pixel of (n, channels, h, w); see the class for what is returned."""
+        """Score the classes of each pixel of (n, channels, h, w)."""
         size = x.shape[-2:]
         features = []
         semantic = x
@@ -187,7 +185,7 @@ class BiSeNetV2(nn.Module):
 
 
 def bisenet_v2(channels: int, size: tuple[int, int], classes: int, *, auxiliary: bool = True) -> nn.Module:
-    """BiSeNetV2 with or without its four auxiliary heads.
+    """Build BiSeNetV2 with or without its four auxiliary heads.
 
     Raises:
         ValueError: a side of the images has fewer than 8 pixels.

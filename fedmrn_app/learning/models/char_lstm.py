@@ -10,7 +10,7 @@ from fedmrn_app.validation import Count, Positive, Range
 
 
 class CharLSTM(nn.Module):
-    """Embedding, LSTM, and a linear layer on what the LSTM says after the last character."""
+    """An embedding, an LSTM, and a linear layer on the LSTM's last state."""
 
     def __init__(self, embedding: nn.Embedding, lstm: nn.LSTM, dropout: float, linear: nn.Linear) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class CharLSTM(nn.Module):
         self.linear = linear
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map characters, int64 (n, window), to logits of the next one, float (n, classes)."""
+        """Map characters, int64 (n, window), to logits of the next character, float (n, classes)."""
         states, _ = self.lstm(self.embedding(x))
         logits: Tensor = self.linear(self.dropout(states[:, -1]))
         return logits
@@ -43,18 +43,18 @@ def char_lstm(
     The defaults are LEAF's model: two layers with biases, Glorot's initial weights, forget gates that start open.
     FedMRN's published code has one layer, no biases, dropout of 0.5 before the linear layer and all weights from
     N(0, 0.01^2): `layers=1 bias=false dropout=0.5 initial_std=0.01`. Both have an embedding of 8 and 256 units.
-    The weights of the LSTM and of the linear layer are masked; the embedding, as in that code, and biases are not.
+    The weights of the LSTM and of the linear layer are masked; biases, and the embedding as in that code, are not.
 
     Args:
-        vocabulary: characters in the inputs.
-        classes: characters in the targets.
-        embedding: numbers that stand for a character.
-        units: of each layer.
-        layers: of the LSTM.
-        bias: of the LSTM's gates, one each, and of the linear layer.
-        dropout: the share of the last state that is set to zero in training.
+        vocabulary: number of characters in the inputs.
+        classes: number of characters in the targets.
+        embedding: length of the vector of a character.
+        units: units of each layer of the LSTM.
+        layers: layers of the LSTM.
+        bias: whether the LSTM's gates, one bias each, and the linear layer have biases.
+        dropout: share of the last state that is set to zero in training.
         initial_std: standard deviation of all initial weights; null for Glorot's.
-        masked_embedding: masks the embedding like the other weights.
+        masked_embedding: whether the embedding is masked like the other weights.
     """
     table = nn.Embedding(vocabulary, embedding)
     if masked_embedding:
@@ -68,7 +68,7 @@ def char_lstm(
             nn.init.xavier_uniform_(parameter)
         else:
             nn.init.normal_(parameter, std=initial_std)
-        if ".bias_hh" in name:  # PyTorch's second bias of the same gates: held at TensorFlow's constant forget bias
+        if ".bias_hh" in name:  # PyTorch's second bias of each gate, fixed at TensorFlow's constant forget bias
             nn.init.ones_(parameter.data[units : 2 * units])
             parameter.requires_grad_(False)
     return module

@@ -1,4 +1,4 @@
-"""A plain multilayer perceptron, for images and for tables."""
+"""A multilayer perceptron for images and tables."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fedmrn_app.validation import Count
 def mlp(
     shape: tuple[int, ...], classes: int, *, hidden: Sequence[Count] = (1024, 1024), width: float = 1.0
 ) -> nn.Module:
-    """Linear layers with ReLU between them, `hidden` their units; PyTorch's own initial weights, with biases.
+    """Build linear layers with biases and ReLU between them, with PyTorch's initial weights.
 
     Args:
-        shape: of one sample, which is flattened.
+        shape: shape of one sample, which is flattened.
         classes: number of outputs.
-        hidden: units of each hidden layer; none is a linear model.
-        width: share of the hidden units that there are.
+        hidden: units of each hidden layer; an empty list is a linear model.
+        width: share of the hidden units that the model has.
     """
     layers: list[nn.Module] = [nn.Flatten()]
     inputs = math.prod(shape)

@@ -1,7 +1,7 @@
-"""What a model needs so that clients can train a narrower version of it (Deng, Qiao and Mahdavi, section 5.1).
+"""Parts of models that clients can train in a narrower version (Deng, Qiao and Mahdavi, section 5.1).
 
-A narrower model has a share of the channels, or units, of every layer but the last. Normalisation keeps no running
-statistics, which clients of different widths could not average, and a scaler makes up for the missing channels.
+A narrower model has a share of the channels, or units, of every layer except the last. Static batch norm keeps no
+running statistics, which clients of different widths could not average.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ BatchNorm = Literal["tracked", "static"]
 
 
 def narrowed(channels: int, width: float) -> int:
-    """How many of a layer's channels a model has that is `width` as wide, 0 < width <= 1."""
+    """Return the number of channels of a layer in a model of a width, 0 < width <= 1."""
     return math.ceil(channels * width)
 
 
 class Scaler(nn.Module):
-    """Divides by the width in training: sums over fewer channels keep their size (Diao et al. 2021, HeteroFL)."""
+    """Division by the width in training: sums over fewer channels keep their size (Diao et al. 2021, HeteroFL)."""
 
     def __init__(self, width: float) -> None:
         super().__init__()
@@ -32,10 +32,10 @@ class Scaler(nn.Module):
 
 
 def batch_norm(channels: int, kind: BatchNorm) -> nn.BatchNorm2d:
-    """Batch norm; a `static` one normalises by the statistics of the batch at hand, in evaluation too.
+    """Return batch norm; a `static` one normalizes by the statistics of the batch, also in evaluation.
 
     Raises:
-        ValueError: there is no such kind.
+        ValueError: the kind is unknown.
     """
     if kind not in get_args(BatchNorm):
         raise ValueError(f"norm={kind} is not one of {', '.join(get_args(BatchNorm))}")

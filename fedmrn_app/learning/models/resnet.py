@@ -1,4 +1,4 @@
-"""ResNet18: torchvision's with the stem that small images need, and one that can be narrowed."""
+"""ResNet18 of torchvision with a stem for small images, and a ResNet18 that can be narrowed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedmrn_app.learning.models.narrow import BatchNorm, Scaler, batch_norm, nar
 
 
 def resnet18(channels: int, size: tuple[int, int], classes: int) -> nn.Module:
-    """ResNet18; images below 64 pixels get a 3x3 first convolution of stride 1 and no max-pool."""
+    """Build ResNet18; for images below 64 pixels the first convolution is 3x3 of stride 1, without max-pool."""
     module: nn.Module = torchvision_resnet18(num_classes=classes)
     if min(size) < 64:
         module.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
@@ -21,7 +21,7 @@ def resnet18(channels: int, size: tuple[int, int], classes: int) -> nn.Module:
 
 
 class PreActivationBlock(nn.Module):
-    """Two 3x3 convolutions, each after batch norm and ReLU, around which the input is carried (He et al. 2016b)."""
+    """Two 3x3 convolutions, each after batch norm and ReLU, with a shortcut (He et al. 2016b)."""
 
     def __init__(self, channels: int, kernels: int, stride: int, norm: BatchNorm, width: float) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class PreActivationBlock(nn.Module):
 def preact_resnet18(
     channels: int, size: tuple[int, int], classes: int, *, norm: BatchNorm = "static", width: float = 1.0
 ) -> nn.Module:
-    """Pre-activation ResNet18 for small images with a scaler after each convolution (Deng et al., section 5.1)."""
+    """Build a pre-activation ResNet18 for small images, with a scaler after each convolution (Deng et al., 5.1)."""
     kernels = narrowed(64, width)
     layers: list[nn.Module] = [nn.Conv2d(channels, kernels, 3, padding=1, bias=False), Scaler(width)]
     for full, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):

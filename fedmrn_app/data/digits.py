@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
-DIGITS_TEST_SIZE = 360  # where nothing is said
-DIGITS_TEST_SIZES = (10, 1787)  # a row of each of the ten labels at least must be on either side of the cut
+DIGITS_TEST_SIZE = 360  # of 1,797 rows, by default
+DIGITS_TEST_SIZES = (10, 1787)  # each split must have a row of each of the ten labels
 
 
-def read_digits(split: str, test_size: int) -> dict[str, NDArray[Any]]:
-    """scikit-learn's 1,797 digits, pixel values 0..16 scaled to 0..255, split with equal shares of each label.
+def read_digits(split: str, test_size: int = DIGITS_TEST_SIZE) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Read scikit-learn's 1,797 digits, pixel values 0..16 scaled to 0..255, split with equal shares of each label.
 
     Returns:
-        x uint8 (n, 1, 8, 8) and y int64 (n,).
+        Images (n, 1, 8, 8) and labels (n,).
     """
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -25,4 +23,4 @@ def read_digits(split: str, test_size: int) -> dict[str, NDArray[Any]]:
     train_x, test_x, train_y, test_y = train_test_split(
         pixels, labels.astype(np.int64), test_size=test_size, stratify=labels, random_state=0
     )
-    return {"x": train_x, "y": train_y} if split == "train" else {"x": test_x, "y": test_y}
+    return (train_x, train_y) if split == "train" else (test_x, test_y)

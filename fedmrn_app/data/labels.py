@@ -1,0 +1,144 @@
+"""Labels as they are stored, numbers or names, and as class numbers from 0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmrn_app.data.place import Place
+
+LISTED_WORDS = 12  # at most this many names are listed in an error
+MAX_LABEL = 1 << 31
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The labels of some rows.
+
+    Attributes:
+        index: int64 (n,), from 0.
+        names: the names that the indices stand for, in their order; None where the labels are plain numbers.
+        declared: whether the data set fixes the order of the names (a ClassLabel column).
+    """
+
+    index: NDArray[np.int64]
+    names: tuple[str, ...] | None = None
+    declared: bool = False
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def name_numbers(self) -> NDArray[np.int64] | None:
+        """Return the number that each name is; None where a name is not a whole number, or their order is declared."""
+        names = self.names or ()
+        # each number has one spelling: two names are never the same number
+        if self.declared or not all(n.isascii() and n.isdecimal() and len(n) < 10 and str(int(n)) == n for n in names):
+            return None
+        return np.array([int(name) for name in names], np.int64)
+
+
+def encode_labels(values: NDArray[Any], place: Place, declared: tuple[str, ...] | None = None) -> Labels:
+    """Return labels (n,) or (n, 1) from whole numbers, from booleans, or from texts in alphabetical order.
+
+    Numbers may stand for `declared` names.
+
+    Raises:
+        DataError: another shape or type, a number below 0 or without a name, or no rows.
+    """
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.ndim != 1:
+        raise place.error("shape", f"labels have shape {values.shape}; each row must have one number or text")
+    if not len(values):
+        raise place.error("empty", "has no rows")
+    if values.dtype.kind == "S":
+        values = np.char.decode(values, "utf-8", "replace")
+    if values.dtype.kind == "U":
+        names, index = np.unique(values, return_inverse=True)
+        return Labels(index.astype(np.int64), tuple(map(str, names)))
+    if values.dtype.kind not in "biu":
+        raise place.error("type", f"labels are {values.dtype}; they must be whole numbers or text")
+    index = values.astype(np.int64)
+    for row in np.flatnonzero((index < 0) | (index >= (MAX_LABEL if declared is None else len(declared))))[:1]:
+        raise place.error("label", f"row {row} has the label {index[row]}; labels count from 0")
+    return Labels(index, declared, declared is not None)
+
+
+def count_classes(labels: Labels, place: Place, classes: int | None = None) -> tuple[tuple[str, ...] | None, int]:
+    """Return the names of the classes, None where they are numbers, and the number of classes.
+
+    Names that are all whole numbers are those numbers, so that folders 0 to 9 are the classes 0 to 9. If `classes` is
+    given, there must be as many.
+
+    Raises:
+        DataError: all rows are of one class, there is another number of names, or a number exceeds the number of rows.
+    """
+    present = np.unique(labels.index)
+    if len(present) < 2:
+        only = repr(labels.names[present[0]]) if labels.names else present[0]
+        raise place.error(
+            "classes", f"all {len(labels)} rows are of one class, {only}; there must be at least 2 classes"
+        )
+    numbers = labels.index if labels.names is None else labels.name_numbers()
+    if numbers is None:
+        names = labels.names or ()
+        if classes not in (None, len(names)):
+            raise place.error("classes", f"has {len(names)} classes ({listed(names)}), not {classes}")
+        return names, len(names)
+    count = int(numbers.max()) + 1
+    if classes is None and count > len(labels):
+        raise place.error(
+            "label",
+            f"labels go up to {count - 1} in {len(labels)} rows; number the classes from 0, store them as text, or say "
+            "dataset.classes",
+        )
+    return None, classes or count
+
+
+def fit_labels(
+    labels: Labels, names: tuple[str, ...] | None, classes: int, place: Place, whose: str
+) -> NDArray[np.int64]:
+    """Return the labels as the run numbers its classes, int64 (n,).
+
+    Args:
+        labels: the labels as they are stored.
+        names: the names of the run's classes; None where they are numbers.
+        classes: the number of the run's classes.
+        place: what errors name.
+        whose: what errors call the run's classes.
+
+    Raises:
+        DataError: a label is not among the run's classes.
+    """
+    if not len(labels):
+        raise place.error("empty", "has no rows")
+    if names is not None and labels.names is not None:
+        class_of = {name: number for number, name in enumerate(names)}
+        for name in (labels.names[index] for index in np.unique(labels.index)):
+            if name not in class_of:
+                raise place.error("label", f"has the class {name!r}, which is not among {whose} ({listed(names)})")
+        return np.array([class_of.get(name, -1) for name in labels.names], np.int64)[labels.index]
+    if labels.declared and len(labels.names or ()) != classes:
+        stored = labels.names or ()
+        raise place.error("classes", f"has {len(stored)} classes ({listed(stored)}), not {classes}")
+    index = labels.index
+    if labels.names is not None and not labels.declared:
+        numbers = labels.name_numbers()
+        if numbers is None:
+            some = repr(labels.names[index[0]])
+            raise place.error(
+                "label", f"classes have names, such as {some}; {whose} are the numbers 0 to {classes - 1}"
+            )
+        index = numbers[index]
+    for row in np.flatnonzero(index >= classes)[:1]:
+        raise place.error("label", f"row {row} has the label {index[row]}; {whose} are 0 to {classes - 1}")
+    return index
+
+
+def listed(words: Sequence[str]) -> str:
+    """Return words for one line, cut where there are many."""
+    return ", ".join(words[:LISTED_WORDS]) + (", ..." if len(words) > LISTED_WORDS else "")

@@ -1,0 +1,167 @@
+"""Labelled rows, from a place on disk in any form, from the hub or from scikit-learn, read once into the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmrn_app.data.cache import Arrays, cached_arrays
+from fedmrn_app.data.digits import DIGITS_TEST_SIZE, read_digits
+from fedmrn_app.data.hub import read_split
+from fedmrn_app.data.images import by, image_folder_splits
+from fedmrn_app.data.labels import Labels, fit_labels
+from fedmrn_app.data.npz import npz_splits
+from fedmrn_app.data.rows import Form, OpenRows, RowQuery, Splits
+from fedmrn_app.data.samples import Report, Rows, Split
+from fedmrn_app.data.tables import columns_rows, open_tables
+from fedmrn_app.errors import DataError
+
+FORMS = "a folder of images by class, parquet files, a folder of datasets.save_to_disk, or an .npz file"
+FORM_WORDS: Mapping[Form, str] = {"image": "images", "table": "a table", "ids": "rows of ids"}
+SHAPE_KEYS: Mapping[Form | None, tuple[str, ...]] = {  # configuration keys of the shape of a row
+    "image": ("channels", "height", "width"),
+    "table": ("features",),
+    "ids": ("window",),
+}
+
+
+def open_rows(query: RowQuery) -> tuple[Split, OpenRows]:
+    """Open the split whose rows are measured: the training split, or the test split where it is the only one.
+
+    The rows of a training split include those that are cut off for testing.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    splits = _splits(query)
+    split: Split = "train" if "train" in splits else "test"
+    return split, _open(query, splits, split)[0]
+
+
+def load_rows(
+    query: RowQuery, split: Split, names: tuple[str, ...] | None, classes: int, report: Report | None = None
+) -> Arrays:
+    """Return x, see `OpenRows.inputs`, and y int64 (n,) of a split, mapped read-only; they are read on first use.
+
+    Args:
+        query: where the rows are.
+        split: `train` or `test`.
+        names: the names of the classes; None where they are numbers.
+        classes: the number of classes.
+        report: receives a line if reading takes long.
+
+    Raises:
+        DataError: the rows cannot be read, are of another form, or have labels of other classes.
+    """
+    place = query.place
+    stamp: object = (query.hub, query.subset, query.test_size)
+    if place.on_disk:
+        stamp = place.stamp(place.find(FORMS))
+    columns = (query.form, query.image_column, query.feature_columns, query.label_column)
+
+    def read() -> dict[str, NDArray[Any]]:
+        splits = _splits(query)
+        opened, rows = _open(query, splits, split)
+        if report is not None and split == "test" and "test" not in splits:
+            report(f"{place}: no test split; {len(rows)} of the {len(opened.labels)} rows are cut off for testing")
+        if query.form not in (None, opened.form):
+            wanted = FORM_WORDS[query.form] if query.form else ""
+            raise place.error("form", f"holds {FORM_WORDS[opened.form]}, {query.whose} are {wanted}")
+        split_place = replace(place, part="test split: " if split == "test" else "")
+        y = fit_labels(opened.labels, names, classes, split_place, f"{query.whose} classes")
+        return {"x": opened.inputs(rows), "y": np.asarray(y[rows])}
+
+    return cached_arrays(query.name, (stamp, split, query.test_share, columns, names, classes), read, report)
+
+
+def check_shape(x: NDArray[Any], query: RowQuery, shape: tuple[int, ...], vocabulary: int | None = None) -> None:
+    """Raise DataError, with both values, unless rows x (n, *shape) are as the configuration says."""
+    stored, form, place = tuple(x.shape[1:]), query.form, query.place
+    if stored != shape and not place.on_disk:  # there is no place to name, but a key
+        keys = zip(SHAPE_KEYS[form], shape, stored, strict=True)
+        key, value, allowed = next((f"dataset.{k}", v, a) for k, v, a in keys if v != a)
+        raise DataError(f"{key}={value}: must be {allowed} for {query.name}", code="shape", key=key, value=value)
+    if stored != shape and form == "image":
+        raise place.error("shape", f"images are {by(stored)}, {query.whose} are {by(shape)}")
+    if stored != shape:
+        what = "columns" if form == "table" else "ids"
+        raise place.error("shape", f"rows have {stored[0]} {what}, {query.whose} have {shape[0]}")
+    if vocabulary is not None and x.max() >= vocabulary:
+        raise place.error(
+            "id",
+            f"has the id {x.max()}, {query.whose} are 0 to {vocabulary - 1}; start the run with "
+            f"dataset.vocabulary={x.max() + 1} or more",
+        )
+
+
+def test_rows(labels: NDArray[np.int64], share: float) -> Rows:
+    """Draw a share of each class for testing, always the same rows, in ascending order.
+
+    Of a class of two or more rows each side gets at least one; the only row of a class is for training.
+    """
+    order = np.random.default_rng(0).permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    drawn = []
+    for rows in np.split(order, np.flatnonzero(np.diff(labels[order])) + 1):
+        count = min(max(round(share * len(rows)), 1), len(rows) - 1)
+        drawn.append(rows[:count])
+    return np.sort(np.concatenate(drawn))
+
+
+def _splits(query: RowQuery) -> Splits:
+    """Return the splits, none of them read yet."""
+    place = query.place
+    if not place.on_disk and query.name == "digits":
+        return {split: partial(_open_digits, split, query.test_size) for split in ("train", "test")}
+    if not place.on_disk and query.hub is not None:
+        return {split: partial(_open_hub, query, split) for split in ("train", "test")}
+    if not place.on_disk:
+        raise place.error("missing", f"say dataset.path=PLACE, where its rows are: {FORMS}")
+    path = place.find(FORMS)
+    with place.reading(errors=OSError):
+        if path.is_file() and path.suffix.lower() == ".npz":
+            return npz_splits(path, query)
+        if path.is_file() and path.suffix.lower() != ".parquet":
+            raise place.error("kind", f"is a file of an unknown kind ('{path.suffix}'); it must be {FORMS}")
+        if path.is_dir() and not any(path.iterdir()):
+            raise place.error("empty", f"the folder is empty; it must hold {FORMS}")
+        if tables := open_tables(path, place):
+            return {split: partial(_open_table, query, table) for split, table in tables.items()}
+        return image_folder_splits(path, query)
+
+
+def _open(query: RowQuery, splits: Splits, split: Split) -> tuple[OpenRows, Rows]:
+    """Open a split, and return the numbers of the rows that belong to it."""
+    place, share = query.place, query.test_share
+    if split == "train" and "train" not in splits:
+        raise place.error("split", "has a test split only; training needs rows of its own")
+    whole = split in splits and ("test" in splits or share is None)
+    if not whole and share is None:
+        raise place.error("split", "has no test split")
+    with place.reading(errors=OSError):
+        opened = splits[split if whole else "train"]()
+    rows = np.arange(len(opened.labels))
+    if whole or share is None:
+        return opened, rows
+    test = test_rows(opened.labels.index, share)
+    if not len(test):
+        raise place.error("split", "has no test split, and no class has two rows or more to cut one off; add one")
+    return opened, test if split == "test" else np.delete(rows, test)
+
+
+def _open_table(query: RowQuery, table: Callable[[], Any]) -> OpenRows:
+    return columns_rows(table(), query)
+
+
+def _open_hub(query: RowQuery, split: str) -> OpenRows:
+    return columns_rows(read_split(query.place, query.hub, query.subset, split, FORMS), query)
+
+
+def _open_digits(split: str, test_size: int | None) -> OpenRows:
+    x, y = read_digits(split, test_size or DIGITS_TEST_SIZE)
+    return OpenRows("image", Labels(y), lambda rows: x[rows])
