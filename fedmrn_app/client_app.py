@@ -19,8 +19,7 @@ from fedmrn_app.errors import ConfigError, FedMRNError, PayloadError
 from fedmrn_app.federation.client import Kept
 from fedmrn_app.federation.download import VersionError
 from fedmrn_app.federation.worker import Worker
-from fedmrn_app.flower.device_storage import Residuals, StateError, state_folder
-from fedmrn_app.flower.device_versions import KeptVersions
+from fedmrn_app.flower.device_storage import KeptVersions, Residuals, StateError, state_folder
 from fedmrn_app.flower.messages import (
     Hosted,
     hosted_content,

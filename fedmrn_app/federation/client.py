@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from fedmrn_app.federation.download import Downloads, Version
+from fedmrn_app.federation.download import Downloads
 from fedmrn_app.federation.protocol import Order, RunProtocol
 from fedmrn_app.federation.upload import Update, header_of, write_upload
+from fedmrn_app.federation.versions import Version
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.learning.batches import Batches
 from fedmrn_app.learning.flat import FlatModel

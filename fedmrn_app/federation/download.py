@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.protocol import Order, RunProtocol
+from fedmrn_app.federation.versions import Version
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.wire.lattice import Lattice
@@ -19,14 +20,6 @@ _MOST_KEPT = 1 << 20  # weights of a model that is kept once it was read: of sma
 
 class VersionError(PayloadError):
     """An order needs a version that this client does not hold; the server sends the whole difference then."""
-
-
-@dataclass(frozen=True, eq=False)
-class Version:
-    """The global model of a round, from 1, as a client received it on a grid."""
-
-    server_round: int
-    grid: Lattice
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.config.compose import load_config
-from fedmrn_app.federation.download import Version, read_download
+from fedmrn_app.federation.download import read_download
 from fedmrn_app.federation.protocol import Order
 from fedmrn_app.federation.server import close_round, open_round
-from fedmrn_app.federation.versions import Versions
+from fedmrn_app.federation.versions import Version, Versions
 from fedmrn_app.federation.worker import Worker
 
 # name and overrides of each

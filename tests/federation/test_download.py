@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.federation.download import Version, VersionError, read_download
+from fedmrn_app.federation.download import VersionError, read_download
 from fedmrn_app.federation.protocol import Order
 from fedmrn_app.federation.server import OpenRound
-from fedmrn_app.federation.versions import Versions
+from fedmrn_app.federation.versions import Version, Versions
 from tests.reference import AGREEMENT, SAMPLES, STATE, D, M
 
 GRID = dataclasses.replace(AGREEMENT, method=dataclasses.replace(AGREEMENT.method, packing="grid"))
