@@ -141,21 +141,20 @@ class Compressed(Strategy):
         contents = [message.content for message in messages]
         self._put_on_lattice(messages)
         self._grid, self._deadline = grid, time.monotonic() + self._timeout
-        self._requests = []
+        self._requests, lattice = [], self._lattice
         scale = None if self._rate_state is None else float(self._rate_state[0])
-        values: dict[int, Values] = {}  # by the identity of the record: most strategies send the same to all clients
-        sizes: dict[int, int] = {}
+        read: dict[int, tuple[Values, int]] = {}  # values and bytes of each ArrayRecord; most clients are sent the same
         for number, (message, content) in enumerate(zip(messages, contents, strict=True)):
             task = ClientTask(self.settings, derive_seed(self.settings.seed, "noise", server_round, number), scale)
             message.content = RecordDict({**message.content, RECORD: task.record()})
             record = only_arrays(content)[1]
-            if id(record) not in values:
-                values[id(record)] = to_values(record) if self._lattice is None else self._lattice.received
-            size = sum(_record_bytes(part, sizes) for part in message.content.values())
-            request = _Request(
-                message=message, content=content, task=task, values=values[id(record)], downlink_bytes=size
+            if id(record) not in read:
+                read[id(record)] = (lattice.received, 0) if lattice else (to_values(record), content_bytes(record))
+            values, size = read[id(record)]
+            size += sum(content_bytes(part) for part in message.content.values() if lattice or part is not record)
+            self._requests.append(
+                _Request(message=message, content=content, task=task, values=values, downlink_bytes=size)
             )
-            self._requests.append(request)
         return messages
 
     def aggregate_train(
@@ -289,15 +288,6 @@ def _read_reply(reply: Message) -> tuple[str, bytes, bytes, bytes]:
     if not all(isinstance(part, bytes) for part in (data, exact, named)):
         raise PayloadError("reply holds something else than bytes", code="records")
     return keys[0], data, exact, named
-
-
-def _record_bytes(record: ArrayRecord | ConfigRecord | MetricRecord, sizes: dict[int, int]) -> int:
-    """Return the bytes of a record of a message; ArrayRecords, which many messages share, are measured once."""
-    if not isinstance(record, ArrayRecord):
-        return content_bytes(record)
-    if id(record) not in sizes:
-        sizes[id(record)] = content_bytes(record)
-    return sizes[id(record)]
 
 
 def _node(message: Message) -> int:
