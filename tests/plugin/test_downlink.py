@@ -102,7 +102,8 @@ def test_strategies_that_send_clients_different_arrays_are_refused() -> None:
     class Copying(FedAvg):
         def configure_train(self, *args: Any) -> Any:
             for message in super().configure_train(*args):
-                message.content["arrays"] = ArrayRecord(dict(message.content.array_records["arrays"]))
+                copied = ArrayRecord(dict(message.content.array_records["arrays"]))
+                message.content = RecordDict({**message.content, "arrays": copied})
                 yield message
 
     with pytest.raises(ConfigError) as refused:

@@ -117,11 +117,14 @@ def share_equal(one: State, two: State) -> float:
 def test_server_receives_the_weights_that_the_client_ended_with(make: Any, take_step: Any) -> None:
     arrived, ended = learned(loop_of(make, take_step))
     first = new_net().state_dict()
+    assert list(arrived) == list(first)
     for name, tensor in arrived.items():
+        assert tensor.dtype == ended[name].dtype
         torch.testing.assert_close(tensor.reshape(ended[name].shape), ended[name], rtol=0, atol=1e-6)
     assert torch.equal(arrived["frozen.weight"], first["frozen.weight"])
     assert torch.equal(arrived["tied.weight"], arrived["hidden.weight"])
-    assert not torch.equal(arrived["hidden.weight"], first["hidden.weight"])
+    assert torch.equal(arrived["norm.num_batches_tracked"], ended["norm.num_batches_tracked"].reshape(-1)[0])
+    assert 0 < float((arrived["hidden.weight"] != first["hidden.weight"]).float().mean()) < 1
 
 
 @makers
