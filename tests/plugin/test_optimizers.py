@@ -123,7 +123,6 @@ def test_server_receives_the_weights_that_the_client_ended_with(make: Any, take_
         torch.testing.assert_close(tensor.reshape(ended[name].shape), ended[name], rtol=0, atol=1e-6)
     assert torch.equal(arrived["frozen.weight"], first["frozen.weight"])
     assert torch.equal(arrived["tied.weight"], arrived["hidden.weight"])
-    assert torch.equal(arrived["norm.num_batches_tracked"], ended["norm.num_batches_tracked"].reshape(-1)[0])
     assert 0 < float((arrived["hidden.weight"] != first["hidden.weight"]).float().mean()) < 1
 
 
