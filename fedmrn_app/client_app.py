@@ -17,10 +17,9 @@ from fedmrn_app.config.build import build_worker, check_targets, read_config
 from fedmrn_app.environment import ALLOW_TARGETS, VERSIONS_FOLDER
 from fedmrn_app.errors import ConfigError, FedMRNError, PayloadError
 from fedmrn_app.federation.client import ClientState
-from fedmrn_app.federation.download import VersionError
+from fedmrn_app.federation.versions import VersionError
 from fedmrn_app.federation.worker import Worker
-from fedmrn_app.flower.device_storage import Residuals, StateError, state_folder
-from fedmrn_app.flower.device_versions import KeptVersions
+from fedmrn_app.flower.device_storage import KeptVersions, Residuals, StateError, state_folder
 from fedmrn_app.flower.messages import (
     Hosted,
     hosted_content,

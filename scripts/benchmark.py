@@ -1,4 +1,4 @@
-"""Measure what the speed of this project rests on. Every figure is a ratio of two things run alternately.
+"""Measure the speed of the project's parts. Every figure is a ratio of two things that run alternately.
 
 Usage: python scripts/benchmark.py PART [options] [--json FILE]
 
@@ -8,12 +8,12 @@ Usage: python scripts/benchmark.py PART [options] [--json FILE]
     codec    compressing and decoding an update, per million weights
     server   checking, decoding and adding many replies: time and memory
     round    simulated rounds against the local training of their clients; needs --data, Fashion-MNIST's folder
-    optimizers  a step of the plug-in's optimisers against the same without masks, on CNN4
+    optimizers  a step of the plug-in's optimizers against the same without masks, on CNN4
     scale    simulated rounds of many clients: start, time and memory; --peer: Flower's FedAvg takes turns
     socket   bytes at real SuperNodes' sockets, per round and node, beside those that a run reports, on CNN4
     plugin   the quickstart plain, with EDEN and with FedMRN: accuracy and bytes; --data, CIFAR-10's folder
 
-Tables show the median and, in brackets, the least and the most of the repetitions.
+Tables show the median and, in brackets, the minimum and maximum of the repetitions.
 """
 
 from __future__ import annotations

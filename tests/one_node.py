@@ -4,7 +4,6 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-import tests.reference  # noqa: F401  (Flower makes no message without)
 from fedmrn_app.client_app import train
 from fedmrn_app.config.build import resolve_from_data
 from fedmrn_app.config.compose import compose_values
@@ -14,7 +13,9 @@ from fedmrn_app.federation.server import OpenRound, open_round
 from fedmrn_app.federation.upload import Upload, read_upload
 from fedmrn_app.federation.worker import Worker
 from fedmrn_app.flower.messages import order_content, pack_config, read_payload
+from scripts.benchmarks.local_grid import allow_messages, set_message_id
 
+allow_messages()
 SMALL = ("clients=5", "clients_per_round=3", "local.epochs=1", "local.batch_size=64")
 
 
@@ -28,7 +29,7 @@ def asking(values: Values | None, kind: str = "query", content: RecordDict | Non
     if values is not None:
         content["run"] = ConfigRecord({"config": pack_config(values, "ab12")})
     message = Message(content, dst_node_id=1, message_type=kind)
-    message.metadata.__dict__["_message_id"] = "asked"
+    set_message_id(message, "asked")
     return message
 
 

@@ -167,7 +167,10 @@ def learned(loop: Loop, make: Callable[[], nn.Module] = new_net, alpha: float = 
             arrived.extend(reply.content.array_records["arrays"].to_torch_state_dict() for reply in replies)
             return super().aggregate_train(server_round, replies)
 
+    grid = LocalGrid(app)
     strategy = Compressed(Look(fraction_evaluate=0.0, min_available_nodes=3), alpha=alpha, dense_bits=32)
-    strategy.start(LocalGrid(app), ArrayRecord(make().state_dict()), num_rounds=1)  # type: ignore[arg-type]
-    assert len(arrived) == 3, "clients were left out"
+    strategy.start(grid, ArrayRecord(make().state_dict()), num_rounds=1)  # type: ignore[arg-type]
+    for error in grid.failures.values():
+        raise error
+    assert len(arrived) == 3
     return arrived[-1], ended

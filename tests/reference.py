@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 import numpy as np
-from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
 
 from fedmrn_app.config.build import build_worker, resolve_from_data
@@ -20,8 +19,9 @@ from fedmrn_app.noise import Noise
 from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.payload import Header, Payload
 from fedmrn_app.wire.primitives import pack_bits, pack_floats
+from scripts.benchmarks.local_grid import allow_messages
 
-TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # Flower makes no message without
+allow_messages()
 
 D, M = 1000, 8
 SAMPLES = {client: 10 * (client + 1) for client in range(6)}

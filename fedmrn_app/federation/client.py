@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from fedmrn_app.federation.downlink import DownlinkReader
-from fedmrn_app.federation.download import Version
 from fedmrn_app.federation.protocol import Order, RunProtocol
 from fedmrn_app.federation.upload import Update, header_of, write_upload
+from fedmrn_app.federation.versions import Version
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.learning.batches import Batches
 from fedmrn_app.learning.flat import FlatModel

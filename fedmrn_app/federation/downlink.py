@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.federation.download import Download, Version, VersionError
 from fedmrn_app.federation.protocol import GlobalState, Order, RunProtocol
-from fedmrn_app.federation.versions import Versions
+from fedmrn_app.federation.versions import Version, VersionError, Versions
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.wire.downlink import GRID_FINE, Elementwise, pack_downlink, unpack_downlink
@@ -40,6 +39,21 @@ class Sent:
     dense: Float32Array | None
     base: int = 0
     checksum: int = 0
+
+
+@dataclass(frozen=True)
+class Download:
+    """A checked order.
+
+    Attributes:
+        known: what server and client both know, with the noise scale of the round.
+        dense: the global dense part, float32 (m,).
+        version: the model on its lattice; None where it was sent in another form.
+    """
+
+    known: SharedContext
+    dense: Float32Array
+    version: Version | None = None
 
 
 class Broadcast(ABC):

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from fedmrn_app.errors import BudgetSpent
 from fedmrn_app.federation.client import ClientState
 from fedmrn_app.federation.downlink import downlink_of
-from fedmrn_app.federation.download import VersionError
 from fedmrn_app.federation.protocol import GlobalState, Order
 from fedmrn_app.federation.report import RoundReport
 from fedmrn_app.federation.server import OpenRound, RoundPrivacy, close_round, open_round
+from fedmrn_app.federation.versions import VersionError
 from fedmrn_app.federation.worker import Worker
 
 

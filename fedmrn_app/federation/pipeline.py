@@ -117,7 +117,24 @@ class RateControlStep(PostProcessor):
         control, count = self.protocol.method.steering, self.protocol.layout.count
         if control is None or sums.rate_state is None or not self.sizes:
             return
-        payload, body = (8 * size / count for size in np.mean(self.sizes, 0))
-        framing = 8 * self.protocol.framing_bytes / count
-        left = control.bits * self.protocol.parameters / count - (payload + framing - body)
-        sums.rate_state = control.next(sums.rate_state, float(body), float(left))
+        payload, body = np.mean(self.sizes, 0)
+        budget, framing = control.bits * self.protocol.parameters, self.protocol.framing_bytes
+        spent, left = mask_bits(budget, count, payload=payload, body=body, framing=framing)
+        sums.rate_state = control.next(sums.rate_state, spent, left)
+
+
+def mask_bits(budget: float, count: int, *, payload: float, body: float, framing: float = 0.0) -> tuple[float, float]:
+    """Return what the rate control sets the noise's scale by.
+
+    Args:
+        budget: bits that a whole reply is to take.
+        count: number of masked weights.
+        payload: bytes of the payload.
+        body: bytes of its body, the coded mask.
+        framing: bytes that the transport adds.
+
+    Returns:
+        Bits per masked weight that the mask took, and those that the budget leaves to it.
+    """
+    spent, beside = 8 * body / count, 8 * payload / count + 8 * framing / count
+    return float(spent), float(budget / count - (beside - spent))

@@ -1,50 +1,65 @@
-"""Which version of the global model each client holds, so that it need be sent only what has changed since."""
+"""The versions of the global model that clients hold, so that a client is sent only what has changed since."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
+from fedmrn_app.errors import PayloadError
 from fedmrn_app.wire.lattice import Lattice
 from fedmrn_app.wire.lattice_code import decode_grid
 
-_FEWEST, _MOST = 16, 256  # with one client in a hundred asked a round, nine in ten hold one of the last 256
-_ROOM = 1 << 28  # weights, of all versions together beyond the fewest; each takes at most about a byte
+_MIN_VERSIONS, _MAX_VERSIONS = 16, 256  # if rounds ask 1% of the clients, 9 in 10 hold one of the last 256 versions
+_MAX_WEIGHTS = 1 << 28  # of all versions together, beyond the fewest; a weight takes at most about a byte
 
 
 def most_versions(weights: int) -> int:
-    """How many versions of a model of so many weights are kept, by the server and by clients: more of small models."""
-    return min(max(_ROOM // max(weights, 1), _FEWEST), _MOST)
+    """Return how many versions of a model with this number of weights the server and clients keep."""
+    return min(max(_MAX_WEIGHTS // max(weights, 1), _MIN_VERSIONS), _MAX_VERSIONS)
+
+
+@dataclass(frozen=True, eq=False)
+class Version:
+    """The global model of a round, from 1, as a client received it on a lattice."""
+
+    server_round: int
+    grid: Lattice
+
+
+class VersionError(PayloadError):
+    """An order needs a version that this client does not hold; the server then sends the whole model."""
 
 
 class Versions:
-    """What the server remembers of what clients hold.
+    """The server's record of the versions that clients hold.
 
-    A client holds the version of the last round of which it sent a valid reply. Versions are kept as coded from the
-    first vector, the latest `most_versions` of those that any client holds.
+    A client holds the version of the last round in which it sent a valid reply. The server keeps the versions that any
+    client holds, at most the latest `most_versions`, as they are coded from the first vector.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
+        """`sizes` are the numbers of elements of the tensors on the lattice."""
         self._sizes = sizes
         self._most = most_versions(sum(sizes))
         self._coded: dict[int, bytes] = {}
         self._holds: dict[int, int] = {}
 
     def held_by(self, client: int) -> int:
-        """The round whose version a client holds; 0 where that is none, or one that is no longer kept."""
+        """Return the round whose version a client holds; 0 for none that is kept."""
         return self._holds.get(client, 0)
 
     def grid(self, server_round: int) -> Lattice:
-        """The version of a round that a client holds."""
+        """Return the version of a round that a client holds."""
         return decode_grid(self._coded[server_round], self._sizes)
 
     def note(self, server_round: int, coded: bytes, asked: Iterable[int], valid: Iterable[int]) -> None:
-        """Note the end of a round.
+        """Record the end of a round.
 
         Args:
-            server_round: its number.
-            coded: its version, from the first vector.
-            asked: the clients that were asked; who gave no valid reply holds nothing that one could rely on.
-            valid: those of whom there is a valid reply.
+            server_round: number of the round.
+            coded: its version, coded from the first vector.
+            asked: clients that were asked; without a valid reply it is unknown what a client holds.
+            valid: clients that sent a valid reply.
         """
         self.forget(asked)
         self._holds.update(dict.fromkeys(valid, server_round))
@@ -54,7 +69,7 @@ class Versions:
         self._holds = {client: number for client, number in self._holds.items() if number in self._coded}
 
     def forget(self, clients: Iterable[int]) -> None:
-        """Note that one cannot rely on what these clients hold."""
+        """Record that it is unknown what these clients hold."""
         for client in clients:
             self._holds.pop(client, None)
 

@@ -1,27 +1,38 @@
-"""What clients keep on their disk between rounds, so that it outlives their processes: residuals of error feedback.
+"""What clients keep on their disk between rounds, so that it outlives their processes.
 
-A server that goes on after a crash may ask for a round again that a client has trained already. So a client keeps the
-residuals of its last rounds, and goes on from the latest one of a round before the one that is asked.
+Residuals: a server that resumes after a crash may ask again for a round that a client has trained already. So a client
+keeps the residuals of its last rounds, and continues from the latest one of a round before the one that is asked.
+
+Versions of the global model: all clients of a round are sent the same version. So a version lies on the disk once, and
+each client that holds it has a link to it, which takes no room. A lost or damaged version is sent whole again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import shutil
+import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from fedmrn_app.environment import STATE_FOLDER
 from fedmrn_app.errors import FedMRNError
+from fedmrn_app.federation.versions import Version, most_versions
 from fedmrn_app.layout import Float32Array
+from fedmrn_app.results.atomic_io import link_as
+from fedmrn_app.wire.lattice import Lattice
 
-_PER_FOLDER = 1000  # clients: a folder of all files of many more is slow to look through
-_KEPT = 3  # rounds: the one that is asked again, and the one before where the server has lost its latest state
-_FORGOTTEN_AFTER = 90 * 86400  # seconds since a run's last round here
+_PER_FOLDER = 1000  # clients; a folder with the files of many more is slow to search
+_KEPT_ROUNDS = 3  # the round that may be asked again, and the one before, should the server lose its latest state
+_MAX_AGE = 90 * 86400  # seconds since a run's last round here, after which the run is deleted
+_DTYPES = {"steps": "<f4"}  # of the parts of a lattice; the others are named by their dtypes
 
 
 class StateError(FedMRNError):
@@ -29,19 +40,19 @@ class StateError(FedMRNError):
 
 
 def state_folder() -> Path:
-    """`$FEDMRN_STATE`, else `$XDG_STATE_HOME/fedmrn`, else `~/.local/state/fedmrn`."""
+    """Return `$FEDMRN_STATE`, else `$XDG_STATE_HOME/fedmrn`, else `~/.local/state/fedmrn`."""
     if folder := os.environ.get(STATE_FOLDER):
         return Path(folder)
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "fedmrn"
 
 
 def client_folder(folder: Path, client: int) -> Path:
-    """Where a client's files lie in the folder of a run: in itself for the first ones, below it for further ones."""
+    """Return the folder of a client's files: the run's folder for the first 1000 clients, then folders in it."""
     return folder if client < _PER_FOLDER else folder / f"clients-{client // _PER_FOLDER}"
 
 
 class Residuals:
-    """The residuals of a run's clients on this device.
+    """The residuals of error feedback of a run's clients on this device.
 
     Attributes:
         folder: of the run.
@@ -49,11 +60,11 @@ class Residuals:
 
     def __init__(self, root: Path, run: str) -> None:
         if not re.fullmatch(r"[0-9a-f]{1,64}", run):  # it comes from the server
-            raise StateError(f"run {run[:80]!r}: is no name of a run")
+            raise StateError(f"run {run[:80]!r}: is no name of a run", code="name", key="run", value=run)
         self.folder = root / run
 
     def read(self, client: int, server_round: int) -> Float32Array | None:
-        """The latest residual of a client, float32 (d,), of a round before this one; None if there is none.
+        """Return the latest residual of a client from before this round, float32 (d,); None if there is none.
 
         Raises:
             StateError: its file is damaged.
@@ -64,11 +75,12 @@ class Residuals:
         path = self._path(client, before[-1])
         data = path.read_bytes()
         if len(data) % 4 or hashlib.sha256(data[32:]).digest() != data[:32]:
-            raise StateError(f"{path}: is damaged; delete it, and the client goes on from the round before it")
+            reason = f"{path}: is damaged; delete it, and the client continues from the round before it"
+            raise StateError(reason, code="damaged", value=path)
         return np.frombuffer(data[32:], "<f4").astype(np.float32)
 
     def write(self, client: int, server_round: int, residual: Float32Array) -> None:
-        """Keep a client's residual, float32 (d,), after a round, for good.
+        """Write a client's residual after a round, float32 (d,), durably.
 
         Raises:
             StateError: it cannot be written.
@@ -84,14 +96,13 @@ class Residuals:
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(path)
-            rounds = self._rounds(client)
-            for number in rounds[:-_KEPT]:
+            for number in self._rounds(client)[:-_KEPT_ROUNDS]:
                 self._path(client, number).unlink(missing_ok=True)
         except OSError as error:
             raise self._unwritable(error) from None
 
     def begin(self) -> None:
-        """Make the folder of a run that is new here, and forget runs of long ago.
+        """Make the folder of a new run, and delete old runs.
 
         Raises:
             StateError: it cannot be made.
@@ -103,20 +114,84 @@ class Residuals:
         except OSError as error:
             raise self._unwritable(error) from None
         for other in self.folder.parent.iterdir():
-            folders = [other, *(folder for folder in other.glob("*") if folder.is_dir())]  # changed as files are put in
-            newest = max(folder.stat().st_mtime for folder in folders)
-            if time.time() - newest > _FORGOTTEN_AFTER:
+            folders = [
+                other,
+                *(folder for folder in other.glob("*") if folder.is_dir()),
+            ]  # new files change their times
+            if time.time() - max(folder.stat().st_mtime for folder in folders) > _MAX_AGE:
                 shutil.rmtree(other, ignore_errors=True)
 
     def _unwritable(self, error: OSError) -> StateError:
-        return StateError(
+        reason = (
             f"{self.folder}: cannot be written ({error.strerror}); say state-path=FOLDER in the node's configuration"
         )
+        return StateError(reason, code="unwritable", key="state-path", value=self.folder)
 
     def _path(self, client: int, server_round: int) -> Path:
         return client_folder(self.folder, client) / f"client-{client}-round-{server_round}.residual"
 
     def _rounds(self, client: int) -> list[int]:
-        """The rounds of which there is a residual, ascending."""
+        """Return the rounds that have a residual, ascending."""
         found = client_folder(self.folder, client).glob(f"client-{client}-round-*.residual")
         return sorted(int(path.stem.rpartition("-")[2]) for path in found)
+
+
+class KeptVersions:
+    """The versions of the global model that a run's clients hold on this device.
+
+    Attributes:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, client: int) -> Path:
+        """Return the file of a client."""
+        return client_folder(self.folder, client) / f"client-{client}.version"
+
+    def read(self, client: int) -> Version | None:
+        """Return the version that a client holds, None if there is none; its reader compares the checksum."""
+        try:
+            stored = load(self.path(client).read_bytes())
+            number = int(stored.pop("round")[0])
+            return Version(number, Lattice.from_kept({name: values.tobytes() for name, values in stored.items()}))
+        except (OSError, SafetensorError, KeyError, IndexError, ValueError):
+            return None
+
+    def write(self, client: int, version: Version) -> None:
+        """Keep a client's version; without effect where it cannot be written."""
+        with contextlib.suppress(OSError):
+            shared = self.folder / "versions" / f"round-{version.server_round}-{version.grid.checksum:08x}"
+            first = not shared.is_file()
+            if first:
+                _write_shared(shared, version)
+            path = self.path(client)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            link_as(shared, path, str(os.getpid()))
+            if first:
+                _delete_older(shared, version)
+
+
+def _write_shared(path: Path, version: Version) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    kept = {name: np.frombuffer(data, _DTYPES.get(name, name)) for name, data in version.grid.kept().items()}
+    data = save({"round": np.array([version.server_round]), **kept})
+    descriptor, partial = tempfile.mkstemp(dir=path.parent)  # other processes may write the same version now
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    os.replace(partial, path)
+
+
+def _delete_older(path: Path, version: Version) -> None:
+    """Delete older versions that no client has a link to, and those that the server no longer keeps."""
+    rounds = sorted((int(other.name.split("-")[1]), other) for other in path.parent.glob("round-*"))
+    linked = []
+    for other in (other for number, other in rounds if number < version.server_round):
+        if other.stat().st_nlink > 1:
+            linked.append(other)
+        else:
+            other.unlink(missing_ok=True)
+    for other in linked[: max(0, len(linked) + 1 - most_versions(version.grid.counts.size))]:
+        os.truncate(other, 0)  # through all links
+        other.unlink(missing_ok=True)

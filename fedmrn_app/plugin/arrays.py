@@ -1,70 +1,91 @@
-"""An app's arrays as a method sees them: coded tensors in one flat vector, a dense part, what is sent exactly."""
+"""An app's arrays as a method sees them: coded tensors in one flat vector, a dense part, and tensors sent exactly."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
-from fedmrn_app.errors import PayloadError
-from fedmrn_app.layout import Float32Array, Layout, memory_order, placed
+from fedmrn_app.errors import PayloadError, RunError
+from fedmrn_app.layout import Float32Array, Layout, memory_order, placed, slices
 
 Values = Mapping[str, NDArray[np.generic]]
 
-# How a tensor is sent: not at all; coded; densely; byte for byte; or not, because it is tied to an earlier coded one.
-UNCHANGED, CODED, DENSE, EXACT, TIED = range(5)
+
+class Way(IntEnum):
+    """How a tensor is sent; the numbers travel."""
+
+    UNCHANGED = 0  # not at all
+    CODED = 1  # by the method's codec
+    DENSE = 2  # in `dense_bits` per value
+    EXACT = 3  # byte for byte
+    TIED = 4  # not at all, because it equals an earlier coded tensor
+
+
+def only_arrays(content: RecordDict) -> tuple[str, ArrayRecord]:
+    """Return the only ArrayRecord of a message, after its key.
+
+    Raises:
+        RunError: there is none, or there are several.
+    """
+    found = list(content.array_records.items())
+    if len(found) != 1:
+        reason = f"a message holds {len(found)} ArrayRecords; one is needed, the model's arrays"
+        raise RunError(reason, code="records", value=len(found))
+    return found[0]
 
 
 def to_values(record: ArrayRecord) -> dict[str, NDArray[np.generic]]:
-    """The arrays of a record by name, in its order."""
+    """Return the arrays of a record by name, in its order."""
     return {name: array.numpy() for name, array in record.items()}
 
 
 def to_record(values: Values) -> ArrayRecord:
-    """The inverse of `to_values`."""
+    """Return the record of arrays, the inverse of `to_values`."""
     return ArrayRecord({name: Array(np.ascontiguousarray(value)) for name, value in values.items()})
 
 
 def usual_ways(values: Values) -> NDArray[np.uint8]:
-    """How each tensor is sent unless a client says otherwise: floating-point matrices and kernels are coded.
+    """Return how each tensor is sent unless a client says otherwise, uint8 (tensors,).
 
-    Single numbers are sent exactly, for Flower's mean makes floating-point ones of counters.
+    Floating-point tensors with two or more dimensions are coded. Single numbers are sent exactly, because Flower's mean
+    turns counters into floating-point numbers.
     """
-    ways = [
-        EXACT if not np.issubdtype(value.dtype, np.floating) or value.size == 1 else CODED if value.ndim >= 2 else DENSE
-        for value in values.values()
-    ]
-    return np.array(ways, np.uint8)
+    exact = [not np.issubdtype(value.dtype, np.floating) or value.size == 1 for value in values.values()]
+    ways = [Way.CODED if value.ndim >= 2 else Way.DENSE for value in values.values()]
+    return np.where(exact, Way.EXACT, ways).astype(np.uint8)
 
 
 def checked_ways(data: bytes, values: Values) -> NDArray[np.uint8]:
-    """How a client says that it sent each tensor, uint8 (tensors,).
+    """Return how a client says that it sent each tensor, uint8 (tensors,).
 
     Raises:
-        PayloadError: not one way for each tensor, or one that its type does not allow.
+        PayloadError: there is not one way for each tensor, or a tensor's type does not allow its way.
     """
-    ways = np.frombuffer(data, np.uint8)
-    usual = usual_ways(values)
-    allowed = {CODED: (UNCHANGED, CODED, DENSE, TIED), DENSE: (UNCHANGED, DENSE), EXACT: (EXACT,)}
-    if ways.shape != usual.shape or any(way not in allowed[one] for way, one in zip(ways, usual, strict=True)):
-        raise PayloadError("reply names other ways of sending than its tensors allow")
-    return ways
+    ways, usual = np.frombuffer(data, np.uint8), usual_ways(values)
+    if ways.shape == usual.shape:
+        plainer = (usual != Way.EXACT) & np.isin(ways, (Way.UNCHANGED, Way.DENSE))
+        tied = (usual == Way.CODED) & (ways == Way.TIED)
+        if np.all((ways == usual) | plainer | tied):
+            return ways
+    raise PayloadError("reply names ways of sending that its tensors do not allow", code="ways")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Which tensors of an app's arrays are sent in which way.
+    """The tensors of an app's arrays, sorted by how they are sent.
 
     Attributes:
-        coded: names, whose tensors make up the flat vector (d,) in this order; `layout` says how.
-        dense: names, whose tensors make up the dense part (m,).
-        exact: names of those that are sent byte for byte.
-        tied: the name of the coded tensor that each tied one follows.
+        coded: names of the tensors that make up the flat vector (d,), in its order.
+        dense: names of the tensors that make up the dense part (m,), in its order.
+        exact: names of the tensors that are sent byte for byte.
+        tied: for each tied tensor, the name of the coded tensor that it equals.
         layout: of the coded tensors.
-        dense_sizes: the elements of each dense tensor.
+        dense_sizes: number of elements of each dense tensor.
     """
 
     coded: Sequence[str]
@@ -81,35 +102,40 @@ class Parts:
         Raises:
             PayloadError: a tied tensor was sent with other values than all coded ones.
         """
-        coded, dense, exact = (
-            [name for name, chosen in zip(values, ways, strict=True) if chosen == way] for way in (CODED, DENSE, EXACT)
-        )
-        tied = {}
+        names: dict[int, list[str]] = {way: [] for way in Way}
         for name, way in zip(values, ways, strict=True):
-            if way == TIED:
-                other = find_tied(name, values, coded)
-                if other is None:
-                    raise PayloadError(f"reply names {name} as tied, which it is not")
-                tied[name] = other
-        layout = Layout(tuple(values[name].shape for name in coded))
-        return cls(coded, dense, exact, tied, layout, [values[name].size for name in dense])
+            names[int(way)].append(name)
+        coded, dense, tied = names[Way.CODED], names[Way.DENSE], {}
+        for name in names[Way.TIED]:
+            other = find_tied(name, values, coded)
+            if other is None:
+                raise PayloadError(f"reply says that {name} is tied, and it is not", code="tied", value=name)
+            tied[name] = other
+        return cls(
+            coded=coded,
+            dense=dense,
+            exact=names[Way.EXACT],
+            tied=tied,
+            layout=Layout(tuple(values[name].shape for name in coded)),
+            dense_sizes=[values[name].size for name in dense],
+        )
 
     def vector(self, values: Values) -> Float32Array:
-        """The coded tensors as one vector, float32 (d,)."""
+        """Return the coded tensors as one vector, float32 (d,)."""
         return _join([values[name].transpose(memory_order(values[name].shape)) for name in self.coded])
 
     def dense_vector(self, values: Values) -> Float32Array:
-        """The dense tensors as one vector, float32 (m,)."""
+        """Return the dense tensors as one vector, float32 (m,)."""
         return _join([values[name] for name in self.dense])
 
     def exact_bytes(self, values: Values) -> bytes:
-        """The tensors that are sent byte for byte."""
+        """Return the bytes of the tensors that are sent exactly."""
         return b"".join(np.ascontiguousarray(values[name]).tobytes() for name in self.exact)
 
     def replaced(
         self, values: Values, vector: Float32Array, dense: Float32Array, exact: bytes
     ) -> dict[str, NDArray[np.generic]]:
-        """The values with other coded, dense and exact tensors, each in its own type.
+        """Return the arrays with other coded, dense and exact tensors, each in its own dtype.
 
         Raises:
             PayloadError: `exact` has another length.
@@ -119,23 +145,20 @@ class Parts:
             shape = values[name].shape
             back = np.argsort(memory_order(shape))
             changed[name] = placed(part, shape).transpose(back).astype(values[name].dtype)
-        at = 0
-        for name, size in zip(self.dense, self.dense_sizes, strict=True):
-            changed[name] = dense[at : at + size].reshape(values[name].shape).astype(values[name].dtype)
-            at += size
-        expected = sum(values[name].nbytes for name in self.exact)
+        for name, place in zip(self.dense, slices(self.dense_sizes), strict=True):
+            changed[name] = dense[place].reshape(values[name].shape).astype(values[name].dtype)
+        places = slices(values[name].nbytes for name in self.exact)
+        expected = places[-1].stop if places else 0
         if len(exact) != expected:
-            raise PayloadError(f"reply has {len(exact)} bytes of exact tensors where {expected} were expected")
-        at = 0
-        for name in self.exact:
-            size = values[name].nbytes
-            changed[name] = np.frombuffer(exact[at : at + size], values[name].dtype).reshape(values[name].shape)
-            at += size
+            reason = f"reply has {len(exact)} bytes of exact tensors where {expected} were expected"
+            raise PayloadError(reason, code="length", value=len(exact))
+        for name, place in zip(self.exact, places, strict=True):
+            changed[name] = np.frombuffer(exact[place], values[name].dtype).reshape(values[name].shape)
         return {name: changed[self.tied.get(name, name)] for name in values}
 
 
 def find_tied(name: str, values: Values, others: Sequence[str]) -> str | None:
-    """The first of other tensors that holds the same values; None if none does."""
+    """Return the first of other tensors that holds the same values; None if none does."""
     return next((other for other in others if other != name and np.array_equal(values[other], values[name])), None)
 
 

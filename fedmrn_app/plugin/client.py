@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -13,29 +11,16 @@ from numpy.typing import NDArray
 
 from fedmrn_app.errors import RunError
 from fedmrn_app.federation.upload import Update, header_of, write_upload
+from fedmrn_app.federation.versions import VersionError
 from fedmrn_app.flower.messages import lost_content
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods.method import Method
-from fedmrn_app.plugin.arrays import CODED, DENSE, TIED, UNCHANGED, Values, find_tied, to_values, usual_ways
+from fedmrn_app.plugin.arrays import Values, Way, find_tied, only_arrays, to_values, usual_ways
 from fedmrn_app.plugin.downlink import GRID, read_arrays
-from fedmrn_app.plugin.settings import RECORD, ClientTask, Shared, learns_masks
+from fedmrn_app.plugin.settings import RECORD, ClientTask, RoundContext, learns_masks
 from fedmrn_app.seeds import mix
 
-_RESIDUAL = "fedmrn-residual"  # in the client's state, with error feedback
-
-
-class Learned:
-    """What an optimiser of ours gives in the end."""
-
-    names: tuple[str, ...]  # of the tensors whose updates were learned
-
-    def update(self) -> Float32Array:
-        """The updates of these tensors as `Parts.vector` has them, float32 (d,).
-
-        Raises:
-            RunError: the training ended before or after the number of steps that it was to take.
-        """
-        raise NotImplementedError
+_RESIDUAL = "fedmrn-residual"  # record in the client's state, with error feedback
 
 
 @dataclass
@@ -45,149 +30,141 @@ class ClientRound:
     Attributes:
         task: what the server asks.
         method: of the run.
-        key: of the ArrayRecord in the message.
-        values: what was sent.
-        learned: what an optimiser of ours trains, see `plugin/optimizer.py`; None where none does.
+        values: the arrays that were sent.
+        learned: names of the tensors whose updates an optimizer of the plug-in learns as masks; none for others.
+        learned_update: returns these updates after the training, in the order of `Parts.vector`, float32 (d,).
     """
 
     task: ClientTask
     method: Method
-    key: str
     values: Values
-    learned: Learned | None = None
+    learned: Sequence[str] = ()
+    learned_update: Callable[[], Float32Array] | None = None
 
     @property
     def private_seed(self) -> int:
-        """Of the client's own randomness."""
+        """The 64-bit seed of the client's own randomness."""
         return mix(self.task.seed ^ 1)
 
 
-_rounds: dict[str, ClientRound] = {}  # in training now, by the message that asked for it
-_lock = threading.Lock()
+class RoundContent(RecordDict):
+    """The content of a message that asks for compression; it carries the round to the app's optimizer."""
+
+    def __init__(self, content: RecordDict, client_round: ClientRound) -> None:
+        super().__init__(dict(content))
+        self.client_round = client_round
 
 
 def round_of(message: Message) -> ClientRound:
-    """The round that a message began.
+    """Return the round that a message opened.
 
     Raises:
-        RunError: the mod has not seen the message.
+        RunError: the message has not passed the mod, or does not ask for compression.
     """
-    with _lock:
-        found = _rounds.get(message.metadata.message_id)
-    if found is None:
+    content = message.content
+    if not isinstance(content, RoundContent):
         raise RunError(
             "this message asks for no compression; say ClientApp(mods=[compress_uplink]) here, and Compressed(...) "
-            "around the server's strategy"
+            "around the server's strategy",
+            code="no-mod",
         )
-    return found
+    return content.client_round
 
 
 def compress_uplink(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
-    """Flower mod: send what the app trained as a short payload, in the way that `Compressed` on the server asks for.
+    """Send what the app trained as a short payload, in the way that `Compressed` on the server asks for.
 
-    Nothing else in the app changes::
+    This is a Flower mod; nothing else in the app changes::
 
         app = ClientApp(mods=[compress_uplink])
 
-    Messages that do not ask for it pass as they are, and so do replies that are errors.
+    Messages that do not ask for compression and replies that are errors pass unchanged.
 
     Raises:
-        RunError: the reply has no arrays, or others than were sent, or the server asks for learned masks and no
-            optimiser learned any.
+        RunError: the reply has no arrays or other arrays than were sent, or the server asks for learned masks and no
+            optimizer learned any.
     """
-    if message.has_content() and GRID in message.content and not read_arrays(message.content, context):
-        return Message(lost_content("version"), reply_to=message)
-    record = message.content.config_records.get(RECORD) if message.has_content() else None
+    if not message.has_content():
+        return call_next(message, context)
+    if GRID in message.content:
+        try:
+            read_arrays(message.content, context)
+        except VersionError:
+            return Message(lost_content("version"), reply_to=message)
+    record = message.content.config_records.get(RECORD)
     if record is None:
         return call_next(message, context)
     task = ClientTask.read(record)
-    key = only_arrays(message.content)
-    opened = ClientRound(task, task.terms.build(), key, to_values(cast(ArrayRecord, message.content[key])))
+    client_round = ClientRound(task, task.settings.build(), to_values(only_arrays(message.content)[1]))
     del message.content[RECORD]
-    with _lock:
-        _rounds[message.metadata.message_id] = opened
-    try:
-        reply = call_next(message, context)
-        if reply.has_content():
-            _compress(reply, opened, context)
-    finally:
-        with _lock:
-            del _rounds[message.metadata.message_id]
+    message.content = RoundContent(message.content, client_round)
+    reply = call_next(message, context)
+    if reply.has_content():
+        _compress(reply, client_round, context)
     return reply
 
 
-def only_arrays(content: RecordDict) -> str:
-    """The key of the only ArrayRecord in a message.
-
-    Raises:
-        RunError: there is none, or several.
-    """
-    keys = list(content.array_records)
-    if len(keys) != 1:
-        raise RunError(f"a message holds {len(keys)} ArrayRecords; one is needed, the model's arrays")
-    return keys[0]
-
-
-def _compress(reply: Message, opened: ClientRound, context: Context) -> None:
+def _compress(reply: Message, client_round: ClientRound, context: Context) -> None:
     """Replace the arrays of a reply by the record that the server reads, under the same key."""
-    key = only_arrays(reply.content)
-    trained = _as_sent(opened.values, to_values(cast(ArrayRecord, reply.content[key])))
-    ways = _ways(opened, trained)
-    method = opened.method
-    shared = Shared.of(method, opened.task, opened.values, ways)
-    parts, seed = shared.parts, opened.task.seed
-    x = opened.learned.update() if opened.learned else parts.vector(trained) - parts.vector(opened.values)
-    record = context.state.array_records.get(_RESIDUAL)
-    before = None if record is None else record["x"].numpy()
-    before = before if before is not None and before.size == x.size else None  # other tensors may have changed
-    body, residual = method.encode(x, before, shared.known, seed, opened.private_seed)
+    key, arrays = only_arrays(reply.content)
+    task, method, sent = client_round.task, client_round.method, client_round.values
+    trained = _in_sent_types(sent, to_values(arrays))
+    ways = _choose_ways(client_round, trained)
+    shared = RoundContext.of(method, task, sent, ways)
+    parts, learned_update = shared.parts, client_round.learned_update
+    x = learned_update() if learned_update else parts.vector(trained) - parts.vector(sent)
+    kept = context.state.array_records.get(_RESIDUAL)
+    before = None if kept is None else kept["x"].numpy()
+    if before is not None and before.size != x.size:
+        before = None  # other tensors were trained in the last round
+    body, residual = method.encode(x, before, shared.known, task.seed, client_round.private_seed)
     if residual is not None:
         context.state[_RESIDUAL] = ArrayRecord({"x": Array(residual)})
-    header = header_of(shared.protocol, seed, 1, shared.known.count)
+    header = header_of(shared.protocol, task.seed, 1, shared.known.count)
     payload = write_upload(shared.protocol, header, Update(body, parts.dense_vector(trained)), shared.dense)
-    answer = ConfigRecord({"": payload})
-    if not np.array_equal(ways, usual_ways(opened.values)):
-        answer["ways"] = ways.tobytes()
+    record = ConfigRecord({"": payload})
+    if not np.array_equal(ways, usual_ways(sent)):
+        record["ways"] = ways.tobytes()
     if parts.exact:
-        answer["exact"] = parts.exact_bytes(trained)
+        record["exact"] = parts.exact_bytes(trained)
     del reply.content[key]
-    reply.content[key] = answer
+    reply.content[key] = record
 
 
-def _ways(opened: ClientRound, trained: Values) -> NDArray[np.uint8]:
-    """How each tensor is sent: what has not changed is not, and what no mask was learned for goes densely."""
-    ways = usual_ways(opened.values)
-    if learns_masks(opened.method) and opened.learned is None:
+def _choose_ways(client_round: ClientRound, trained: Values) -> NDArray[np.uint8]:
+    """Return how each tensor is sent: unchanged ones not at all, and those without a learned mask densely."""
+    method, sent, learned = client_round.method, client_round.values, client_round.learned
+    if learns_masks(method) and not learned:
         raise RunError(
-            f"the server asks for {opened.method.name}, whose masks are learned; train with MaskedSGD(model, message, "
-            "...) or learn_masks(optimizer, model, message, ...)"
+            f"the server asks for {method.name}, whose masks are learned; train with MaskedSGD(model, message, ...) or "
+            "learn_masks(optimizer, model, message, ...)",
+            code="no-masks",
+            value=method.name,
         )
-    for number, (name, before) in enumerate(opened.values.items()):
-        if opened.learned is not None and ways[number] == CODED:
-            if name in opened.learned.names:
+    ways = usual_ways(sent)
+    for number, (name, before) in enumerate(sent.items()):
+        if learned and ways[number] == Way.CODED:
+            if name in learned:
                 continue
-            ways[number] = TIED if _is_tied(name, opened, trained) else DENSE
-        if ways[number] in (CODED, DENSE) and np.array_equal(before, trained[name]):
-            ways[number] = UNCHANGED
+            other = find_tied(name, sent, learned)
+            tied = other is not None and np.array_equal(trained[other], trained[name])
+            ways[number] = Way.TIED if tied else Way.DENSE
+        if ways[number] in (Way.CODED, Way.DENSE) and np.array_equal(before, trained[name]):
+            ways[number] = Way.UNCHANGED
     return ways
 
 
-def _is_tied(name: str, opened: ClientRound, trained: Values) -> bool:
-    assert opened.learned is not None
-    other = find_tied(name, opened.values, opened.learned.names)
-    return other is not None and np.array_equal(trained[other], trained[name])
-
-
-def _as_sent(sent: Values, trained: Values) -> Values:
-    """The trained tensors in the types and shapes that were sent: Flower's mean changes those of counters.
+def _in_sent_types(sent: Values, trained: Values) -> Values:
+    """Return the trained tensors in the dtypes and shapes that were sent; Flower's mean changes those of counters.
 
     Raises:
-        RunError: they are others.
+        RunError: the names or shapes are not those that were sent.
     """
     if list(sent) != list(trained):
-        other = sorted(set(sent) ^ set(trained))
-        raise RunError(f"the reply has other arrays than were sent: {', '.join(other[:3]) or 'in another order'}")
+        other = ", ".join(sorted(set(sent) ^ set(trained))[:3]) or "in another order"
+        raise RunError(f"the reply has other arrays than were sent: {other}", code="names", value=other)
     for name, before in sent.items():
         if before.size != trained[name].size or (before.shape != trained[name].shape and before.size > 1):
-            raise RunError(f"{name}: was sent with the shape {before.shape} and came back with {trained[name].shape}")
+            reason = f"{name}: was sent with the shape {before.shape} and came back with {trained[name].shape}"
+            raise RunError(reason, code="shape", key=name, value=trained[name].shape)
     return {name: trained[name].astype(before.dtype).reshape(before.shape) for name, before in sent.items()}

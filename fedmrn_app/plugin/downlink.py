@@ -1,183 +1,175 @@
-"""An app's arrays on the way down: on a grid around the first ones, coded from what the client holds.
+"""The arrays on their way to the clients: rounded to a lattice, and coded from the version that a client holds.
 
-A client keeps the arrays of its first message, the reference, and the last version that it read. Who has lost them says
-so and is sent them again. What is on the grid does not depend on what is held.
+The lattice lies around the arrays of the first message, the reference. A client keeps the reference and the last
+version that it read in its context. A client that has lost them answers so, and is sent them again. Rounding, coding
+and memory are those of the `fedmrn` command, see `federation/`; how arrays are rounded does not depend on the memory.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 
 from fedmrn_app.errors import ConfigError, PayloadError
-from fedmrn_app.federation.versions import Versions
-from fedmrn_app.layout import Float32Array
-from fedmrn_app.plugin.arrays import Parts, Values, to_record, to_values, usual_ways
-from fedmrn_app.wire.downlink import GRID_FINE
-from fedmrn_app.wire.lattice import Lattice, LatticeRule
-from fedmrn_app.wire.lattice_code import decode_grid, encode_grid
+from fedmrn_app.federation.downlink import LatticeDownlink
+from fedmrn_app.federation.protocol import GlobalState, Order, RunProtocol
+from fedmrn_app.federation.server import OpenRound
+from fedmrn_app.federation.versions import Version, VersionError
+from fedmrn_app.methods.fedavg import Floats
+from fedmrn_app.methods.method import Method
+from fedmrn_app.plugin.arrays import Parts, Values, only_arrays, to_record, to_values, usual_ways
+from fedmrn_app.wire.lattice import Lattice
 
-GRID = "fedmrn-grid"  # the record of a message whose arrays are on a grid
-_REFERENCE, _VERSION = "fedmrn-reference", "fedmrn-version"  # in the client's state
-
-
-@dataclass(frozen=True)
-class Laid:
-    """A grid around reference arrays; `step` as in `LatticeRule`."""
-
-    reference: Values
-    step: float
-
-    @cached_property
-    def parts(self) -> Parts:
-        """Which tensors are on it; the others are sent exactly."""
-        return Parts.of(self.reference, usual_ways(self.reference))
-
-    @cached_property
-    def rule(self) -> LatticeRule:
-        """How it is laid."""
-        sizes = self.parts.layout.sizes
-        return LatticeRule([*sizes, *self.parts.dense_sizes], len(sizes), self.step, GRID_FINE)
-
-    @cached_property
-    def checksum(self) -> int:
-        """The CRC-32 of the reference."""
-        return zlib.crc32(self._joined(self.reference).data)
-
-    def grid(self, values: Values) -> Lattice:
-        """Round arrays to it."""
-        return Lattice.rounded(self._joined(values), self._joined(self.reference), self.rule)
-
-    def exact(self, values: Values) -> bytes:
-        """The tensors that are sent exactly, in the types of the reference."""
-        return b"".join(values[name].astype(self.reference[name].dtype).tobytes() for name in self.parts.exact)
-
-    def read(self, grid: Lattice, exact: bytes) -> Values:
-        """The arrays as clients have them.
-
-        Raises:
-            PayloadError: they are not finite, or `exact` has another length.
-        """
-        values, count = grid.values(self._joined(self.reference), self.rule.sizes), self.parts.layout.count
-        return self.parts.replaced(self.reference, values[:count], values[count:], exact)
-
-    def _joined(self, values: Values) -> Float32Array:
-        return np.concatenate([self.parts.vector(values), self.parts.dense_vector(values)])
+GRID = "fedmrn-grid"  # record of a message whose arrays are on a lattice
+_REFERENCE, _VERSION = "fedmrn-reference", "fedmrn-version"  # records in the client's state
+_ON_LATTICE = Method(
+    name="downlink", code=0, codec=Floats(), shared_seed=True, packing="grid"
+)  # nothing but the packing matters
 
 
-class GridSender:
+class ReferenceArrays:
+    """Arrays around which a lattice lies; `step` is that of `LatticeRule`.
+
+    Attributes:
+        values: the arrays.
+        parts: their tensors by how they are sent: coded and dense ones on the lattice, the others exactly.
+        protocol: how server and clients share the lattice.
+        checksum: the CRC-32 of the tensors on the lattice.
+    """
+
+    def __init__(self, values: Values, step: float) -> None:
+        self.values = values
+        self.parts = Parts.of(values, usual_ways(values))
+        first = self.state(values)
+        self.protocol = RunProtocol(
+            method=_ON_LATTICE,
+            layout=self.parts.layout,
+            dense_sizes=self.parts.dense_sizes,
+            first=first.vector,
+            seed=0,
+            dense_bits=32,
+            grid_step=step,
+            first_dense=first.dense,
+        )
+        self.checksum = zlib.crc32(first.dense.data, zlib.crc32(first.vector.data))
+
+    def state(self, values: Values) -> GlobalState:
+        """Return the tensors of other arrays that are on the lattice, as the protocol has them."""
+        return GlobalState(self.parts.vector(values), self.parts.dense_vector(values))
+
+
+class LatticeSender:
     """The server's half: what each node is sent of the arrays that were opened last.
 
     Attributes:
-        received: these arrays as nodes have them once they have read them.
+        received: these arrays as nodes have them after reading.
     """
 
     def __init__(self, step: float) -> None:
         self._step = step
-        self._laid: Laid | None = None
         self._number = 0
         self._informed: set[int] = set()  # nodes that have the reference
         self.received: Values = {}
 
-    def open(self, record: ArrayRecord) -> None:
-        """Take the arrays that are to be sent; the first ones become the reference.
+    def open(self, record: ArrayRecord, nodes: Iterable[int]) -> None:
+        """Take the arrays that are to be sent to some nodes; the first arrays become the reference.
 
         Raises:
-            ConfigError: they are others than the first ones.
+            ConfigError: the arrays have other names or sizes than the first ones.
         """
         values = to_values(record)
-        if self._laid is None:
-            self._laid, self._record = Laid(values, self._step), record
-            self._versions = Versions(self._laid.rule.sizes)
-        reference = self._laid.reference
-        if [(name, value.size) for name, value in values.items()] != [(n, v.size) for n, v in reference.items()]:
-            raise ConfigError("downlink=grid: the strategy sends other arrays than in the first round; say float32")
-        self._opened, self._number = record, self._number + 1
-        self._grid, self._exact = self._laid.grid(values), self._laid.exact(values)
-        self._coded = encode_grid(self._grid, self._laid.rule.sizes)
-        self.received = self._laid.read(self._grid, self._exact)
+        if self._number == 0:
+            self._first, self._reference = record, ReferenceArrays(values, self._step)
+            self._versions = LatticeDownlink(self._reference.protocol).new_versions()
+        first = self._reference.values
+        if [(name, value.size) for name, value in values.items()] != [(n, v.size) for n, v in first.items()]:
+            raise _not_on_lattice("other arrays than in the first round")
+        self._record, self._number = record, self._number + 1
+        state, asked = self._reference.state(values), dict.fromkeys(nodes, 0)
+        self._opened = OpenRound(self._reference.protocol, self._number, state, asked, versions=self._versions)
+        parts, dtypes = self._reference.parts, {name: value.dtype for name, value in first.items()}
+        self._exact = parts.exact_bytes({name: values[name].astype(dtypes[name]) for name in parts.exact})
+        self.received = parts.replaced(first, self._opened.known(0).vector, self._opened.dense, self._exact)
 
-    def content(self, content: RecordDict, key: str, node: int) -> RecordDict:
-        """A message's content with the arrays on the grid, coded from what the node holds.
+    def content(self, content: RecordDict, node: int) -> RecordDict:
+        """Return a message's content with the arrays coded from what the node holds.
 
         Raises:
             ConfigError: the arrays are not those that were opened.
         """
-        if content[key] is not self._opened:
-            raise ConfigError("downlink=grid: the strategy sends clients different arrays in one round; say float32")
-        assert self._laid is not None
+        key, arrays = only_arrays(content)
+        if arrays is not self._record:
+            raise _not_on_lattice("clients different arrays in one round")
+        informed = node in self._informed
+        order = self._opened.order(node, whole=not informed)
         record = ConfigRecord({
-            "": self._coded, "exact": self._exact, "key": key, "step": self._step, "number": self._number,
-            "reference": self._laid.checksum, "base": 0, "checksum": 0,
+            "": order.vector.tobytes(), "exact": self._exact, "key": key, "step": self._step, "number": self._number,
+            "reference": self._reference.checksum, "base": order.base, "checksum": order.checksum,
         })  # fmt: skip
-        if node not in self._informed:
-            return RecordDict({**content, key: self._record, GRID: record})
-        base = self._versions.held_by(node)
-        if base:
-            version = self._versions.grid(base)
-            coded = encode_grid(self._grid, self._laid.rule.sizes, version)
-            if len(coded) < len(self._coded):
-                record[""], record["base"], record["checksum"] = coded, base, version.checksum
-        return RecordDict({**{name: part for name, part in content.items() if name != key}, GRID: record})
+        records = {name: part for name, part in content.items() if name != key}
+        return RecordDict({**records, GRID: record} if informed else {**content, key: self._first, GRID: record})
 
-    def whole(self, content: RecordDict) -> RecordDict:
-        """The content that whoever holds nothing can read, from one that `content` made."""
-        record = ConfigRecord(dict(content.config_records[GRID]))
-        record[""], record["base"], record["checksum"] = self._coded, 0, 0
-        return RecordDict({**content, cast(str, record["key"]): self._record, GRID: record})
-
-    def note(self, asked: Iterable[int], answered: Iterable[int]) -> None:
-        """Note which of the nodes that were asked have read what was opened last."""
-        answered = set(answered)
-        self._versions.note(self._number, self._coded, asked, answered)
-        self._informed |= answered
+    def note(self, answered: Iterable[int]) -> None:
+        """Record that these nodes, and no others that were sent the arrays, have read them."""
+        nodes = set(answered)
+        self._opened.note_versions(nodes)
+        self._informed |= nodes
 
     def forget(self, node: int) -> None:
-        """Note that a node has lost what it held."""
+        """Record that a node has lost what it held."""
         self._informed.discard(node)
 
 
-def read_arrays(content: RecordDict, context: Context) -> bool:
-    """Put the arrays in the place of a message's grid, and keep what the next message may refer to.
-
-    Returns:
-        False where this client has lost what the message refers to.
+def read_arrays(content: RecordDict, context: Context) -> None:
+    """Replace the lattice in a message by the arrays, and keep what the next message may refer to.
 
     Raises:
+        VersionError: this client has lost what the message refers to.
         PayloadError: the message is malformed.
     """
     record = cast(Mapping[str, Any], content[GRID])
     try:
-        key, step, number, base = record["key"], float(record["step"]), int(record["number"]), int(record["base"])
-        coded, exact = bytes(record[""]), bytes(record["exact"])
-        if not (np.isfinite(step) and step > 0):
-            raise ValueError(f"step {step}")
-        if not isinstance(key, str):
-            raise TypeError(f"key {key!r}")
+        key, step, order = _read_record(record)
         if key in content:
             context.state[_REFERENCE] = cast(ArrayRecord, content[key])
-        reference = context.state.array_records.get(_REFERENCE)
-        laid = None if reference is None else Laid(to_values(reference), step)
-        if laid is None or laid.checksum != record["reference"]:
-            return False
-        version = None
-        if base:
-            kept = context.state.config_records.get(_VERSION)
-            if kept is None or kept["number"] != base:
-                return False
-            version = Lattice.from_kept(cast(Mapping[str, bytes], kept))
-            if version.checksum != record["checksum"]:
-                return False
-        grid = decode_grid(coded, laid.rule.sizes, version)
+        kept = context.state.array_records.get(_REFERENCE)
+        reference = None if kept is None else ReferenceArrays(to_values(kept), step)
+        if reference is None or reference.checksum != record["reference"]:
+            raise VersionError("this client does not hold the first arrays", code="reference")
+        download = LatticeDownlink(reference.protocol).read(order, None, _read_version(context) if order.base else None)
+        exact, vector = bytes(record["exact"]), download.known.vector
+        content[key] = to_record(reference.parts.replaced(reference.values, vector, download.dense, exact))
     except (KeyError, TypeError, ValueError) as error:
-        raise PayloadError(f"the server's grid is malformed: {type(error).__name__}: {error}") from error
-    content[key] = to_record(laid.read(grid, exact))
+        reason = f"the server's arrays on a grid are malformed: {type(error).__name__}: {error}"
+        raise PayloadError(reason, code="malformed") from error
     del content[GRID]
-    context.state[_VERSION] = ConfigRecord({"number": number, **grid.kept()})
-    return True
+    version = cast(Version, download.version)
+    context.state[_VERSION] = ConfigRecord({"number": version.server_round, **version.grid.kept()})
+
+
+def _read_record(record: Mapping[str, Any]) -> tuple[str, float, Order]:
+    """Return the key of the arrays, the step of the lattice, and the order; the errors are those of its callers."""
+    key, step = record["key"], float(record["step"])
+    if not isinstance(key, str):
+        raise TypeError(f"key {key!r}")
+    if not (np.isfinite(step) and step > 0):
+        raise ValueError(f"step {step}")
+    vector = np.frombuffer(bytes(record[""]), np.uint8)
+    return key, step, Order(0, int(record["number"]), 0, vector, None, int(record["base"]), record["checksum"])
+
+
+def _read_version(context: Context) -> Version | None:
+    kept = context.state.config_records.get(_VERSION)
+    if kept is None:
+        return None
+    values = cast(Mapping[str, Any], kept)
+    return Version(values["number"], Lattice.from_kept(values))
+
+
+def _not_on_lattice(what: str) -> ConfigError:
+    message = f"downlink=grid: the strategy sends {what}; say downlink=float32"
+    return ConfigError(message, code="arrays", key="downlink", value="grid")

@@ -14,57 +14,69 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedmrn_app.errors import ConfigError, PayloadError, RunError
+from fedmrn_app.federation.pipeline import mask_bits
 from fedmrn_app.federation.upload import check_upload, header_of
 from fedmrn_app.flower.messages import by_request, content_bytes, read_lost, remote_reason
 from fedmrn_app.noise import Distribution
-from fedmrn_app.plugin.arrays import Values, checked_ways, to_record, to_values, usual_ways
-from fedmrn_app.plugin.client import only_arrays
-from fedmrn_app.plugin.downlink import GridSender
-from fedmrn_app.plugin.settings import RECORD, ClientTask, PluginSettings, Shared
+from fedmrn_app.plugin.arrays import Values, checked_ways, only_arrays, to_record, to_values, usual_ways
+from fedmrn_app.plugin.downlink import LatticeSender
+from fedmrn_app.plugin.settings import RECORD, ClientTask, PluginSettings, RoundContext
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.wire.downlink import GRID_STEP
 
+_Contexts = dict[tuple[int, bytes], RoundContext]  # by the arrays that were sent and the ways they are sent back
+_log = logging.getLogger("flwr")
 
-@dataclass(frozen=True)
-class _Asked:
-    """What one client was sent."""
 
-    message: Message  # its metadata get their id when it is sent
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    """What one client was asked.
+
+    Attributes:
+        message: the message; Flower sets its id when it sends it.
+        content: its content with the arrays as the inner strategy sent them.
+        task: what the client is asked.
+        values: the arrays as the client reads them.
+        downlink_bytes: of all records that the client was sent.
+    """
+
+    message: Message
+    content: RecordDict
     task: ClientTask
     values: Values
-    bytes: int
+    downlink_bytes: int
 
 
 class Compressed(Strategy):
     """A strategy around another one: clients upload a fraction of a bit to a few bits per weight instead of 32.
 
-    The inner strategy chooses clients, aggregates and evaluates as it did; it gets ArrayRecords of the names, shapes
-    and types that it sent. A reply that is not what was asked for is left out, with a line that names the node::
+    The inner strategy chooses clients, aggregates and evaluates as before; it gets ArrayRecords with the names, shapes
+    and dtypes that it sent. A reply that is not what was asked for is left out, with a log line that names the node::
 
         strategy = Compressed(FedAvg(fraction_train=0.5), method="fedmrn", bits=0.5)
         strategy.start(grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=10)
 
-    with `ClientApp(mods=[compress_uplink])` on the clients, and for `fedmrn` and `fedmrns` an optimiser that learns
-    the masks there, `MaskedSGD` or `learn_masks`. Floating-point tensors of two and more dimensions are coded, the
-    others go densely, in `dense_bits` per value. To the metrics of each reply are added `uplink_bytes`,
-    `downlink_bytes` and `uplink_bits_per_parameter`, of whole messages.
+    The clients need `ClientApp(mods=[compress_uplink])`, and for `fedmrn` and `fedmrns` an optimizer that learns masks,
+    `MaskedSGD` or `learn_masks`. Floating-point tensors with two or more dimensions are coded, the others are sent
+    densely. The metrics of each reply gain `uplink_bytes` and `downlink_bytes`, of all records of the reply and of the
+    message, and `uplink_bits_per_parameter`.
 
     Args:
-        strategy: any of Flower's, or your own; wrappers such as those for differential privacy too. This one is the
-            outermost.
-        method: `fedmrn`, `fedmrns`, `eden`, `drive`, `signsgd`, `topk`, `terngrad` or `fedavg`.
-        bits: of a whole reply per parameter, that the noise's scale is steered to; only for `fedmrn` and `fedmrns`.
-        noise: distribution of the seeded noise, `uniform`, `gaussian` or `bernoulli`.
-        alpha: scale of the noise, about the size of one round's updates; that of the first round with `bits`.
-        dense_bits: 4 to 8, 16 (float16) or 32 (float32).
-        seed: of all noise.
-        downlink: `grid` sends the arrays on a grid around the first ones, coded from what a client holds; a client
-            that is new gets the first ones in float32 beside it.
-        step: of the grid, in root mean squares of the first values, in a tensor of mean size.
-        options: of the method, such as `{"bits": 2}` for `eden`.
+        strategy: any strategy of Flower's or your own, with its wrappers, such as those for differential privacy.
+        method: `fedmrn` or `fedmrns`, which learn masks, or a method that compresses after training, such as `eden`.
+        bits: bits per parameter that a whole reply is to take; the scale of the noise is set accordingly. Only methods
+            that learn masks allow it.
+        noise: distribution of the seeded noise: `uniform`, `gaussian` or `bernoulli`.
+        alpha: scale of the noise, about the size of one round's updates; with `bits` that of the first round.
+        dense_bits: bits per value of the dense part: 4 to 8, 16 (float16) or 32 (float32).
+        seed: seed of all noise.
+        downlink: `float32` sends the arrays as they are. `grid` rounds them to a grid around the first arrays and sends
+            what has changed since the version that a client holds; a new client is sent the first arrays too.
+        step: step of that grid for a tensor of mean size, in root mean squares of the first values.
+        options: options of the method, such as `{"bits": 2}` for `eden`.
 
     Raises:
-        ConfigError: the method, or an option, is not one that works on an app's arrays.
+        ConfigError: the method or an option does not work on an app's arrays.
     """
 
     def __init__(
@@ -82,17 +94,21 @@ class Compressed(Strategy):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if isinstance(strategy, Compressed):
-            raise ConfigError("Compressed(Compressed(...)): one is enough")
-        self.strategy = strategy
-        self.terms = PluginSettings(method, dict(options or {}), noise, alpha, bits, dense_bits, seed)
-        self.method = self.terms.build()
-        self._asked: list[_Asked] = []
-        self._steering = None if self.method.steering is None else self.method.steering.first()
-        self._timeout: float | None = None
-        self._evaluating: list[int] = []
+            raise ConfigError("Compressed(Compressed(...)): one is enough", code="nested", key="strategy")
         if downlink not in ("float32", "grid"):
-            raise ConfigError(f"downlink={downlink}: must be float32 or grid")
-        self._sender = GridSender(step) if downlink == "grid" else None
+            reason = f"downlink={downlink}: must be float32 or grid"
+            raise ConfigError(reason, code="choice", key="downlink", value=downlink)
+        self.strategy = strategy
+        self.settings = PluginSettings(
+            method=method, options=dict(options or {}), distribution=noise, alpha=alpha, bits=bits,
+            dense_bits=dense_bits, seed=seed,
+        )  # fmt: skip
+        self.method = self.settings.build()
+        self._control = self.method.steering
+        self._rate_state = None if self._control is None else self._control.first()
+        self._lattice = LatticeSender(step) if downlink == "grid" else None
+        self._timeout: float | None = None
+        self._requests: list[_Request] = []
 
     def start(
         self,
@@ -101,85 +117,87 @@ class Compressed(Strategy):
         num_rounds: int = 3,
         timeout: float = 3600,
         *args: Any,
-        **keywords: Any,
+        **more: Any,
     ) -> Result:
-        """Run all rounds, as the inner strategy would; see `Strategy.start`."""
+        """Run all rounds as the inner strategy would, see `Strategy.start`."""
         self._timeout = timeout
-        return super().start(grid, initial_arrays, num_rounds, timeout, *args, **keywords)
+        return super().start(grid, initial_arrays, num_rounds, timeout, *args, **more)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """What the inner strategy sends, with a seed for each client.
+        """Return the inner strategy's messages with a task for each client.
 
         Raises:
-            RunError: another strategy is around this one, which would aggregate what it cannot read.
+            RunError: another strategy is around this one, and would aggregate payloads.
         """
         if self._timeout is None:
             raise RunError(
                 "Compressed must be the outermost strategy: Compressed(Wrapper(FedAvg(...))), not "
-                "Wrapper(Compressed(FedAvg(...)))"
+                "Wrapper(Compressed(FedAvg(...)))",
+                code="not-outermost",
             )
         messages = sorted(self.strategy.configure_train(server_round, arrays, config, grid), key=_node)
-        self._asked, self._grid = [], grid
-        self._deadline = time.monotonic() + self._timeout
-        scale = None if self._steering is None else float(self._steering[0])
-        read: dict[int, Values] = {}
-        weighed: dict[int, int] = {}
-        for number, message in enumerate(messages):
-            key = only_arrays(message.content)
-            record = cast(ArrayRecord, message.content[key])
-            if self._sender is not None:
-                if number == 0:
-                    self._sender.open(record)
-                message.content = self._sender.content(message.content, key, _node(message))
-            task = ClientTask(self.terms, derive_seed(self.terms.seed, "noise", server_round, number), scale)
+        contents = [message.content for message in messages]
+        self._put_on_lattice(messages)
+        self._grid, self._deadline = grid, time.monotonic() + self._timeout
+        self._requests, lattice = [], self._lattice
+        scale = None if self._rate_state is None else float(self._rate_state[0])
+        read: dict[int, tuple[Values, int]] = {}  # values and bytes of each ArrayRecord; most clients are sent the same
+        for number, (message, content) in enumerate(zip(messages, contents, strict=True)):
+            task = ClientTask(self.settings, derive_seed(self.settings.seed, "noise", server_round, number), scale)
             message.content = RecordDict({**message.content, RECORD: task.record()})
-            if id(record) not in read:  # most strategies send the same to all
-                read[id(record)] = to_values(record) if self._sender is None else self._sender.received
-            size = sum(_weigh(part, weighed) for part in message.content.values())
-            self._asked.append(_Asked(message, task, read[id(record)], size))
+            record = only_arrays(content)[1]
+            if id(record) not in read:
+                read[id(record)] = (lattice.received, 0) if lattice else (to_values(record), content_bytes(record))
+            values, size = read[id(record)]
+            size += sum(content_bytes(part) for part in message.content.values() if lattice or part is not record)
+            self._requests.append(
+                _Request(message=message, content=content, task=task, values=values, downlink_bytes=size)
+            )
         return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Decode the replies in the order of the nodes, and let the inner strategy aggregate them."""
-        by_message = by_request(replies)
-        self._ask_again(by_message)
+        received = by_request(replies)
+        self._ask_again(received)
         decoded, spent = [], []
-        worked_out: dict[tuple[int, bytes], Shared] = {}  # alike for replies sent the same way
-        for asked in self._asked:
-            node = _node(asked.message)
+        contexts: _Contexts = {}
+        for request in self._requests:
             try:
-                reply = by_message.get(asked.message.metadata.message_id)
+                reply = received.get(request.message.metadata.message_id)
                 if reply is None:
-                    raise PayloadError("no reply in time")
-                spent.append(self._decode(reply, asked, worked_out))
+                    raise PayloadError("no reply in time", code="timeout")
+                spent.append(self._decode(reply, request, contexts))
                 decoded.append(reply)
             except PayloadError as error:
-                logging.getLogger("flwr").warning("round %s: node %s left out: %s", server_round, node, error)
-        if self._sender is not None:
-            self._sender.note(map(_node, (asked.message for asked in self._asked)), map(_source, decoded))
-        self._asked = []
-        self._steer(spent)
+                _log.warning("round %s: node %s left out: %s", server_round, _node(request.message), error)
+        if self._lattice is not None and self._requests:
+            self._lattice.note(map(_source, decoded))
+        self._requests = []
+        if self._control is not None and self._rate_state is not None and spent:
+            body, left = (float(np.mean(bits)) for bits in zip(*spent, strict=True))
+            self._rate_state = self._control.next(self._rate_state, body, left)
         return self.strategy.aggregate_train(server_round, decoded)
 
     def _ask_again(self, replies: dict[str, Message]) -> None:
-        """Send everything to those who have lost what their message refers to, and put in their replies."""
-        if self._sender is None:
+        """Send the whole arrays to clients that have lost what their messages refer to, and add their replies."""
+        if self._lattice is None:
             return
         again = []
-        for number, asked in enumerate(self._asked):
-            reply = replies.get(asked.message.metadata.message_id)
+        for number, request in enumerate(self._requests):
+            reply = replies.get(request.message.metadata.message_id)
             if reply is None or read_lost(reply) is None:
                 continue
-            node = _node(asked.message)
-            self._sender.forget(node)
-            content = self._sender.whole(asked.message.content)
-            message = Message(content, node, "train", group_id=asked.message.metadata.group_id)
-            self._asked[number] = replace(asked, message=message, bytes=asked.bytes + content_bytes(content))
-            again.append(message)
+            node, metadata = _node(request.message), request.message.metadata
+            self._lattice.forget(node)
+            content = self._lattice.content(request.content, node)
+            content[RECORD] = request.task.record()
+            again.append(Message(content, node, "train", group_id=metadata.group_id))
+            size = request.downlink_bytes + content_bytes(content)
+            self._requests[number] = replace(request, message=again[-1], downlink_bytes=size)
         left = self._deadline - time.monotonic()
         if again and left > 0:
             replies.update(by_request(self._grid.send_and_receive(again, timeout=left)))
@@ -187,99 +205,89 @@ class Compressed(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As the inner strategy does; on a grid, where the way down has one."""
+        """Return the inner strategy's messages, on the lattice where the downlink has one."""
         messages = list(self.strategy.configure_evaluate(server_round, arrays, config, grid))
-        for number, message in enumerate(messages):
-            if self._sender is not None:
-                key = only_arrays(message.content)
-                if number == 0:
-                    self._sender.open(cast(ArrayRecord, message.content[key]))
-                message.content = self._sender.content(message.content, key, _node(message))
-        self._evaluating = [_node(message) for message in messages]
+        self._put_on_lattice(messages)
+        self._evaluates = bool(messages)
         return messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """As the inner strategy does, without those who could not read the arrays."""
+        """Let the inner strategy aggregate the replies of clients that could read the arrays."""
         usable = []
         for reply in replies:
-            if read_lost(reply) is not None:
-                logging.getLogger("flwr").warning("round %s: node %s has lost the arrays", server_round, _source(reply))
-                if self._sender is not None:
-                    self._sender.forget(_source(reply))
+            if read_lost(reply) is None:
+                usable.append(reply)
                 continue
-            usable.append(reply)
-        if self._sender is not None and self._evaluating:
-            self._sender.note(self._evaluating, [_source(reply) for reply in usable if reply.has_content()])
+            _log.warning("round %s: node %s has lost the arrays", server_round, _source(reply))
+            if self._lattice is not None:
+                self._lattice.forget(_source(reply))
+        if self._lattice is not None and self._evaluates:
+            self._lattice.note(_source(reply) for reply in usable if reply.has_content())
         return self.strategy.aggregate_evaluate(server_round, usable)
 
     def summary(self) -> None:
-        """As the inner strategy does, after a line of this one."""
-        logging.getLogger("flwr").info("\t├──> Uplink: %s", self.terms)
+        """Log the settings of the uplink and the inner strategy's summary."""
+        _log.info("\t├──> Uplink: %s", self.settings)
         self.strategy.summary()
 
-    def _decode(self, reply: Message, asked: _Asked, worked_out: dict[tuple[int, bytes], Shared]) -> _Spent:
-        """Put the arrays that a reply stands for in the place of its payload, and its bytes among its metrics.
+    def _put_on_lattice(self, messages: Sequence[Message]) -> None:
+        """Code the arrays of messages from what their nodes hold, where the downlink has a lattice."""
+        if self._lattice is None or not messages:
+            return
+        self._lattice.open(only_arrays(messages[0].content)[1], map(_node, messages))
+        for message in messages:
+            message.content = self._lattice.content(message.content, _node(message))
+
+    def _decode(self, reply: Message, request: _Request, contexts: _Contexts) -> tuple[float, float]:
+        """Replace a reply's payload by the arrays that it stands for, and add its bytes to its metrics.
+
+        Returns:
+            Bits per coded weight: those of the payload's body, and those that `bits` leaves to it.
 
         Raises:
             PayloadError: the reply is not what was asked for.
         """
-        if reply.has_error():
-            raise PayloadError(f"failed with: {remote_reason(str(reply.error.reason))}")
-        content, size = reply.content, content_bytes(reply.content)
-        if content.array_records:
-            raise PayloadError("answered with plain arrays; its ClientApp needs mods=[compress_uplink]")
-        keys = [key for key, record in content.config_records.items() if isinstance(record.get(""), bytes)]
-        if len(keys) != 1 or len(content.metric_records) != 1:
-            raise PayloadError("reply does not hold exactly one payload and one MetricRecord")
-        record = cast(Mapping[str, Any], content[keys[0]])
-        data, exact, named = (record.get(field, b"") for field in ("", "exact", "ways"))
-        if not all(isinstance(part, bytes) for part in (data, exact, named)):
-            raise PayloadError("reply holds something else than bytes")
-        ways = checked_ways(named, asked.values) if named else usual_ways(asked.values)
-        kind = (id(asked.values), ways.tobytes())
-        if kind not in worked_out:
-            worked_out[kind] = Shared.of(self.method, asked.task, asked.values, ways)
-        shared = worked_out[kind]
-        header = header_of(shared.protocol, asked.task.seed, 1, shared.known.count)
+        size = 0 if reply.has_error() else content_bytes(reply.content)
+        key, data, exact, named = _read_reply(reply)
+        ways = checked_ways(named, request.values) if named else usual_ways(request.values)
+        kind = (id(request.values), ways.tobytes())
+        if kind not in contexts:
+            contexts[kind] = RoundContext.of(self.method, request.task, request.values, ways)
+        shared = contexts[kind]
+        header = header_of(shared.protocol, request.task.seed, 1, shared.known.count)
         upload = check_upload(data, shared.protocol, header, shared.known, shared.dense)
         vector = shared.known.vector.copy()
         upload.contribution.add_to(vector, np.float32(1))
-        values = shared.parts.replaced(asked.values, vector, upload.dense, exact)
-        del content[keys[0]]
-        content[keys[0]] = to_record(values)
-        parameters = sum(value.size for value in asked.values.values() if np.issubdtype(value.dtype, np.floating))
-        metrics = next(iter(content.metric_records.values()))
-        metrics["uplink_bytes"], metrics["downlink_bytes"] = size, asked.bytes
+        values = shared.parts.replaced(request.values, vector, upload.dense, exact)
+        del reply.content[key]
+        reply.content[key] = to_record(values)
+        parameters = sum(value.size for value in request.values.values() if np.issubdtype(value.dtype, np.floating))
+        metrics = next(iter(reply.content.metric_records.values()))
+        metrics["uplink_bytes"], metrics["downlink_bytes"] = size, request.downlink_bytes
         metrics["uplink_bits_per_parameter"] = 8 * size / max(1, parameters)
-        return _Spent(size, len(upload.payload.body), parameters, max(1, shared.known.count))
-
-    def _steer(self, spent: Sequence[_Spent]) -> None:
-        """Set the scale of the next round's noise by what the replies of this one took."""
-        steering, state = self.method.steering, self._steering
-        if steering is None or state is None or not spent:
-            return
-        body = np.mean([8 * one.body / one.coded for one in spent])
-        left = np.mean([(steering.bits * one.parameters - 8 * (one.whole - one.body)) / one.coded for one in spent])
-        self._steering = steering.next(state, float(body), float(left))
+        budget = parameters * (self.settings.bits or 0.0)
+        return mask_bits(budget, max(1, shared.known.count), payload=size, body=len(upload.payload.body))
 
 
-@dataclass(frozen=True)
-class _Spent:
-    """What one reply took: bytes in all and of its body; its parameters, and how many of them it codes."""
+def _read_reply(reply: Message) -> tuple[str, bytes, bytes, bytes]:
+    """Return the payload's key in a reply, the payload, the tensors that are sent exactly, and the ways of sending.
 
-    whole: int
-    body: int
-    parameters: int
-    coded: int
-
-
-def _weigh(part: ArrayRecord | ConfigRecord | MetricRecord, weighed: dict[int, int]) -> int:
-    """Bytes of a part of a message; arrays, of which many messages hold the same, are weighed once."""
-    if not isinstance(part, ArrayRecord):
-        return content_bytes(part)
-    if id(part) not in weighed:
-        weighed[id(part)] = content_bytes(part)
-    return weighed[id(part)]
+    Raises:
+        PayloadError: the client failed, or its reply does not hold these and metrics.
+    """
+    if reply.has_error():
+        raise PayloadError(f"failed with: {remote_reason(str(reply.error.reason))}", code="client")
+    content = reply.content
+    if content.array_records:
+        raise PayloadError("answered with plain arrays; its ClientApp needs mods=[compress_uplink]", code="no-mod")
+    keys = [key for key, record in content.config_records.items() if isinstance(record.get(""), bytes)]
+    if len(keys) != 1 or len(content.metric_records) != 1:
+        raise PayloadError("reply does not hold exactly one payload and one MetricRecord", code="records")
+    record = cast(Mapping[str, Any], content[keys[0]])
+    data, exact, named = (record.get(field, b"") for field in ("", "exact", "ways"))
+    if not all(isinstance(part, bytes) for part in (data, exact, named)):
+        raise PayloadError("reply holds something else than bytes", code="records")
+    return keys[0], data, exact, named
 
 
 def _node(message: Message) -> int:

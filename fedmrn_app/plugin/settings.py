@@ -1,4 +1,4 @@
-"""What the server tells a client beside the arrays: the method, and this round's seed and scale of the noise."""
+"""What the server sends a client beside the arrays: the method's settings, the round's seed and the noise's scale."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedmrn_app.errors import ConfigError, PayloadError
 from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.layout import Float32Array
-from fedmrn_app.methods import build_method
+from fedmrn_app.methods import build_method, find_methods
 from fedmrn_app.methods.fedmrn import MaskedTraining
 from fedmrn_app.methods.method import LocalTraining, Method, RunOptions, ServerState
 from fedmrn_app.methods.shared_context import SharedContext
@@ -24,21 +24,21 @@ from fedmrn_app.plugin.arrays import Parts, Values
 from fedmrn_app.validation import build
 from fedmrn_app.wire.dense import DENSE_BITS
 
-RECORD = "fedmrn"  # of a message, with the terms; and of a reply, with the payload
+RECORD = "fedmrn"  # record of a message, with the client's task
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PluginSettings:
     """What is the same for all clients and rounds.
 
     Attributes:
-        method: its name.
-        options: as `strategy=NAME` has them.
-        distribution: of seeded noise.
-        alpha: its scale, that of the first round where it is steered.
-        bits: see `RunOptions`.
-        dense_bits: how a value of the dense part is written, see `wire/dense.py`.
-        seed: 56 bits, of whatever is random.
+        method: name of the method.
+        options: options of the method, as `strategy=NAME` has them.
+        distribution: distribution of the seeded noise.
+        alpha: scale of the noise; with `bits` that of the first round.
+        bits: bits of a whole reply per parameter to which the scale is controlled; None for a fixed scale.
+        dense_bits: bits per value of the dense part, see `wire/dense.py`.
+        seed: 56-bit seed of everything random.
     """
 
     method: str
@@ -50,34 +50,37 @@ class PluginSettings:
     seed: int = 0
 
     def build(self) -> Method:
-        """Put the method together.
+        """Build the method.
 
         Raises:
-            ConfigError: it, or an option, is not one that works on an app's arrays.
+            ConfigError: the method or an option does not work on an app's arrays.
         """
         noise = build(Noise, {"distribution": self.distribution, "alpha": self.alpha})
         method = build_method(self.method, self.options, RunOptions(noise, self.seed, bits=self.bits))
-        learns = learns_masks(method)
-        usual = (
-            type(method.server) is ServerState and type(method.selection) is SubmodelSelector and not method.whole_model
-        )
-        if not usual or method.shared_seed or not (learns or type(method.training) is LocalTraining):
-            raise ConfigError(
-                f"method={self.method}: works in the fedmrn command only; take fedmrn, fedmrns, eden, drive, signsgd, "
-                "topk, terngrad or fedavg"
-            )
+        if not _works_on_arrays(method):
+            plain = {name: build_method(name, {}, RunOptions(noise)) for name in find_methods()}
+            names = ", ".join(name for name, other in plain.items() if _works_on_arrays(other))
+            reason = f"method={self.method}: works in the fedmrn command only; choose one of {names}"
+            raise ConfigError(reason, code="choice", key="method", value=self.method)
         if self.bits is not None and method.steering is None:
-            raise ConfigError(
-                f"bits={self.bits:g}: {self.method} has no noise whose scale could be set; leave bits out"
-            )
+            reason = f"bits={self.bits:g}: {self.method} has no noise whose scale could be set; leave bits out"
+            raise ConfigError(reason, code="unused", key="bits", value=self.bits)
         if self.dense_bits not in DENSE_BITS:
-            raise ConfigError(f"dense_bits={self.dense_bits}: must be one of {', '.join(map(str, DENSE_BITS))}")
+            reason = f"dense_bits={self.dense_bits}: must be one of {', '.join(map(str, DENSE_BITS))}"
+            raise ConfigError(reason, code="choice", key="dense_bits", value=self.dense_bits)
         return method
 
 
 def learns_masks(method: Method) -> bool:
-    """Whether the update is learned as a mask while the client trains, and not compressed afterwards."""
+    """Return whether the update is learned as a mask during training, and not compressed after it."""
     return isinstance(method.training, MaskedTraining)
+
+
+def _works_on_arrays(method: Method) -> bool:
+    """Return whether a method needs nothing but the arrays, the app's own training, and Flower's mean of weights."""
+    own_parts = type(method.server) is not ServerState or type(method.selection) is not SubmodelSelector
+    own_training = type(method.training) is not LocalTraining and not learns_masks(method)
+    return not (own_parts or own_training or method.whole_model or method.shared_seed)
 
 
 @dataclass(frozen=True)
@@ -85,32 +88,39 @@ class ClientTask:
     """What one client is asked in one round.
 
     Attributes:
-        terms: of the run.
-        seed: the 64-bit seed that this client is given.
-        scale: of the noise, where it is steered.
+        settings: of the run.
+        seed: 64-bit seed that this client is given.
+        scale: scale of the noise in this round; None for that of the settings.
     """
 
-    terms: PluginSettings
+    settings: PluginSettings
     seed: int
     scale: float | None = None
 
     def record(self) -> ConfigRecord:
-        """As it travels."""
-        record = ConfigRecord({"terms": json.dumps(vars(self.terms), separators=(",", ":")), "seed": self.seed})
+        """Return the record of a message."""
+        record = ConfigRecord({"terms": json.dumps(vars(self.settings), separators=(",", ":")), "seed": self.seed})
         if self.scale is not None:
             record["scale"] = self.scale
         return record
 
     @classmethod
     def read(cls, record: ConfigRecord) -> ClientTask:
-        """The inverse of `record`."""
+        """Return the task of a record, the inverse of `record`."""
         values = cast(Mapping[str, Any], record)
         return cls(PluginSettings(**json.loads(values["terms"])), values["seed"], values.get("scale"))
 
 
 @dataclass(frozen=True)
-class Shared:
-    """What server and client both know of a round: the arrays that were sent, and how they are sent back."""
+class RoundContext:
+    """What the server and a client both know of a round.
+
+    Attributes:
+        protocol: how the payload is written and read.
+        parts: the tensors by how they are sent back.
+        known: what the method's codec needs.
+        dense: the dense part that the client was sent, float32 (m,).
+    """
 
     protocol: RunProtocol
     parts: Parts
@@ -118,24 +128,24 @@ class Shared:
     dense: Float32Array
 
     @classmethod
-    def of(cls, method: Method, task: ClientTask, values: Values, ways: NDArray[np.uint8]) -> Shared:
-        """Work it out, both sides alike.
+    def of(cls, method: Method, task: ClientTask, values: Values, ways: NDArray[np.uint8]) -> RoundContext:
+        """Build the context from the arrays that were sent and the ways in which they are sent back.
 
         Raises:
-            PayloadError: what is sent is not finite.
+            PayloadError: an array is not finite.
         """
         parts = Parts.of(values, ways)
         vector, dense = parts.vector(values), parts.dense_vector(values)
         if not (np.isfinite(vector).all() and np.isfinite(dense).all()):
-            raise PayloadError("the arrays that the server sent are not finite")
+            raise PayloadError("the arrays that the server sent are not finite", code="not-finite")
         protocol = RunProtocol(
             method=method,
             layout=parts.layout,
             dense_sizes=parts.dense_sizes,
             first=vector,
-            seed=task.terms.seed,
-            dense_bits=task.terms.dense_bits,
+            seed=task.settings.seed,
+            dense_bits=task.settings.dense_bits,
         )
-        # the first vector is not known to who joins late: what has moved so far is left out
+        # A client that joins late does not know the first vector, so how far weights have moved is not used.
         known = SharedContext(parts.layout, vector, vector).with_scale(task.scale)
         return cls(protocol, parts, known, dense)

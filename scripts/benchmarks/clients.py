@@ -1,4 +1,4 @@
-"""What is timed of a client: its local training by any of our methods, on random images."""
+"""Clients whose local training the benchmarks time, with any method, on random images."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _SHAPES = {"cnn4": _GREY, "mlp": _GREY}
 
 @dataclass(frozen=True)
 class RandomImages(Classification):
-    """Random pixels and labels; nothing is read."""
+    """A data set of random pixels and labels; it reads no files."""
 
     rows: int = 640
 
     def load(self, split: Split, report: Report | None = None) -> Samples:
-        """The same images for both splits."""
+        """Return the same images for both splits."""
         random = np.random.default_rng(0)
         known = self.inputs()
         pixels = random.integers(0, 256, (self.rows, *known["shape"]), dtype=np.uint8)
@@ -55,7 +55,7 @@ class Setting:
     threads: int = 1
 
     def config(self, method: str = "fedavg", coder: Coder = "auto") -> Config:
-        """The configuration of a run with a single client."""
+        """Return the configuration of a run with a single client."""
         channels, side = _SHAPES.get(self.model, _COLOUR)
         half = [0.5] * channels
         task = {"form": "image", "channels": channels, "height": side, "width": side, "classes": 10}
@@ -83,6 +83,6 @@ class TimedClient:
         self.weights = protocol.layout.count
 
     def train(self) -> Payload:
-        """Train as a client does, from the server's order to the payload, which holds the times it took."""
+        """Train as a client does, from the server's order to the payload, which holds the times."""
         reply = self.worker.train(self.opened.order(0))
         return decode_payload(reply.payload, self.opened.header(0, self.opened.known(0)))

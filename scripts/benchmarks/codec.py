@@ -1,4 +1,4 @@
-"""Compressing and decoding real updates of CNN4, after a few local steps."""
+"""Benchmark of compressing and decoding real updates of CNN4 after a few local steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scripts.benchmarks.timing import Run, Timing, compare, to_json
 
 
 def bench_codec(arguments: argparse.Namespace) -> Any:
-    """One row per method and coder: milliseconds per million weights, and how many copies take as long."""
+    """Print a row per method and coder: milliseconds per million weights, and the copies that take as long."""
     table = Table("method", "coder", "compress, ms", "copies", "decode and add, ms", "copies", "bits per weight")
     found: dict[str, dict[str, Timing]] = {}
     for name in arguments.methods or find_methods():
@@ -35,7 +35,7 @@ def bench_codec(arguments: argparse.Namespace) -> Any:
 
 
 def codec_runs(client: TimedClient) -> tuple[dict[str, Run], float]:
-    """What is timed of a method, and the body's bits per weight."""
+    """Return the calls of a method that are timed, and the body's bits per weight."""
     codec, opened = client.opened.protocol.method.codec, client.opened
     body = client.train().body
     vector = opened.state.vector

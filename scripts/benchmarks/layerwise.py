@@ -66,7 +66,7 @@ def with_masked_layers(module: nn.Module, alpha: float, seed: int) -> nn.Module:
 
 
 def set_progress(module: nn.Module, progress: float) -> None:
-    """Say how far the local training is."""
+    """Set the progress of the local training."""
     for layer in module.modules():
         if isinstance(layer, MaskedLayer):
             layer.progress = progress

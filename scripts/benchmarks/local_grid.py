@@ -21,18 +21,30 @@ from fedmrn_app.flower.messages import content_bytes
 App = Callable[[Message, Context], Message]
 
 
+def set_message_id(message: Message, name: str) -> None:
+    """Give a message its id, as Flower's grid does when it sends it."""
+    message.metadata.__dict__["_message_id"] = name
+
+
+def allow_messages() -> None:
+    """Make messages possible outside a run; Flower makes none without the identity of a task."""
+    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+
+
 class LiveNodes:
-    """Runs a ClientApp on a message, for one of some nodes.
+    """Nodes that run a ClientApp on each message.
 
     Attributes:
-        contexts: of each node, by its id.
+        contexts: context of each node, by its id.
         sent: all messages so far.
+        failures: the last exception of each node that has failed, by its id.
     """
 
     def __init__(self, app: App, ids: Sequence[int], config: Mapping[str, Any]) -> None:
-        TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # Flower makes no message without
+        allow_messages()
         self.app = app
         self.sent: list[Message] = []
+        self.failures: dict[int, Exception] = {}
         self.contexts = {
             node: Context(
                 run_id=1,
@@ -48,8 +60,8 @@ class LiveNodes:
         return list(self.contexts)
 
     def deliver(self, message: Message) -> Message:
-        """The reply; an exception becomes an error reply, as Flower makes it."""
-        message.metadata.__dict__["_message_id"] = f"message {len(self.sent)}"
+        """Return the reply; an exception becomes an error reply, as in Flower."""
+        set_message_id(message, f"message {len(self.sent)}")
         self.sent.append(message)
         received = copy.copy(message)
         received.__dict__ = copy.copy(message.__dict__)
@@ -57,6 +69,7 @@ class LiveNodes:
         try:
             return self.app(received, self.contexts[message.metadata.dst_node_id])
         except Exception as error:
+            self.failures[message.metadata.dst_node_id] = error
             return Message(Error(0, f"{type(error).__name__}: {error}"), reply_to=message)
 
 
@@ -64,7 +77,7 @@ class LocalGrid(LiveNodes):
     """Nodes 1 to n, which must not fail.
 
     Attributes:
-        reply_bytes: of each reply that came, in order: all its records.
+        reply_bytes: bytes of all records of each reply, in the order of the replies.
     """
 
     def __init__(self, app: App, nodes: int, config: Mapping[str, Any]) -> None:

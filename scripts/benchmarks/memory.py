@@ -1,4 +1,4 @@
-"""The most memory that this process takes while it is watched."""
+"""The peak memory of this process while it is watched."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psutil
 
 
 class PeakMemory(Thread):
-    """The most memory in MiB that this process has had while it was watched, beyond what it had before."""
+    """The peak memory of this process in MiB while it is watched, beyond what it had before."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -21,20 +21,20 @@ class PeakMemory(Thread):
         self.done = Event()
 
     def run(self) -> None:
-        """Look every two milliseconds."""
+        """Measure every two milliseconds."""
         return_freed_memory()
         while not self.done.wait(0.002):
             self.peak = max(self.peak, self.process.memory_info().rss)
         self.worked = time.thread_time()
 
     def stop(self) -> float:
-        """End watching and return the peak."""
+        """Stop measuring and return the peak."""
         self.done.set()
         self.join()
         return float(self.peak - self.before) / 2**20
 
 
 def return_freed_memory() -> None:
-    """Let glibc give the system what this process has freed, so that it is not taken for memory in use."""
+    """Return freed memory to the system through glibc, so that it does not count as memory in use."""
     if sys.platform.startswith("linux") and hasattr(ctypes.CDLL(None), "malloc_trim"):
         ctypes.CDLL(None).malloc_trim(0)

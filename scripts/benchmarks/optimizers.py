@@ -1,4 +1,4 @@
-"""A step of the plug-in's optimisers against the same step without masks: on CNN4, batches of 64."""
+"""Benchmark of a step of the plug-in's optimizers against the same step without masks, on CNN4 with batches of 64."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAIRS = (("SGD", "MaskedSGD"), ("SGD", "learn_masks(SGD)"), ("AdamW", "learn_mas
 
 
 def bench_optimizers(arguments: argparse.Namespace) -> Any:
-    """Seconds are of the processor, all threads together, for other processes may be at work."""
+    """Print processor seconds of all threads, because other processes may be busy."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
     torch.set_num_threads(arguments.threads)
     steps, module = arguments.steps, cnn4(1, (28, 28), 10)
@@ -62,7 +62,7 @@ def bench_optimizers(arguments: argparse.Namespace) -> Any:
 
 
 def loop(module: nn.Module, make: Make, steps: int) -> Run:
-    """A training of `steps` steps; the making of the optimiser does not count."""
+    """Train for `steps` steps; building the optimizer does not count."""
     random = torch.Generator().manual_seed(0)
     x, y = torch.randn(64, 1, 28, 28, generator=random), torch.randint(10, (64,), generator=random)
 

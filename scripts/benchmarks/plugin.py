@@ -1,4 +1,4 @@
-"""The plug-in in an app of somebody's own: examples/quickstart without it, with EDEN's mod, with FedMRN's optimiser."""
+"""Benchmark of the plug-in in examples/quickstart: without it, with EDEN's mod, and with FedMRN's optimizer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BEST: Mapping[str, Mapping[str, float]] = {
 
 
 def bench_plugin(arguments: argparse.Namespace) -> Any:
-    """Accuracy and bytes of the quickstart: one row per method, or with `--tune` per method and setting."""
+    """Print accuracy and bytes of the quickstart: one row per method, or with `--tune` per method and setting."""
     logging.getLogger("flwr").setLevel(logging.WARNING)
     data = arguments.data or ""
     common = {"data-path": data, "images-per-client": arguments.images, "hold-out": arguments.tune}
@@ -54,7 +54,7 @@ def bench_plugin(arguments: argparse.Namespace) -> Any:
 
 
 def candidates(method: str) -> list[dict[str, float]]:
-    """Settings to choose from."""
+    """Return the settings to choose from."""
     if method != "fedmrn":
         return [{"learning-rate": rate} for rate in (0.05, 0.1)]
     pairs = ((0.05, 0.02), (0.1, 0.03), (0.1, 0.05), (0.2, 0.05), (0.2, 0.1), (0.2, 0.12), (0.2, 0.15))
@@ -62,7 +62,7 @@ def candidates(method: str) -> list[dict[str, float]]:
 
 
 def run_quickstart(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Accuracy after each round, 0 first; bytes of a whole reply and bits per parameter, mean over replies."""
+    """Return accuracies from round 0 on, and the mean bytes of a whole reply and bits per parameter."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "results.json"
         grid = run_app(QUICKSTART, {**config, "results": str(file)}, CLIENTS)

@@ -1,4 +1,4 @@
-"""Simulated rounds of FedMRN, as `experiment=fmnist_iid` runs them, against the local training of their clients."""
+"""Benchmark of simulated rounds of `experiment=fmnist_iid` against the local training of their clients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedmrn_app.runtime.simulation import run_simulation
 
 
 def bench_round(arguments: argparse.Namespace) -> Any:
-    """One row per round: its seconds over its clients' training on the same cores."""
+    """Print one row per round: its seconds over its clients' training on the same cores."""
     if arguments.data is None:
         raise SystemExit("round: needs --data, the folder with Fashion-MNIST's parquet files")
     path = quote_override("dataset.path", str(Path(arguments.data).expanduser().resolve()))

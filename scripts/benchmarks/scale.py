@@ -1,4 +1,4 @@
-"""Simulated rounds of many clients: what they cost beyond training, beside fewer clients and beside Flower's FedAvg."""
+"""Benchmark of simulated rounds of many clients: their cost beyond training, compared with Flower's FedAvg."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PEER = Path(__file__).with_name("peer_app")
 
 
 def bench_scale(arguments: argparse.Namespace) -> Any:
-    """A table of runs of different numbers of clients; with `--peer` Flower's own simulation takes turns."""
+    """Print a table of runs with different numbers of clients; with `--peer` Flower's own simulation alternates."""
     rows = []
     for clients in arguments.clients:
         overrides = _overrides(clients, arguments)
@@ -61,7 +61,7 @@ def _overrides(clients: int, arguments: argparse.Namespace) -> tuple[str, ...]:
 
 
 def ours(overrides: tuple[str, ...]) -> dict[str, Any]:
-    """What a run takes; the first round, which starts and compiles what the others use, is left out of the means."""
+    """Return the cost of a run; the means leave out the first round, which starts and compiles everything."""
     values, config, task = resolve_from_data(compose_values(overrides))
     task.load("train")
     usage, marks = Usage(), []
@@ -94,7 +94,7 @@ def ours(overrides: tuple[str, ...]) -> dict[str, Any]:
 
 
 def peer(overrides: tuple[str, ...]) -> dict[str, Any]:
-    """The same of Flower's own strategy, with a simulated node per client."""
+    """Return the same of Flower's own strategy, with a simulated node per client."""
     values, config, task = resolve_from_data(compose_values(overrides))
     task.load("train")
     at_once = min(os.cpu_count() or 1, config.clients_per_round)

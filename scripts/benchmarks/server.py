@@ -1,4 +1,4 @@
-"""One aggregation after the other, each in a process of its own; see `server_process.py`."""
+"""Benchmark of aggregations, each in its own process, see `server_process.py`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_CODED = 1_000_000_000  # weights in all; the time is in proportion, and lon
 
 
 def bench_server(arguments: argparse.Namespace) -> Any:
-    """One row per number of replies, weights and threads: seconds, ns per weight and reply, memory beyond payloads."""
+    """Print a row per setting: seconds, ns per weight and reply, and memory beyond the payloads."""
     table = Table(
         "weights", "replies", "coder", "threads", "seconds", "CPU ns per weight", "ns per weight",
         "copying one, times", "memory, MiB",
@@ -46,7 +46,7 @@ def bench_server(arguments: argparse.Namespace) -> Any:
 
 
 def aggregate(weights: int, replies: int, coder: str, threads: int) -> dict[str, Any]:
-    """What `server_process.py` prints."""
+    """Return what `server_process.py` prints."""
     command = [sys.executable, "-m", "scripts.benchmarks.server_process", str(weights), str(replies), coder]
     command.append(str(threads))
     root = Path(__file__).parents[2]

@@ -1,4 +1,4 @@
-"""Time and memory of one aggregation, in a process of its own; prints one JSON object.
+"""Measure time and memory of one aggregation in its own process, and print one JSON object.
 
 Usage: python -m scripts.benchmarks.server_process WEIGHTS REPLIES packed|auto [THREADS]
 
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def aggregate(weights: int, replies: int, coder: Coder, threads: int | None) -> dict[str, float]:
-    """One round whose replies are made up."""
+    """Aggregate one round of artificial replies."""
     opened, payloads = made_up_round(1 << 18, 1, coder)
     close_round(opened, dict(payloads), threads)  # compiles, or reads what has been compiled
     memory = PeakMemory()
@@ -74,7 +74,7 @@ def aggregate(weights: int, replies: int, coder: Coder, threads: int | None) -> 
 
 
 def made_up_round(weights: int, replies: int, coder: Coder) -> tuple[OpenRound, dict[int, bytes]]:
-    """A round of rows of a thousand weights, and its replies."""
+    """Return a round of rows of a thousand weights, and its replies."""
     method = build_method("fedmrn", {}, RunOptions(NOISE, coder=coder))
     vector = np.zeros(weights // 1000 * 1000, np.float32)
     protocol = RunProtocol(
@@ -91,7 +91,7 @@ def made_up_round(weights: int, replies: int, coder: Coder) -> tuple[OpenRound, 
 
 
 def make_payload(protocol: RunProtocol, order: Order, coder: Coder) -> bytes:
-    """A mask as training would give it, or random bits where they are packed plainly anyway."""
+    """Return a mask as training would give it, or random bits where masks are packed plainly."""
     count = protocol.layout.count
     random = np.random.default_rng(order.client)
     if coder == "packed":

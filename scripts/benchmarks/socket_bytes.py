@@ -1,4 +1,4 @@
-"""Bytes at the sockets of real SuperNodes, per round and node, beside what a run reports, with and without TLS."""
+"""Benchmark of bytes at the sockets of real SuperNodes, beside those that a run reports, with and without TLS."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Found = dict[str, float]
 
 
 def bench_socket(arguments: argparse.Namespace) -> Any:
-    """A row per method, direction and with or without TLS; then what the rest is, by name."""
+    """Print a row per method, direction, and TLS or not; then what the difference consists of."""
     console = Console(width=160)
     table = Table("method", "way", "TLS", "reported, B", "at the socket, B", "times", "idle, B/s")
     found: list[dict[str, Any]] = []
@@ -88,7 +88,7 @@ def _measure(method: str, tls: bool, rounds: int, console: Console) -> dict[str,
 
 @contextmanager
 def _server(home: Path, tls: bool, processes: list[subprocess.Popen[bytes]]) -> Iterator[tuple[Federation, int]]:
-    """A server, and the port that devices connect to."""
+    """Yield a server and the port that devices connect to."""
     federation = create(home / "federation", ["127.0.0.1"], NODES, "bench", free_port(), free_port())
     with (home / "server.log").open("wb") as log:
         if tls:
@@ -127,7 +127,7 @@ def _start_devices(
 
 
 def _run(method: str, rounds: int, home: Path, relays: list[Relay], console: Console) -> list[list[Counts]]:
-    """What had passed each relay when a round ended."""
+    """Return the bytes that had passed each relay at the end of each round."""
     random = np.random.default_rng(0)
     x, y = random.integers(0, 256, (400, 28, 28), dtype=np.uint8), np.arange(400) % 10
     np.savez(home / "rows.npz", x=x, y=y, x_test=x[:100], y_test=y[:100])
@@ -153,7 +153,7 @@ def _rows(folder: Path) -> list[dict[str, float]]:
 def _compare(
     way: str, snapshots: list[list[Counts]], idle: list[Counts], rows: list[dict[str, float]], tls: bool
 ) -> Found:
-    """Means over the rounds after the first, which also holds the query and the app, and over the nodes."""
+    """Return means over nodes and rounds without the first, which also holds the query and the app."""
     passed = [
         after.since(before)
         for first, last in itertools.pairwise(snapshots)
@@ -183,6 +183,6 @@ def _compare(
     found["ids and framing of messages"] = bodies - reported
     found["HTTP headers"] = mean("header", idle=False)
     found["idle polls and heartbeats"] = mean("header body", idle=True)
-    told = reported + found["ids and framing of messages"] + found["HTTP headers"] + found["idle polls and heartbeats"]
-    found["bodies of other requests"] = socket - told
+    known = reported + found["ids and framing of messages"] + found["HTTP headers"] + found["idle polls and heartbeats"]
+    found["bodies of other requests"] = socket - known
     return found

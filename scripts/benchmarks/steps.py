@@ -1,4 +1,4 @@
-"""Local steps: every method's, plain SGD's, and those of masks that are trained layer by layer."""
+"""Benchmark of local steps: of each method, of plain SGD, and of masks that are trained layer by layer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EPOCH_STEPS = 10  # of 64 images: 600 and some, a client's of Fashion-MNIST over
 
 
 def bench_step(arguments: argparse.Namespace) -> Any:
-    """One row per method, one column per model."""
+    """Print one row per method and one column per model."""
     names = arguments.methods or list(find_methods())
     columns = {model: steps_on(setting_of(arguments, model), names, arguments.repeats) for model in arguments.models}
     show_steps(f"local step, {arguments.precision}, {arguments.threads} thread(s)", columns, arguments.steps)
@@ -36,7 +36,7 @@ def bench_step(arguments: argparse.Namespace) -> Any:
 
 
 def bench_threads(arguments: argparse.Namespace) -> Any:
-    """One row per method, one column per model and number of threads; times relative to plain SGD on as many."""
+    """Print one row per method, one column per model and thread count; times are relative to plain SGD."""
     columns = {}
     for model in arguments.models:
         for threads in range(1, (os.cpu_count() or 1) + 1):
@@ -47,7 +47,7 @@ def bench_threads(arguments: argparse.Namespace) -> Any:
 
 
 def bench_epoch(arguments: argparse.Namespace) -> Any:
-    """640 images of 28x28, batch 64: the layer-wise way's time over ours."""
+    """Print the layer-wise training's time over ours, for 640 images of 28x28 in batches of 64."""
     setting = Setting("cnn4", EPOCH_STEPS, "float32", arguments.device, arguments.threads)
     runs = {
         "layer-wise": layerwise(setting),
@@ -74,13 +74,13 @@ def steps_on(setting: Setting, names: Sequence[str], repeats: int) -> dict[str, 
 
 
 def ours(name: str, setting: Setting) -> Run:
-    """Local training by one of our methods, as a client does it, compression aside."""
+    """Return local training by one of our methods, as a client does it, without compression."""
     client = TimedClient(setting.config(name))
     return lambda: client.train().train_seconds
 
 
 def plain_sgd(setting: Setting) -> Run:
-    """PyTorch's own loop: a module in channels-last layout and torch.optim.SGD."""
+    """Return PyTorch's own loop: a module in channels-last layout and torch.optim.SGD."""
     config = setting.config()
     module = build_module(config, build_task(config)).to(setting.device)
     module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -88,7 +88,7 @@ def plain_sgd(setting: Setting) -> Run:
 
 
 def layerwise(setting: Setting) -> Run:
-    """The layer-wise way to train masks, in the default layout."""
+    """Return the layer-wise training of masks, in the default layout."""
     config = setting.config()
     task = build_task(config)
     plain = build_module(config, task)

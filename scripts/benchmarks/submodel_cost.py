@@ -52,7 +52,7 @@ class NarrowClient:
 
 
 def own_peak(capacity: float, steps: int, overrides: list[str]) -> float:
-    """MiB that this process takes to build the model and train it, beyond what it took before."""
+    """Return the MiB that building and training the model takes, beyond what the process took before."""
     client = NarrowClient(capacity, steps, overrides)
     client.worker.samples_of(0)
     watch = PeakMemory()
@@ -62,7 +62,7 @@ def own_peak(capacity: float, steps: int, overrides: list[str]) -> float:
 
 
 def peak_memory(capacity: float, steps: int, overrides: list[str]) -> float:
-    """The same of a process of its own."""
+    """Return the same, measured in its own process."""
     command = [sys.executable, str(Path(__file__)), "--steps", str(steps), "--memory-of", str(capacity), *overrides]
     return float(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
 

@@ -1,4 +1,4 @@
-"""Which part of a model clients should hold: test accuracy of each rule on the digits, in one table.
+"""Compare the rules by which clients hold parts of a model: a table of test accuracies on the digits.
 
 Usage: python -m scripts.benchmarks.submodel_rules [--rounds 12] [--seeds 0 1 2] [--rules RULE ...] [-- OVERRIDE ...]
 A line per cell of the table is printed as it is found.
@@ -43,7 +43,7 @@ AGGREGATES = ("fill", "coverage")
 
 
 def accuracy_and_held(overrides: Sequence[str]) -> tuple[float, float]:
-    """Of a whole run: test accuracy, and the share of the weights that a client has held in some round."""
+    """Return a run's test accuracy, and the share of the weights that a client has held in some round."""
     worker = build_worker(load_config((*BASE, *overrides)))
     model, protocol = worker.model()
     seen = np.zeros(protocol.layout.count, np.bool_)

@@ -1,4 +1,4 @@
-"""Times of several things that are run alternately, each relative to one of them."""
+"""Timing of functions that run alternately, relative to one of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Run = Callable[[], float]  # returns the seconds it took
 
 @dataclass(frozen=True)
 class Timing:
-    """Repetitions of something relative to something else, run alternately."""
+    """Repeated timings of one function relative to another, run alternately."""
 
     ratios: list[float]
     seconds: float  # the median, of the thing itself
@@ -29,7 +29,7 @@ class Timing:
 
 
 def compare(runs: dict[str, Run], base: str, repeats: int) -> dict[str, Timing]:
-    """Run everything alternately, after once to warm up; return each run's time relative to the base's next to it."""
+    """Run all functions alternately after a warm-up; return each time relative to that of the base next to it."""
     for run in runs.values():
         run()
     seconds: dict[str, list[float]] = {name: [] for name in runs}

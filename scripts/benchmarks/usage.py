@@ -1,4 +1,4 @@
-"""What processes that this one has started take, by kind: their largest memory and the seconds that they worked."""
+"""The peak memory and processor seconds of the processes that this one has started, by kind."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Usage(Thread):
         self._done = Event()
 
     def run(self) -> None:
-        """Look twice a second."""
+        """Measure twice a second."""
         while not self._done.wait(0.5):
             self.look()
 
     def look(self) -> None:
-        """Look once."""
+        """Measure once."""
         for process in psutil.Process().children(recursive=True):
             try:
                 kind, times = _kind(process), process.cpu_times()
@@ -40,7 +40,7 @@ class Usage(Thread):
             self._worked[process] = kind, times.user + times.system
 
     def worked(self) -> dict[str, float]:
-        """Seconds of all cores that the processes of each kind have worked until now."""
+        """Return the processor seconds of each kind of process so far."""
         self.look()
         seconds: dict[str, float] = defaultdict(float)
         for kind, worked in list(self._worked.values()):
@@ -48,7 +48,7 @@ class Usage(Thread):
         return dict(seconds)
 
     def stop(self) -> None:
-        """End watching."""
+        """Stop measuring."""
         self._done.set()
         self.join()
 

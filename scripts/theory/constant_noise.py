@@ -1,4 +1,4 @@
-"""Theorem 1 of Li et al. 2024: what masked noise of a constant size leaves of the distance to the optimum.
+"""Theorem 1 of Li et al. 2024: the distance to the optimum that masked noise of a constant size leaves.
 
 Usage: python scripts/theory/constant_noise.py [--steps 1000 4000 16000] [--seeds 4]
 
@@ -25,7 +25,7 @@ S = 5
 
 
 def excess(steps: int, *, constant: bool, noise: bool, seed: int) -> float:
-    """The excess loss after so many local steps."""
+    """Return the excess loss after this number of local steps."""
     clients, random = problem(), np.random.default_rng(seed)
     count, _, features = clients.shape
     values = np.linalg.eigvalsh(clients.hessian)
@@ -44,13 +44,13 @@ def excess(steps: int, *, constant: bool, noise: bool, seed: int) -> float:
 
 
 def masked(u: np.ndarray, size: float, random: np.random.Generator) -> np.ndarray:
-    """Noise of one size under signed stochastic masks: size or -size, with the mean u where |u| <= size."""
+    """Return noise under signed stochastic masks: size or -size, with the mean u where |u| <= size."""
     up = random.random(u.shape) < np.clip((u + size) / (2 * size), 0, 1)
     return np.where(up, size, -size)
 
 
 def measure(steps: Sequence[int], seeds: int) -> dict[str, list[float]]:
-    """The mean excess loss of each kind of noise, for each T."""
+    """Return the mean excess loss of each kind of noise, for each T."""
     kinds = {
         "no masks (FedAvg)": {"constant": False, "noise": False},
         "noise 2 eta_t S G": {"constant": False, "noise": True},

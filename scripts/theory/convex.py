@@ -56,12 +56,12 @@ GAMMA = max(8 * SMOOTHNESS / L2, STEPS) - 1
 
 
 def step_size(step: int) -> float:
-    """The step size eta_t of Li et al. 2024, Theorem 1."""
+    """Return the step size eta_t of Li et al. 2024, Theorem 1."""
     return 2 / (L2 * (GAMMA + step))
 
 
 class Problem:
-    """The data of all clients, the loss F that they have together, and its minimum."""
+    """The data of all clients, their common loss F, and its minimum."""
 
     def __init__(self) -> None:
         self.task = build_task(load_config((f"clients={CLIENTS}",)))
@@ -77,11 +77,11 @@ class Problem:
         self.optimum, self.least = found.x, float(found.fun)
 
     def new_model(self) -> FlatModel:
-        """The linear model with its bias, all parameters in one vector."""
+        """Return the linear model with its bias, all parameters in one vector."""
         return FlatModel(build_model(mlp, {"hidden": ()}, self.task, 0), whole=True)
 
     def loss_and_gradient(self, w: np.ndarray) -> tuple[float, np.ndarray]:
-        """F and its gradient at w (d,), in float64."""
+        """Return F and its gradient at w (d,), in float64."""
         parameters = torch.from_numpy(w).requires_grad_()
         matrix, bias = parameters[:-10].view(10, 64), parameters[-10:]
         loss = functional.cross_entropy(self.x @ matrix.T + bias, self.y) + L2 / 2 * parameters.square().sum()
@@ -126,7 +126,7 @@ def train(problem: Problem, method_at: Callable[[int], Method], rounds: int, nam
 
 
 def methods(gradient_size: float) -> dict[str, Callable[[int], Method]]:
-    """What is compared: each name's method in a round."""
+    """Return the methods that are compared, by name."""
 
     def fedmrns(step: int) -> Method:
         noise = Noise("bernoulli", 2 * step_size(step) * STEPS * gradient_size)
@@ -144,7 +144,7 @@ def methods(gradient_size: float) -> dict[str, Callable[[int], Method]]:
 
 
 def late_slope(rounds: np.ndarray, values: np.ndarray) -> float:
-    """The slope of the last tenfold of rounds."""
+    """Return the slope over the last tenfold of rounds."""
     late = rounds >= rounds[-1] / 10
     return slope(rounds[late].tolist(), values[late].tolist())
 
@@ -175,7 +175,7 @@ def main() -> None:
 
 
 def draw(curves: dict[str, Curve], path: Path) -> None:
-    """Both quantities over the rounds, log-log, the slopes in the legend."""
+    """Plot both quantities over the rounds, log-log, with the slopes in the legend."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")

@@ -21,7 +21,7 @@ from fedmrn_app.methods.shared_context import SharedContext
 
 
 def mean_error(scale: Scale, elements: int, clients: int) -> float:
-    """The squared error of the mean of the clients' estimates, over the squared norm."""
+    """Return the squared error of the mean of the clients' estimates, over the squared norm."""
     x = np.random.default_rng(0).standard_normal(elements, np.float32)
     codec, known = DriveSigns(scale), SharedContext(Layout(((elements,),)), x, x)
     total = np.zeros(elements)

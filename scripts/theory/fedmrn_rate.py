@@ -30,12 +30,12 @@ S = 5
 
 
 def fedmrns(size: float) -> Method:
-    """With stochastic masking alone, and noise of one size."""
+    """Return FedMRNS with stochastic masking only, and noise of one size."""
     return build_method("fedmrns", {"masking": "sm"}, RunOptions(Noise("bernoulli", size), coder="packed"))
 
 
 def measure(steps: Sequence[int], smoothness: float, seeds: int) -> dict[str, list[float]]:
-    """The mean squared gradient of each method, for each T."""
+    """Return the mean squared gradient of each method, for each T."""
     run = SmallRun(2, (8,), 16)
     largest = run.largest_gradient()
     found: dict[str, list[float]] = {}

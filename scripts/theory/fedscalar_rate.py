@@ -45,7 +45,7 @@ def mean_squared_gradient(clients: Clients, direction: Direction | None, rounds:
 
 
 def measure(rounds: Sequence[int], seeds: int) -> dict[str, list[float]]:
-    """The mean squared gradient of each method, for each K."""
+    """Return the mean squared gradient of each method, for each K."""
     clients = Clients.drawn("sigmoid", 8, 50, 40, l2=0.002)
     methods: dict[str, Direction | None] = {
         "FedAvg": None,

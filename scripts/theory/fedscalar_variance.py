@@ -44,7 +44,7 @@ def client_updates(overrides: Sequence[str]) -> np.ndarray:
 
 
 def total_variance(direction: Direction, mean: np.ndarray, draws: int) -> tuple[float, float]:
-    """The total variance of <m, v> v over many v, and the standard error of that."""
+    """Return the total variance of <m, v> v over many v, and its standard error."""
     projection, d = Projection(direction), mean.size
     total, squares = np.zeros(d), []
     for block in range(draws // BLOCK):

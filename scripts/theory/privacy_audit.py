@@ -1,4 +1,4 @@
-"""An audit of the private sum: what somebody can tell of a client, against the epsilon that is stated.
+"""Audit the private sum: compare what an observer can learn about a client with the stated epsilon.
 
 The worst client there is, which contributes one direction at the full clip in every round, is in or out (Poisson
 sampling), or contributes the direction or its opposite (fixed sampling); all others contribute nothing, as the auditor
@@ -48,7 +48,7 @@ AGREEMENT = RunProtocol(
 
 @dataclass(frozen=True)
 class Setting:
-    """What is audited; `noise` is what is stated, `factor` what share of it there really is."""
+    """What is audited; `noise` is the stated noise, `factor` the share of it that is really added."""
 
     sampling: Sampling
     asked: int
@@ -59,13 +59,13 @@ class Setting:
 
     @property
     def stated(self) -> float:
-        """The epsilon that the accountant states."""
+        """Return the epsilon that the accountant states."""
         return epsilon([Release(self.sampling, self.asked, self.clients, self.noise, CLIP)] * self.rounds, DELTA)
 
 
 @cache
 def reply(number: int, client: int, size: float) -> bytes:
-    """A client's payload in a round: `size` times the direction, from wherever the model is."""
+    """Return a client's payload in a round: `size` times the direction, relative to the current model."""
     opened = OpenRound(AGREEMENT, number, AGREEMENT.begin(), {client: 1})
     x = DIRECTION * np.float32(size)
     known = opened.known(client)
@@ -74,7 +74,7 @@ def reply(number: int, client: int, size: float) -> bytes:
 
 
 def run(setting: Setting, canary: float) -> float:
-    """The log likelihood ratio of a run in which the canary contributes so much; it is not there at 0."""
+    """Return the log likelihood ratio of a run with this contribution of the canary; 0 is a run without it."""
     config = PrivacyConfig(noise_multiplier=setting.noise * setting.factor, sampling=setting.sampling)
     privacy = Privacy(
         config,
@@ -99,7 +99,7 @@ def run(setting: Setting, canary: float) -> float:
 
 
 def ratio(setting: Setting, seen: float) -> float:
-    """The log likelihood ratio of what is seen of a round along the direction, in clips."""
+    """Return the log likelihood ratio of a round's observation along the direction, in units of the clip."""
     rate, variance = setting.asked / setting.clients, setting.noise**2
 
     def density(shift: float) -> float:
@@ -110,7 +110,7 @@ def ratio(setting: Setting, seen: float) -> float:
 
 
 def lower_bound(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
-    """A lower bound of epsilon from the statistics of runs of either kind, (n,) each."""
+    """Return a lower bound of epsilon from the statistics of runs with and without the canary, (n,) each."""
     half = len(one) // 2
     both = np.concatenate([one[:half], other[:half]])
     margin = min(BEYOND / len(both), 0.4)
@@ -121,7 +121,7 @@ def lower_bound(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
 
 
 def _bounds(one: NDArray[np.float64], other: NDArray[np.float64], threshold: float) -> tuple[float, float]:
-    """By those beyond the threshold, and by those below."""
+    """Return the bounds by the runs above the threshold and by those below."""
     count = len(one)
 
     def bound(hits: int, errors: int) -> float:
@@ -137,7 +137,7 @@ def _bounds(one: NDArray[np.float64], other: NDArray[np.float64], threshold: flo
 
 
 def audit(setting: Setting, runs: int) -> float:
-    """The lower bound of epsilon that so many runs of either kind show."""
+    """Return the lower bound of epsilon from this number of runs of either kind."""
     others = -2 * CLIP if setting.sampling == "fixed" else 0.0
     one, other = (np.array([run(setting, size) for _ in range(runs)]) for size in (2 * CLIP, others))
     return lower_bound(one, other)

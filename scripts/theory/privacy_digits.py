@@ -22,7 +22,7 @@ PLAIN = ("uplink.bits=null", "downlink.dtype=float32", "privacy.noise_seed=run")
 
 
 def accuracy(words: tuple[str, ...]) -> tuple[float, float, float]:
-    """Of a whole run: final accuracy, epsilon, noise multiplier; the last two are 0 where no noise is added."""
+    """Return a run's final accuracy, epsilon and noise multiplier; the last two are 0 without noise."""
     _, config, task = resolve_from_data(compose_values(words))
     worker = build_worker(config)
     model, protocol = worker.model()

@@ -26,14 +26,14 @@ from fedmrn_app.noise import generate_noise
 
 
 def masking_error(update: Float32Array, noise: Float32Array, signed: bool, progress: float, seed: int) -> float:
-    """The squared norm of what the forward pass sees at this progress, less the update."""
+    """Return the squared norm of the forward pass's error at this progress."""
     u, n, w, out = (torch.from_numpy(v.copy()) for v in (update, noise, np.zeros_like(update), update))
     masked_step(MaskKind(signed), Vectors(u, n, w, out))(0, torch.zeros_like(u), 0.0, progress, seed)
     return float((out.double() - u.double()).square().sum())
 
 
 def measured_factor(steps: int, signed: bool, elements: int) -> float:
-    """The factor of q: the root of the mean squared error over all steps, over that of stochastic masking."""
+    """Return the factor of q: the root mean squared error over all steps, over that of stochastic masking."""
     noise = generate_noise(1, elements, "uniform", 1.0)
     share = np.random.default_rng(0).random(elements, np.float32)  # updates that masked noise can express
     update = noise * (2 * share - 1 if signed else share)
@@ -43,7 +43,7 @@ def measured_factor(steps: int, signed: bool, elements: int) -> float:
 
 
 def factors(steps: int) -> tuple[float, float]:
-    """Of q: as Proposition 1 has it, and as the probability of an element has it."""
+    """Return the factors of q by Proposition 1 and by the probability of an element."""
     t = np.arange(1, steps + 1)
     return float(np.sqrt((t**2).sum() / steps**3)), float(np.sqrt(t.sum() / steps**2))
 

@@ -1,4 +1,4 @@
-"""How a quantity falls with the length of a run, of which the theorems speak: the exponent, and a table of it."""
+"""Exponents by which a quantity falls with the length of a run, as the theorems state them, and a table of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.table import Table
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """The exponent of the power law that fits best."""
+    """Return the exponent of the power law that fits best."""
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 
@@ -22,7 +22,7 @@ def slope_table(
     last: str = "theorem",
     form: str = ".3e",
 ) -> Table:
-    """A row per kind: what was measured at each x, the slope, what is expected.
+    """Return a row per kind: the values at each x, the slope, and the expected slope.
 
     Args:
         what: is measured.

@@ -1,4 +1,4 @@
-"""What the checks of rates share: a small network on the digits, trained by any method, and its exact gradient."""
+"""A small network on the digits, trained by any method, and its exact gradient; for the checks of rates."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SmallRun:
         self.first, self.dense = self.model.state()
 
     def loss_and_gradient(self, vector: np.ndarray) -> tuple[float, np.ndarray]:
-        """The loss F of all samples and its gradient, float64 (d,), at a vector (d,)."""
+        """Return the loss F of all samples and its gradient, float64 (d,), at a vector (d,)."""
         self.model.load(vector.astype(np.float32), self.dense)
         self.model.zero_grads()
         loss = functional.cross_entropy(self.model.module.eval()(self.x), self.y)
@@ -47,7 +47,7 @@ class SmallRun:
         return float(loss.detach()), self.model.weight_grads.numpy().astype(np.float64)
 
     def largest_gradient(self, draws: int = 200) -> float:
-        """The largest norm of a stochastic gradient at the first weights, of so many: an estimate of G."""
+        """Return the largest norm of this number of stochastic gradients at the first weights: an estimate of G."""
         random, norms = np.random.default_rng(1), []
         self.model.load(self.first, self.dense)
         for _ in range(draws):

@@ -27,7 +27,7 @@ POINTS = 40  # of a curve, of which the mean is taken
 
 
 def squared_gradients(clients: Clients, w: Vector, halves: tuple[Vector, Vector]) -> tuple[float, float]:
-    """|grad F_masked|^2 as the product of two halves' means, which has no bias, and |grad F|^2, at w (d,)."""
+    """Return |grad F_masked|^2, unbiased as the product of two halves' means, and |grad F|^2, at w (d,)."""
     count, _, features = clients.shape
     means = []
     for masks in halves:
@@ -38,7 +38,7 @@ def squared_gradients(clients: Clients, w: Vector, halves: tuple[Vector, Vector]
 
 
 def measure(rounds: Sequence[int], seeds: int) -> dict[str, tuple[list[float], list[float]]]:
-    """For random and rolling masks, the mean squared gradients over the rounds, for each R."""
+    """Return the mean squared gradients over the rounds for random and rolling masks, for each R."""
     clients = Clients.drawn("sigmoid", 8, 50, 40, l2=0.002)
     random = np.random.default_rng(5)
     drawn = (random.random((2, MASKS, 40)) < P).astype(float)

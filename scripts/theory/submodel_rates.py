@@ -5,7 +5,7 @@ Usage: python scripts/theory/submodel_rates.py [--rounds 256 1024 4096] [--seeds
 Least squares with an l2 term, 8 clients, 40 weights, exact gradients (so delta = 0), K = 5. Printed are
 
 - the squared distance to the optimum of the masked objective over the number of rounds, with the theorems' step sizes.
-  With delta = 0, Theorem 1 has R^-2 for random masks; what a mask drawn anew in each round adds to the mean of the
+  With delta = 0, Theorem 1 has R^-2 for random masks; what a new mask in each round adds to the mean of the
   clients has a variance, though, which falls with 1 / (N R) only. Theorem 3 has T^-2 for windows in a shuffled order;
 - the excess loss at that optimum over 1 - p: the theorems' residual error is a bound that is linear in it;
 - the loss before and after the output step;
@@ -29,19 +29,19 @@ K, P = 5, 0.5
 
 
 def problem() -> Clients:
-    """Features that depend on each other, and a condition number for which R >= kappa log(...) holds early."""
+    """Return a problem with dependent features and a condition number for which R >= kappa log(...) holds early."""
     clients = Clients.drawn("quadratic", 8, 200, 40, l2=0.0)
     own = math.sqrt(40) * clients.a
     return Clients(own + own[:, :, :1] / 3, clients.b, "quadratic", l2=1.0)  # else masks would change no optimum
 
 
 def windows(masks: Masks, count: int) -> list[Vector]:
-    """The windows that clients of one capacity go through."""
+    """Return the windows that clients of one capacity rotate through."""
     return [masks.of_round(number) for number in range(1, count + 1)]
 
 
 def distances(clients: Clients, rounds: Sequence[int], seeds: int) -> dict[str, list[float]]:
-    """The squared distance to the masked optimum after so many rounds, random and rolling."""
+    """Return the squared distance to the masked optimum after this number of rounds, random and rolling."""
     mu = float(np.linalg.eigvalsh(clients.hessian)[0])
     found: dict[str, list[float]] = {"random": [], "rolling": []}
     count = math.ceil(1 / P)
@@ -65,12 +65,12 @@ def distances(clients: Clients, rounds: Sequence[int], seeds: int) -> dict[str, 
 
 
 def residuals(clients: Clients, shares: Sequence[float]) -> list[float]:
-    """The excess loss at w*(p) for each 1 - p."""
+    """Return the excess loss at w*(p) for each 1 - p."""
     return [clients.excess(clients.random_optimum(1 - share)) for share in shares]
 
 
 def reached(clients: Clients, count: int, size: int, *, spread: bool) -> tuple[float, float]:
-    """The share of weights that R windows hold, and the excess loss where their objective is least.
+    """Return the share of weights that R windows hold, and the excess loss at the minimum of their objective.
 
     Mask j begins at weight j as in the paper, or, `spread`, at j d / R as in the package.
     """

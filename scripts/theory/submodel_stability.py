@@ -2,7 +2,7 @@
 
 Usage: python scripts/theory/submodel_stability.py [--rows 25 100 400] [--pairs 10]
 
-Logistic regression, 4 clients of n rows and 40 features. One row of one client is drawn anew, both data sets are
+Logistic regression, 4 clients of n rows and 40 features. One row of one client is drawn again, both data sets are
 trained on with the same masks, and the distance of the two outputs, after the output step, is averaged over pairs.
 K = 5, 60 rounds, the step size sqrt(N n) / (R K) of the theorems. Their bounds are of the order 1 / sqrt(N n), a slope
 of -1/2 or steeper, and smaller for smaller p or windows.
@@ -26,7 +26,7 @@ SHARES = (1.0, 0.5, 0.25, 0.125)
 
 
 def output(clients: Clients, masking: str, share: float, seed: int) -> Vector:
-    """What training ends with, the output step included."""
+    """Return the result of training, with the output step."""
     count, rows, _ = clients.shape
     masks = Masks(clients, seed, masking=masking, windows="shuffled", capacities=[share])
     end = train(clients, masks.of_round, math.sqrt(count * rows) / (ROUNDS * K), ROUNDS, K)
@@ -35,7 +35,7 @@ def output(clients: Clients, masking: str, share: float, seed: int) -> Vector:
 
 
 def distance(masking: str, share: float, rows: int, pairs: int) -> float:
-    """The mean distance of the outputs of data sets that differ in one row."""
+    """Return the mean distance of the outputs of data sets that differ in one row."""
     found = []
     for seed in range(pairs):
         one = Clients.drawn("logistic", 4, rows, 40, l2=0.0, seed=seed)

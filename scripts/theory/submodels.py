@@ -37,7 +37,7 @@ class Clients:
 
     @classmethod
     def drawn(cls, loss: Loss, clients: int, rows: int, features: int, l2: float, seed: int = 0) -> Clients:
-        """Rows of normal features; each client has a linear rule of its own around a common one, and noise."""
+        """Return rows of normal features; each client has its own linear rule around a common one, and noise."""
         random = np.random.default_rng(seed)
         a = random.standard_normal((clients, rows, features)) / np.sqrt(features)
         rules = random.standard_normal(features) + 0.5 * random.standard_normal((clients, features))
@@ -51,7 +51,7 @@ class Clients:
         return clients, rows, features
 
     def gradients(self, w: Vector) -> Vector:
-        """Of each client's loss at its own w, (N, d) -> (N, d)."""
+        """Return the gradient of each client's loss at its own w, (N, d) -> (N, d)."""
         z = np.einsum("ind,id->in", self.a, w)
         if self.loss == "quadratic":
             slope = z - self.b
@@ -63,23 +63,23 @@ class Clients:
 
     @cached_property
     def hessian(self) -> Vector:
-        """Of the quadratic loss of all clients, (d, d)."""
+        """Return the Hessian of the quadratic loss of all clients, (d, d)."""
         matrix: Vector = np.einsum("ind,ine->de", self.a, self.a) / self.b.size + self.l2 * np.eye(self.a.shape[2])
         return matrix
 
     @cached_property
     def linear(self) -> Vector:
-        """Minus the gradient of the quadratic loss at w = 0, (d,)."""
+        """Return minus the gradient of the quadratic loss at w = 0, (d,)."""
         vector: Vector = np.einsum("ind,in->d", self.a, self.b) / self.b.size
         return vector
 
     def excess(self, w: Vector) -> float:
-        """F(w) - F(w*) of the quadratic loss."""
+        """Return F(w) - F(w*) of the quadratic loss."""
         distance = w - np.linalg.solve(self.hessian, self.linear)
         return float(distance @ self.hessian @ distance) / 2
 
     def masked_optimum(self, masks: Vector) -> Vector:
-        """Where the mean of F(m w) over some masks (M, d) is least, of those w that are zero where none holds."""
+        """Return the minimum of the mean of F(m w) over some masks (M, d), zero where no mask holds a weight."""
         both = np.einsum("md,me->de", masks, masks) / len(masks)
         matrix, vector = self.hessian * both, self.linear * masks.mean(0)
         reached = masks.any(0)
@@ -88,13 +88,13 @@ class Clients:
         return optimum
 
     def random_optimum(self, p: float) -> Vector:
-        """w*(p): likewise over random masks that hold each weight with probability p."""
+        """Return w*(p), the minimum over random masks that hold each weight with probability p."""
         alone: Vector = np.diag(np.diag(self.hessian))
         return np.asarray(np.linalg.solve(p**2 * self.hessian + (p - p**2) * alone, p * self.linear), np.float64)
 
 
 class Masks:
-    """The masks that the package gives the clients, float64 (N, d), round by round."""
+    """The masks that the package gives the clients in each round, float64 (N, d)."""
 
     def __init__(self, clients: Clients, seed: int = 0, **options: Any) -> None:
         self.count, _, features = clients.shape
@@ -104,7 +104,7 @@ class Masks:
         self.part = part
 
     def of_round(self, number: int) -> Vector:
-        """Of the round, counted from 1."""
+        """Return the masks of a round, counted from 1."""
         return np.array([self._held(client, number) for client in range(self.count)], np.float64)
 
     def _held(self, client: int, number: int) -> NDArray[np.bool_]:
@@ -121,7 +121,7 @@ def train(
     start: Vector | None = None,
     each: Callable[[Vector], None] = lambda w: None,
 ) -> Vector:
-    """Algorithms 1 and 2 without projection, exact gradients, K = `steps`: the last w; `each` is told every one."""
+    """Run Algorithms 1 and 2 without projection, with exact gradients and K = `steps`; `each` is called on every w."""
     w = np.zeros(clients.shape[2]) if start is None else start
     for number in range(1, rounds + 1):
         each(w)
@@ -134,6 +134,6 @@ def train(
 
 
 def output_step(clients: Clients, masks: list[Vector], lr: float, w: Vector) -> Vector:
-    """w-hat: w less 1 / L times the mean of the masked gradients, over clients and masks (N, d) each."""
+    """Return w-hat: w less 1 / L times the mean of the masked gradients over clients and masks, (N, d) each."""
     gradient: Vector = np.mean([(m * clients.gradients(m * w)).mean(0) for m in masks], 0)
     return w - lr * gradient

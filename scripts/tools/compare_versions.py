@@ -1,4 +1,4 @@
-"""Run the same configurations with two checkouts and compare what they leave.
+"""Run the same configurations with two checkouts and compare their results.
 
 Usage: python scripts/tools/compare_versions.py OLD NEW OUT [--only NAME ...]
 
@@ -117,7 +117,7 @@ def train(tree: Path, overrides: list[str], folder: Path) -> Path:
 
 
 def entry(tree: Path) -> str:
-    """Python code that runs a checkout's own command, wherever it lives in the package."""
+    """Return Python code that runs a checkout's own command, from any module of the package."""
     module = "runtime.cli" if (tree / "fedmrn_app" / "runtime").is_dir() else "launch"
     return f"from fedmrn_app.{module} import main; main()"
 
@@ -127,7 +127,7 @@ def environment(tree: Path) -> dict[str, str]:
 
 
 def leftovers(folder: Path) -> dict[str, str]:
-    """What a run has left, as text: weights, names of files, columns of CSV files, keys of the summary."""
+    """Return a run's results as text: weights, names of files, columns of CSV files, keys of the summary."""
     summary = json.loads((folder / "summary.json").read_text())
     files = sorted(str(path.relative_to(folder)) for path in folder.iterdir() if not path.name.startswith("."))
     columns = []
@@ -143,7 +143,7 @@ def leftovers(folder: Path) -> dict[str, str]:
 
 
 def compose(tree: Path, overrides: tuple[str, ...]) -> str:
-    """What `fedmrn --cfg job` prints."""
+    """Return what `fedmrn --cfg job` prints."""
     command = [sys.executable, "-c", entry(tree), "--cfg", "job", *overrides]
     done = subprocess.run(command, env=environment(tree), capture_output=True, text=True)
     return done.stdout if done.returncode == 0 else f"ended with {done.returncode}: {done.stderr}"

@@ -1,4 +1,4 @@
-"""Real orders of every type of downlink, damaged, and read as a client reads them: a part of `fuzz_wire.py`."""
+"""Damage real orders of every type of downlink, and read them as a client does; a part of `fuzz_wire.py`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from fedmrn_app.config.build import build_worker
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.federation.downlink import downlink_of
-from fedmrn_app.federation.download import Version
 from fedmrn_app.federation.protocol import Order
 from fedmrn_app.federation.server import close_round, open_round
+from fedmrn_app.federation.versions import Version
 from fedmrn_app.federation.worker import Worker
 
 # name and overrides of each
@@ -30,7 +30,7 @@ DOWNLINKS = {
 
 @dataclass(frozen=True)
 class OrderSample:
-    """A real order in the third round, and what its client holds."""
+    """A real order of the third round, and what its client holds."""
 
     name: str
     order: Order
@@ -51,7 +51,7 @@ class OrderSample:
         return download.known.vector, download.dense
 
     def same(self, order: Order) -> bool:
-        """Whether an order is the undamaged one."""
+        """Return whether an order is the undamaged one."""
         mine, other = self.order, order
         return (mine.base, mine.checksum) == (other.base, other.checksum) and all(
             (a is None) == (b is None) and np.array_equal(a, b)  # type: ignore[arg-type]
@@ -60,7 +60,7 @@ class OrderSample:
 
 
 def make_orders() -> list[OrderSample]:
-    """Train one client for two rounds, so that something has moved already."""
+    """Train one client for two rounds, so that weights have moved."""
     return [_make_order(name, overrides) for name, overrides in DOWNLINKS.items()]
 
 
@@ -83,7 +83,7 @@ OrderMutation = Callable[[Order, Order, np.random.Generator], Order]
 
 
 def _with_bytes(order: Order, change: Callable[[bytes], bytes], random: np.random.Generator) -> Order:
-    """The order with other bytes in its vector, or in its dense part where it has one."""
+    """Return the order with other bytes in its vector, or in its dense part if it has one."""
     if order.dense is not None and random.random() < 0.2:
         return dataclasses.replace(order, dense=_changed(order.dense, change))
     return dataclasses.replace(order, vector=_changed(order.vector, change))
@@ -106,12 +106,12 @@ def order_flip_bits(order: Order, other: Order, random: np.random.Generator) -> 
 
 
 def order_flip_front(order: Order, other: Order, random: np.random.Generator) -> Order:
-    """Where steps, tables, scales and counts are."""
+    """Flip bits in the front, which holds steps, tables, scales and counts."""
     return _with_bytes(order, lambda data: _flip(data, random, 160), random)
 
 
 def order_extreme(order: Order, other: Order, random: np.random.Generator) -> Order:
-    """A stretch of zeros, ones, of the largest float32, or of steps that are no steps."""
+    """Insert a stretch of zeros, ones, largest float32 values, or invalid steps."""
 
     def change(data: bytes) -> bytes:
         start = int(random.integers(0, min(len(data), 200 if random.random() < 0.5 else len(data)) + 1))
@@ -137,13 +137,13 @@ def order_random(order: Order, other: Order, random: np.random.Generator) -> Ord
 
 
 def order_base(order: Order, other: Order, random: np.random.Generator) -> Order:
-    """Another base, or a checksum that is not its own."""
+    """Change the base or the checksum."""
     base, checksum = int(random.integers(0, 5)), int(random.choice([0, order.checksum, int(random.integers(1 << 32))]))
     return dataclasses.replace(order, base=base, checksum=checksum)
 
 
 def order_splice(order: Order, other: Order, random: np.random.Generator) -> Order:
-    """What another type of downlink sends."""
+    """Replace the content by that of another type of downlink."""
     if random.random() < 0.5:
         return dataclasses.replace(order, vector=other.vector, dense=other.dense)
     with np.errstate(invalid="ignore"):

@@ -1,4 +1,4 @@
-"""Damage what travels in every way, read it as its receiver does, and count what happens.
+"""Damage messages in many ways, read them as their receivers do, and count the outcomes.
 
 Usage: python scripts/tools/fuzz_wire.py [--n 200000] [--seed 0] [--start 0] [--method NAME ...]
 
@@ -49,7 +49,7 @@ Read = tuple[Float32Array, Float32Array]
 
 @dataclass(frozen=True)
 class Case:
-    """One damaged message: of which sample, how damaged, how it is read, and whether nothing in it has changed."""
+    """One damaged message: its sample, its damage, how it is read, and whether it is unchanged."""
 
     sample: Sample | OrderSample
     damage: str
@@ -82,7 +82,7 @@ class Sample:
 
 
 def make_samples(names: list[str]) -> list[Sample]:
-    """Train one client in the second round, so that something has moved already."""
+    """Train one client in the second round, so that weights have moved."""
     return [
         make_sample((f"strategy={name}", *(f"strategy.{option}={value}" for option, value in options.items())), *wire)
         for name in names
@@ -104,7 +104,7 @@ def make_sample(method: tuple[str, ...], coder: str, bits: int) -> Sample:
 
 
 def with_checksum(data: bytes) -> bytes:
-    """The same payload with the checksum that fits it."""
+    """Return the payload with a valid checksum."""
     checksum = zlib.crc32(data[HEADER_SIZE:], zlib.crc32(data[:CHECKSUM_OFFSET]))
     return data[:CHECKSUM_OFFSET] + struct.pack("<I", checksum) + data[HEADER_SIZE:]
 
@@ -124,7 +124,7 @@ def flip_content(data: bytes, other: bytes, random: np.random.Generator) -> byte
 
 
 def flip_front(data: bytes, other: bytes, random: np.random.Generator) -> bytes:
-    """Where counts, scales and coefficients are."""
+    """Flip bits in the front, which holds counts, scales and coefficients."""
     end = HEADER_SIZE + 64
     return with_checksum(data[:HEADER_SIZE] + flip_bits(data[HEADER_SIZE:end], other, random) + data[end:])
 
@@ -138,7 +138,7 @@ def change_field(data: bytes, other: bytes, random: np.random.Generator) -> byte
 
 
 def resize_body(data: bytes, other: bytes, random: np.random.Generator) -> bytes:
-    """Cut bytes out of the body, or put some in, with a header that agrees."""
+    """Remove bytes from the body or insert some, with a header that agrees."""
     (body_size,) = struct.unpack_from("<I", data, 26)
     cut = int(random.integers(0, body_size + 1)) if random.random() < 0.5 else body_size - int(random.integers(0, 9))
     cut = max(cut, 0)
@@ -162,7 +162,7 @@ def random_content(data: bytes, other: bytes, random: np.random.Generator) -> by
 
 
 def extreme_content(data: bytes, other: bytes, random: np.random.Generator) -> bytes:
-    """A stretch of zeros, ones or of the largest float32."""
+    """Insert a stretch of zeros, ones or largest float32 values."""
     start, stop = sorted(random.integers(HEADER_SIZE, len(data) + 1, 2))
     pattern = [b"\0", b"\xff", b"\xff\xff\x7f\x7f"][int(random.integers(3))]
     filled = (pattern * (int(stop - start) // len(pattern) + 1))[: int(stop - start)]
@@ -170,7 +170,7 @@ def extreme_content(data: bytes, other: bytes, random: np.random.Generator) -> b
 
 
 def splice(data: bytes, other: bytes, random: np.random.Generator) -> bytes:
-    """The header of one method's payload over the content of another one's."""
+    """Put the header of one method's payload before the content of another one's."""
     return with_checksum(data[:HEADER_SIZE] + other[HEADER_SIZE:])
 
 
@@ -181,7 +181,7 @@ MUTATIONS: tuple[Mutation, ...] = (
 
 
 def make_case(number: int, seed: int, samples: list[Sample], orders: list[OrderSample]) -> Case:
-    """The message of a number: a payload, or every other time an order."""
+    """Return the message with this number: alternately a payload and an order."""
     random = np.random.default_rng([seed, number])
     number, is_order = number // 2, number % 2
     if is_order:

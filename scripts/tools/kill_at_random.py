@@ -28,11 +28,11 @@ import psutil
 from scripts.tools.services import UNIT, Services
 
 RUN = "FEDMRN_DISTURBED"  # of the processes that the run's command has started, and of itself
-MOST_SECONDS = 3.0  # that a run goes on after the round at whose end it is to be hit
+MOST_SECONDS = 3.0  # from the end of the chosen round to the kill
 
 
 class Disturbed:
-    """A run that is hit, and comes back."""
+    """A run whose processes are killed and start again."""
 
     def __init__(self, folder: Path, overrides: list[str], services: Services | None, *, devices: bool) -> None:
         self.folder = folder
@@ -41,7 +41,7 @@ class Disturbed:
         self._devices = devices
 
     def run(self, kills: int, generator: random.Random) -> int:
-        """Run to the end and return how often it was hit; the command too is started again, and goes on."""
+        """Run to the end and return the number of kills; a killed command is started again and resumes."""
         run, number, rounds = self._start(), 0, _setting(self._overrides, "rounds", 20)
         while True:
             done = len(rounds_of(self.folder))
@@ -67,14 +67,14 @@ class Disturbed:
         return subprocess.Popen(command, env=environment, start_new_session=True)
 
     def _wait(self, run: subprocess.Popen[bytes], target: int) -> None:
-        """Until the run has so many rounds, or has ended."""
+        """Wait until the run has this number of rounds, or has ended."""
         while run.poll() is None and len(rounds_of(self.folder)) < target:
             if self._services is not None:
                 self._services.keep()
             time.sleep(0.05)
 
     def _processes(self) -> dict[str, list[psutil.Process]]:
-        """All that may be hit, by what they are."""
+        """Return all processes that may be killed, by kind."""
         found: dict[str, list[psutil.Process]] = {}
         for process in psutil.process_iter():
             try:
@@ -130,7 +130,7 @@ def _kind(process: psutil.Process) -> str:
 
 
 def _kill(processes: dict[str, list[psutil.Process]], generator: random.Random, number: int) -> bool:
-    """Kill one of a kind drawn first, for there are many of some."""
+    """Draw a kind of process, then kill one of that kind."""
     if not processes:
         return False
     kind = generator.choice(sorted(processes))
@@ -144,7 +144,7 @@ def _kill(processes: dict[str, list[psutil.Process]], generator: random.Random, 
 
 
 def rounds_of(folder: Path) -> list[int]:
-    """The rounds that rounds.csv holds."""
+    """Return the rounds in rounds.csv."""
     if not (folder / "rounds.csv").is_file():
         return []
     with (folder / "rounds.csv").open(newline="") as file:

@@ -1,4 +1,4 @@
-"""Other frameworks' compression of one client's update, and the line of the plug-in that replaces it.
+"""Compare other frameworks' compression of one client's update with the plug-in line that replaces it.
 
 Usage: python scripts/tools/pipelines.py
 
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def quickstart_update() -> Vector:
-    """float32 (d,)."""
+    """Return the update, float32 (d,)."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "quickstart"))
     from quickstart import task  # type: ignore[import-not-found]
 
@@ -119,7 +119,7 @@ def largest(x: Vector, share: float) -> NDArray[np.bool_]:
 
 
 def error_bounded() -> dict[str, Callable[[Vector, float], Coded]]:
-    """Codecs by name, of a vector and a bound on each element's error."""
+    """Return codecs by name; each takes a vector and a bound on each element's error."""
     found: dict[str, Callable[[Vector, float], Coded]] = {}
     try:
         from pysz import sz, szConfig, szErrorBoundMode  # type: ignore[import-not-found]
@@ -147,14 +147,14 @@ def error_bounded() -> dict[str, Callable[[Vector, float], Coded]]:
 
 
 def uniform(x: Vector, bound: float) -> Coded:
-    """Levels 2 bounds apart; the bytes are their empirical entropy."""
+    """Quantize to levels two bounds apart; the bytes are their empirical entropy."""
     levels = np.rint(x / np.float32(2 * bound))
     shares = np.unique(levels, return_counts=True)[1] / x.size
     return int(np.ceil(-x.size * (shares * np.log2(shares)).sum() / 8)), levels * np.float32(2 * bound)
 
 
 def at_error(x: Vector, code: Callable[[Vector, float], Coded], aim: float) -> Coded:
-    """The shortest of a codec's results over its bounds whose error is at most `aim`, by bisection."""
+    """Return a codec's shortest result with an error of at most `aim`, by bisection over its bounds."""
     low, high = 1e-6 * float(np.abs(x).max()), 4 * float(np.abs(x).max())
     for _ in range(16):
         middle = float(np.sqrt(low * high))

@@ -1,4 +1,4 @@
-"""A TCP relay that counts what passes, and, where it is plain HTTP, what each request and answer is made of.
+"""Relay TCP and count its bytes; plain HTTP is counted by request, answer, header and body.
 
 Usage: python scripts/tools/relay.py PORT HOST:PORT
 
@@ -19,7 +19,7 @@ _PIECE = 1 << 16
 
 @dataclass
 class Counts:
-    """Bytes at the socket: `up` from who connects, `down` to it; `parts` by direction, path, and header or body."""
+    """Bytes at the socket: `up` from the connecting side, `down` to it; `parts` by direction, path, header or body."""
 
     up: int = 0
     down: int = 0
@@ -30,7 +30,7 @@ class Counts:
         return Counts(self.up, self.down, self.requests.copy(), self.parts.copy())
 
     def since(self, before: Counts) -> Counts:
-        """What has passed since."""
+        """Return the bytes since an earlier count."""
         requests, parts = self.requests.copy(), self.parts.copy()
         requests.subtract(before.requests)
         parts.subtract(before.parts)
@@ -38,7 +38,7 @@ class Counts:
 
 
 class Http:
-    """One direction of a plain HTTP/1.1 connection, told apart into headers and bodies."""
+    """One direction of a plain HTTP/1.1 connection, separated into headers and bodies."""
 
     def __init__(self, counts: Counts, way: str, paths: deque[str]) -> None:
         self.counts = counts
@@ -77,7 +77,7 @@ class Http:
 
 
 class Relay:
-    """A relay on a thread of its own.
+    """A relay that runs on its own thread.
 
     Attributes:
         port: that it listens on, on loopback.

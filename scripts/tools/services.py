@@ -1,4 +1,4 @@
-"""A deployment on this machine whose server and devices come back when they die, as a service manager sees to it."""
+"""A local deployment whose server and devices are restarted when they die, as a service manager does."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Services:
             self._running[unit] = process, time.monotonic()
 
     def stop(self) -> None:
-        """End all."""
+        """Stop all processes."""
         for unit in reversed(self._words):
             end_processes(UNIT, self._mark(unit))
 

@@ -1,4 +1,4 @@
-"""Write the tables of Markdown files anew from the runs that are kept, each as the line above it says.
+"""Rewrite the tables of Markdown files from the stored runs; the line above each table says how.
 
     python -m scripts.tools.tables README.md docs/results.md docs/scale.md
 
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def filled(text: str) -> str:
-    """A file's text with the tables that the kept runs give.
+    """Return a file's text with the tables of the stored runs.
 
     Raises:
         RunError: a folder that it names holds no run.
@@ -45,7 +45,7 @@ def filled(text: str) -> str:
 
 
 def parse(words: str) -> argparse.Namespace:
-    """What stands above a table: `folders`, and the report's options that say which table.
+    """Return what the line above a table says: `folders`, and the options of the report.
 
     Raises:
         RunError: it is not understood.

@@ -1,4 +1,4 @@
-"""Run some runs of each table and figure for a few rounds, and print which of them end and how long they take.
+"""Try some runs of each table and figure for a few rounds, and print which complete and how long they take.
 
 Prints a Markdown table: experiment, the run's overrides, seconds, final metric or the reason why it failed; exits with
 1 if one failed. Runs on data that are not named with --data are left out, and said to be.
@@ -52,17 +52,17 @@ def main() -> int:
 
 
 def _runs(name: str, scale: str, places: dict[str, str], count: int) -> tuple[list[list[str]], int]:
-    """Some of a sweep's runs whose data are here, evenly spaced, and how many runs the sweep has."""
+    """Return some evenly spaced runs of a sweep whose data are available, and the number of its runs."""
     every = expand_sweep([f"experiment={name}", f"scale={scale}"])
-    here: list[list[str]] = []
+    available: list[list[str]] = []
     for run in every:
         dataset = _dataset(tuple(word for word in run if word.startswith(("experiment=", "part=", "dataset="))))
         if dataset == "digits":
-            here.append(run)
+            available.append(run)
         elif dataset in places:
-            here.append([*run, quote_override("dataset.path", str(Path(places[dataset]).resolve()))])
-    count = min(count, len(here))
-    return [here[place * len(here) // count] for place in range(count)], len(every)
+            available.append([*run, quote_override("dataset.path", str(Path(places[dataset]).resolve()))])
+    count = min(count, len(available))
+    return [available[place * len(available) // count] for place in range(count)], len(every)
 
 
 _datasets: dict[tuple[str, ...], str] = {}
@@ -75,7 +75,7 @@ def _dataset(choices: tuple[str, ...]) -> str:
 
 
 def _run(folder: Path, overrides: Sequence[str]) -> tuple[float, str, bool]:
-    """Seconds, what to say of the run, and whether it completed."""
+    """Return the seconds, a remark, and whether the run completed."""
     words = [*overrides, quote_override("hydra.run.dir", str(folder.resolve()))]
     start = time.monotonic()
     done = subprocess.run(

@@ -8,9 +8,9 @@ import pytest
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.downlink import LatticeDownlink, downlink_of
-from fedmrn_app.federation.download import Version, VersionError
 from fedmrn_app.federation.protocol import Order, RunProtocol
 from fedmrn_app.federation.server import OpenRound
+from fedmrn_app.federation.versions import Version, VersionError
 from tests.reference import AGREEMENT, SAMPLES, STATE, D, M
 
 GRID = dataclasses.replace(AGREEMENT, method=dataclasses.replace(AGREEMENT.method, packing="grid"))

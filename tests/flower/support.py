@@ -23,6 +23,7 @@ from fedmrn_app.flower.messages import Hosted, hosted_content, payload_content, 
 from fedmrn_app.flower.strategy import FinishedRound, PayloadStrategy, RoundSettings
 from fedmrn_app.flower.timeouts import RoundTimeout
 from fedmrn_app.wire.payload import Payload, encode_payload
+from scripts.benchmarks.local_grid import set_message_id
 from tests.reference import AGREEMENT, SAMPLES, STATE, made_up_payload
 
 CONFIG = b"the run's configuration"
@@ -98,7 +99,7 @@ class FakeGrid:
         pushed = []
         for message in messages:
             name = f"message {len(self.asked)}"
-            message.metadata.__dict__["_message_id"] = name
+            set_message_id(message, name)
             self.asked.append(message)
             node = message.metadata.dst_node_id
             if node in self.unknown:

@@ -13,11 +13,10 @@ from fedmrn_app.client_app import train
 from fedmrn_app.config.build import build_worker, resolve_from_data
 from fedmrn_app.config.compose import compose_values
 from fedmrn_app.environment import STATE_FOLDER, VERSIONS_FOLDER
-from fedmrn_app.federation.download import Version
 from fedmrn_app.federation.loop import run_rounds
 from fedmrn_app.federation.protocol import GlobalState, Order
-from fedmrn_app.federation.versions import most_versions
-from fedmrn_app.flower.device_versions import KeptVersions
+from fedmrn_app.federation.versions import Version, most_versions
+from fedmrn_app.flower.device_storage import KeptVersions
 from fedmrn_app.flower.host_table import HostTable, host_table
 from fedmrn_app.flower.messages import content_bytes, order_content, pack_config, read_order
 from fedmrn_app.flower.strategy import PayloadStrategy, RoundSettings

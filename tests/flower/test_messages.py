@@ -36,6 +36,7 @@ from fedmrn_app.flower.messages import (
     unpack_run,
     unpack_state,
 )
+from scripts.benchmarks.local_grid import set_message_id
 from tests.reference import AGREEMENT, STATE
 
 STEERING = np.array([0.01, 0.5, 3], np.float32)
@@ -51,7 +52,7 @@ ORDER = Order(3, 7, LARGEST, STATE.vector, STATE.dense)
 
 def asked() -> Message:
     message = Message(RecordDict(), dst_node_id=1, message_type="train")
-    message.metadata.__dict__["_message_id"] = "asked"
+    set_message_id(message, "asked")
     return message
 
 

@@ -30,6 +30,7 @@ from fedmrn_app.noise import Noise
 from fedmrn_app.results.clients_csv import Participants
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.wire.payload import encode_payload
+from scripts.benchmarks.local_grid import set_message_id
 from tests.flower.support import CONFIG, SmallRun, drawn, good_payload, good_reply, node_of, reply_with
 from tests.reference import AGREEMENT, SAMPLES, STATE, D, M, made_up_payload, mean_of
 
@@ -283,7 +284,7 @@ def test_flower_s_own_loop_closes_the_same_round() -> None:
     strategy = SmallRun().strategy
     messages = list(strategy.configure_train(1, pack_state(STATE), ConfigRecord(), run.grid.grid))
     for number, message in enumerate(messages):
-        message.metadata.__dict__["_message_id"] = f"message {number}"  # as the grid does when it sends
+        set_message_id(message, f"message {number}")
     arrays, _ = strategy.aggregate_train(1, [good_reply(message) for message in reversed(messages)])
     assert arrays is not None
     assert np.array_equal(unpack_state(arrays).vector, finished.state.vector)

@@ -1,4 +1,4 @@
-"""The plug-in: other people's apps and strategies, short replies, the same arrays, and errors that say what to do."""
+"""The plug-in in other people's apps and strategies: short replies, the same arrays, and errors that name the cause."""
 
 import copy
 import logging
@@ -7,23 +7,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.clientapp.mod import fixedclipping_mod
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideFixedClipping,
     DifferentialPrivacyServerSideFixedClipping,
     FedAdam,
-    FedAvg,
     FedAvgM,
     FedProx,
     Strategy,
 )
 from torch import Tensor, nn
 
-from fedmrn_app.errors import ConfigError, RunError
+from fedmrn_app import plugin
+from fedmrn_app.errors import ConfigError, FedMRNError, PayloadError, RunError
 from fedmrn_app.plugin import Compressed, MaskedSGD, compress_uplink
+from fedmrn_app.plugin.settings import PluginSettings
 from tests.plugin_app import (
     NODES,
     STEPS,
@@ -44,7 +43,7 @@ POST_TRAINING = ["eden", "drive", "signsgd", "topk", "terngrad", "fedavg"]
 
 
 @pytest.mark.parametrize("method", POST_TRAINING)
-def test_apps_stay_as_they_are_after_training(method: str) -> None:
+def test_methods_that_compress_after_training_need_no_change_in_the_app(method: str) -> None:
     result, _ = run(Compressed(inner(), method), rounds=8)
     assert accuracy(result.arrays) > (0.55 if method == "topk" else 0.9)  # plain: 1.0
     bits = result.train_metrics_clientapp[8]["uplink_bits_per_parameter"]
@@ -54,43 +53,12 @@ def test_apps_stay_as_they_are_after_training(method: str) -> None:
 
 @pytest.mark.parametrize(("train", "least"), [(masked, 0.5), (masked_adamw, 0.8)])
 @pytest.mark.parametrize("options", [{}, {"bits": 4.0}, {"method": "fedmrns"}, {"noise": "gaussian"}], ids=str)
-def test_masks_are_learned_in_the_apps_own_loop(train: Train, least: float, options: dict[str, Any]) -> None:
+def test_masks_are_learned_in_the_training_loop_of_the_app(train: Train, least: float, options: dict[str, Any]) -> None:
     result, _ = run(Compressed(inner(), **{"method": "fedmrn", "alpha": 0.1, **options}), train, rounds=8)
     assert accuracy(result.arrays) > least
 
 
-def test_what_arrives_is_what_the_client_had_in_the_end() -> None:
-    """To the bit where weights are masks, and for tied, frozen and integer tensors."""
-    ended: dict[str, Tensor] = {}
-
-    def train(net: nn.Module, message: Message, x: Tensor, y: Tensor) -> None:
-        masked(net, message, x, y)
-        ended.update(copy.deepcopy(net.state_dict()))
-
-    seen: list[RecordDict] = []
-
-    class Look(FedAvg):
-        def aggregate_train(self, server_round: int, replies: Any) -> Any:
-            replies = list(replies)
-            seen.extend(reply.content for reply in replies)
-            return super().aggregate_train(server_round, replies)
-
-    run(Compressed(inner(Look), "fedmrn", dense_bits=32), train, rounds=1)
-    assert len(seen) == len(NODES)
-    arrived = seen[-1].array_records["arrays"].to_torch_state_dict()
-    first = new_net().state_dict()
-    assert list(arrived) == list(first)
-    for name, tensor in arrived.items():
-        assert tensor.dtype == ended[name].dtype
-        torch.testing.assert_close(tensor.reshape(ended[name].shape), ended[name], rtol=0, atol=1e-7)
-    assert torch.equal(arrived["hidden.weight"], arrived["tied.weight"])
-    assert torch.equal(arrived["frozen.weight"], first["frozen.weight"])
-    assert int(arrived["norm.num_batches_tracked"]) == STEPS
-    changed = arrived["hidden.weight"] != first["hidden.weight"]
-    assert 0.05 < float(changed.float().mean()) < 0.95
-
-
-def test_replies_are_short_and_metrics_say_so() -> None:
+def test_metrics_count_bytes_of_whole_messages() -> None:
     result, _ = run(Compressed(inner(), "eden"), rounds=2)
     metrics = result.train_metrics_clientapp[2]
     parameters = sum(p.numel() for p in new_net().state_dict().values() if p.is_floating_point())
@@ -120,8 +88,8 @@ def test_same_seeds_give_the_same_arrays() -> None:
     ids=lambda strategy: type(strategy).__name__,
 )
 @pytest.mark.parametrize(("method", "train"), [("eden", plain), ("fedmrn", masked_adamw)])
-def test_any_strategy_may_be_inside(strategy: Strategy, method: str, train: Train) -> None:
-    """Without batch norm, whose counters make some of Flower's own strategies fail."""
+def test_any_strategy_may_be_the_inner_one(strategy: Strategy, method: str, train: Train) -> None:
+    """The model has no batch norm, whose counters make some of Flower's strategies fail."""
     compressed = Compressed(copy.deepcopy(strategy), method, alpha=0.1)
     result, _ = run(compressed, train, rounds=8, batch_norm=False)
     assert accuracy(result.arrays) > 0.5
@@ -133,149 +101,156 @@ def test_clients_may_clip_before_they_compress() -> None:
     assert accuracy(result.arrays) > 0.7
 
 
-def test_another_strategy_outside_is_refused() -> None:
+def test_another_strategy_around_it_is_refused() -> None:
     wrapped = DifferentialPrivacyServerSideFixedClipping(Compressed(inner(), "eden"), 1e-3, 5.0, 3)
-    with pytest.raises(RunError, match=r"must be the outermost strategy: Compressed\(Wrapper\(FedAvg"):
+    with pytest.raises(RunError) as outer:
         run(wrapped)
-    with pytest.raises(ConfigError, match="one is enough"):
+    assert outer.value.code == "not-outermost"
+    with pytest.raises(ConfigError) as nested:
         Compressed(Compressed(inner()))
+    assert nested.value.code == "nested"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "reason"),
+    ("arguments", "key", "value"),
     [
-        ({"method": "fedpm"}, "method=fedpm: works in the fedmrn command only; take fedmrn, "),
-        ({"method": "submodel"}, "method=submodel: works in the fedmrn command only"),
-        ({"method": "edn"}, "strategy.name=edn: no such method, did you mean eden?"),
-        ({"method": "eden", "bits": 0.5}, "bits=0.5: eden has no noise whose scale could be set"),
-        ({"method": "eden", "options": {"bits": 7}}, "strategy.bits=7: must be one of 1, 2, 3, 4"),
-        ({"alpha": -1.0}, "alpha=-1.0: must be at least"),
-        ({"dense_bits": 3}, "dense_bits=3: must be one of 4, 5"),
+        ({"method": "fedpm"}, "method", "fedpm"),
+        ({"method": "submodel"}, "method", "submodel"),
+        ({"method": "eden", "bits": 0.5}, "bits", 0.5),
+        ({"dense_bits": 3}, "dense_bits", 3),
+        ({"downlink": "int8"}, "downlink", "int8"),
     ],
 )
-def test_wrong_arguments_are_refused(arguments: dict[str, Any], reason: str) -> None:
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], key: str, value: object) -> None:
     with pytest.raises(ConfigError) as refused:
         Compressed(inner(), **arguments)
-    assert reason in str(refused.value)
+    assert (refused.value.key, refused.value.value) == (key, value)
 
 
-def without_masks(net: nn.Module, message: Message, x: Tensor, y: Tensor) -> None:
-    plain(net, message, x, y)
+@pytest.mark.parametrize("wrong", [{"method": "edn"}, {"method": "eden", "options": {"bits": 7}}, {"alpha": -1.0}])
+def test_methods_refuse_wrong_options(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        Compressed(inner(), **wrong)
 
 
-def too_many_steps(net: nn.Module, message: Message, x: Tensor, y: Tensor) -> None:
-    run_steps(net, MaskedSGD(net, message, lr=0.1, steps=STEPS - 1), x, y)
+def test_refused_method_names_those_that_work() -> None:
+    with pytest.raises(ConfigError) as refused:
+        PluginSettings(method="fedpm").build()
+    named = str(refused.value).split("choose one of ")[1].split(", ")
+    assert sorted(named) == sorted([*POST_TRAINING, "fedmrn", "fedmrns"])
 
 
-def too_few_steps(net: nn.Module, message: Message, x: Tensor, y: Tensor) -> None:
-    run_steps(net, MaskedSGD(net, message, lr=0.1, steps=STEPS + 1), x, y)
+def steps_of(count: int) -> Train:
+    def train(net: nn.Module, message: Message, x: Tensor, y: Tensor) -> None:
+        run_steps(net, MaskedSGD(net, message, lr=0.1, steps=count), x, y)
+
+    return train
 
 
 def another_model(net: nn.Module, message: Message, x: Tensor, y: Tensor) -> None:
     MaskedSGD(nn.Sequential(nn.Linear(5, 7)), message, lr=0.1, steps=1)
 
 
-def other_arrays(net: nn.Module, message: Message, x: Tensor, y: Tensor) -> None:
+def more_arrays(net: nn.Module, message: Message, x: Tensor, y: Tensor) -> None:
     net.extra = nn.Linear(2, 2)
 
 
-def other_shape(net: nn.Module, message: Message, x: Tensor, y: Tensor) -> None:
+def another_shape(net: nn.Module, message: Message, x: Tensor, y: Tensor) -> None:
     net.head = nn.Linear(24, 4)
 
 
+def left_out(caplog: pytest.LogCaptureFixture) -> FedMRNError:
+    """The error for which one client was left out, in one line."""
+    (record,) = [record for record in caplog.records if "left out" in record.msg]
+    assert "\n" not in record.getMessage()
+    server_round, node, error = record.args  # type: ignore[misc]
+    assert (server_round, node) == (1, NODES[1])
+    assert isinstance(error, FedMRNError)
+    return error
+
+
 @pytest.mark.parametrize(
-    ("method", "train", "mods", "reason"),
+    ("method", "train", "mods", "code", "value"),
     [
-        ("fedmrn", without_masks, [compress_uplink], "masks are learned; train with MaskedSGD"),
-        ("fedmrn", too_many_steps, [compress_uplink], "steps=19: the optimiser takes more"),
-        ("fedmrn", too_few_steps, [compress_uplink], "steps=21: the optimiser took 20"),
-        ("fedmrn", another_model, [compress_uplink], "no trained matrix of the model is among the message's arrays"),
-        ("fedmrn", masked, [], "say ClientApp(mods=[compress_uplink])"),
-        ("eden", masked, [compress_uplink], "asks for eden, which compresses afterwards"),
-        ("eden", plain, [], "answered with plain arrays; its ClientApp needs mods=[compress_uplink]"),
-        ("eden", other_arrays, [compress_uplink], "other arrays than were sent: extra.bias, extra.weight"),
-        (
-            "eden",
-            other_shape,
-            [compress_uplink],
-            "head.weight: was sent with the shape (3, 24) and came back with (4, 24)",
-        ),
+        ("fedmrn", plain, [compress_uplink], "no-masks", "fedmrn"),
+        ("fedmrn", steps_of(STEPS - 1), [compress_uplink], "steps", STEPS - 1),
+        ("fedmrn", steps_of(STEPS + 1), [compress_uplink], "steps", STEPS + 1),
+        ("fedmrn", steps_of(0), [compress_uplink], "range", 0),
+        ("fedmrn", another_model, [compress_uplink], "names", "conv.weight, frozen.weight, hidden.weight"),
+        ("fedmrn", masked, [], "no-mod", None),
+        ("eden", masked, [compress_uplink], "no-masks", "eden"),
+        ("eden", more_arrays, [compress_uplink], "names", "extra.bias, extra.weight"),
+        ("eden", another_shape, [compress_uplink], "shape", (4, 24)),
     ],
 )
-def test_clients_that_do_otherwise_are_left_out_in_one_line(
-    method: str, train: Train, mods: list[Any], reason: str, caplog: pytest.LogCaptureFixture
+def test_clients_that_train_in_another_way_are_left_out(
+    method: str, train: Train, mods: list[Any], code: str, value: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    odd = NODES[1]
-
-    def mixed(net: nn.Module, message: Message, x: Tensor, y: Tensor) -> None:
-        (train if message.metadata.dst_node_id == odd else {"fedmrn": masked, "eden": plain}[method])(
-            net, message, x, y
-        )
-
-    app, usual = new_app(mixed, mods), new_app(mixed, [compress_uplink])
+    usual = {"fedmrn": masked, "eden": plain}[method]
+    apps = {node: new_app(usual, [compress_uplink]) for node in NODES} | {NODES[1]: new_app(train, mods)}
 
     def call(message: Message, context: Any) -> Message:
-        return (app if message.metadata.dst_node_id == odd else usual)(message, context)
+        return apps[message.metadata.dst_node_id](message, context)
 
     logging.getLogger("flwr").propagate = True
     grid = LocalGrid(call)  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING, "flwr"):
         Compressed(inner(), method).start(grid, ArrayRecord(new_net().state_dict()), num_rounds=1)  # type: ignore[arg-type]
-    told = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
-    assert len(told) == 1, told
-    assert told[0].startswith(f"round 1: node {odd} left out: ")
-    assert reason in told[0]
-    assert "\n" not in told[0]
+    error = grid.failures[NODES[1]]
+    assert isinstance(error, RunError)
+    assert (error.code, error.value) == (code, value)
+    shown = left_out(caplog)
+    assert shown.code == "client"
+    assert str(error)[:40] in str(shown)
 
 
-def change(field: str, edit: Callable[[bytes], bytes]) -> Callable[[int, Message], None]:
-    def tamper(node: int, reply: Message) -> None:
-        if node == NODES[1]:
-            record = reply.content.config_records["arrays"]
-            record[field] = edit(record.get(field, b""))  # type: ignore[arg-type]
+def change(field: str, edit: Callable[[bytes], bytes]) -> Callable[[Message], None]:
+    def tamper(reply: Message) -> None:
+        record = reply.content.config_records["arrays"]
+        record[field] = edit(record.get(field, b""))  # type: ignore[arg-type]
 
     return tamper
 
 
-def as_text(node: int, reply: Message) -> None:
-    if node == NODES[1]:
-        reply.content["arrays"] = ConfigRecord({"": "not bytes"})
+def as_text(reply: Message) -> None:
+    reply.content["arrays"] = ConfigRecord({"": "not bytes"})
+
+
+def as_arrays(reply: Message) -> None:
+    reply.content["arrays"] = ArrayRecord(new_net().state_dict())
 
 
 @pytest.mark.parametrize(
-    ("tamper", "reason"),
+    ("tamper", "code"),
     [
-        (change("", lambda data: data[:-3]), "payload"),
-        (change("", lambda data: data[:60] + bytes([data[60] ^ 1]) + data[61:]), "checksum does not match"),
-        (change("exact", lambda data: data + b"x"), "9 bytes of exact tensors where 8 were expected"),
-        (change("ways", lambda data: b"\x01" * 12), "other ways of sending than its tensors allow"),
-        (change("ways", lambda data: b"\x09" * 3), "other ways of sending than its tensors allow"),
-        (as_text, "exactly one payload"),
+        (change("", lambda data: data[:-3]), None),
+        (change("", lambda data: data[:60] + bytes([data[60] ^ 1]) + data[61:]), None),
+        (change("exact", lambda data: data + b"x"), "length"),
+        (change("ways", lambda data: b"\x01" * 12), "ways"),
+        (change("ways", lambda data: b"\x09" * 3), "ways"),
+        (as_text, "records"),
+        (as_arrays, "no-mod"),
     ],
 )
 def test_bad_payloads_are_left_out(
-    tamper: Callable[[int, Message], None], reason: str, caplog: pytest.LogCaptureFixture
+    tamper: Callable[[Message], None], code: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     logging.getLogger("flwr").propagate = True
     with caplog.at_level(logging.WARNING, "flwr"):
-        result, _ = run(Compressed(inner(), "eden"), rounds=1, tamper=tamper)
-    told = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
-    assert len(told) == 1, told
-    assert reason in told[0]
+        tamper_one = lambda node, reply: tamper(reply) if node == NODES[1] else None  # noqa: E731
+        result, _ = run(Compressed(inner(), "eden"), rounds=1, tamper=tamper_one)
+    error = left_out(caplog)
+    assert isinstance(error, PayloadError)
+    assert code is None or error.code == code
     assert all(np.isfinite(array.numpy()).all() for array in result.arrays.values())
 
 
-def test_messages_that_ask_for_nothing_pass(recwarn: pytest.WarningsRecorder) -> None:
-    result, _ = run(inner(), rounds=1)
-    assert len(result.train_metrics_clientapp[1]) >= 0
+def test_messages_that_ask_for_no_compression_pass_unchanged() -> None:
+    with_mod, without = (run(inner(), rounds=1, mods=mods)[0] for mods in ([compress_uplink], []))
+    for name, array in with_mod.arrays.items():  # Flower adds the replies in any order
+        np.testing.assert_allclose(array.numpy(), without.arrays[name].numpy(), rtol=0, atol=1e-6)
 
 
-def test_apps_need_not_say_more_than_five_names() -> None:
-    from fedmrn_app import plugin
-
-    assert len(plugin.__all__) <= 5
+def test_public_names_are_documented() -> None:
+    assert sorted(plugin.__all__) == ["Compressed", "MaskedSGD", "compress_uplink", "learn_masks"]
     assert all(getattr(plugin, name).__doc__ for name in plugin.__all__)
-
-
-def test_app_is_flowers_own() -> None:
-    assert isinstance(new_app(plain, [compress_uplink]), ClientApp)

@@ -1,4 +1,4 @@
-"""The clients: each trains on its share of the digits with a Trainer."""
+"""The ClientApp: each client trains on its share of the digits with a Trainer."""
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -12,7 +12,7 @@ app = ClientApp(mods=[compress_uplink])
 
 @app.train()
 def train_client(message: Message, context: Context) -> Message:
-    """Train the model that came, and send it back."""
+    """Train the model in the message, and return it."""
     config, node = context.run_config, context.node_config
     torch.set_num_threads(1)
     model = Digits(config, message if config["method"] == "fedmrn" else None)

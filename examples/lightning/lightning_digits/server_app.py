@@ -1,4 +1,4 @@
-"""The server: federated averaging, and the accuracy of the global model after each round."""
+"""The ServerApp: runs federated averaging, and evaluates the global model after each round."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run all rounds."""
+    """Run all rounds, and write the accuracies to the file `results`, if there is one."""
     run = context.run_config
     model = Digits(run)
 

@@ -1,4 +1,4 @@
-"""The 8x8 digits, and a LightningModule that learns masks where a message asks for them."""
+"""The 8x8 digits, and a LightningModule that learns masks if a message asks for them."""
 
 import logging
 import warnings
@@ -19,11 +19,11 @@ RunConfig = Mapping[str, Any]
 
 
 class Digits(lightning.LightningModule):
-    """Two linear layers, optimised by AdamW.
+    """Two linear layers, optimized by AdamW.
 
     Args:
         config: the run config.
-        message: that asked for the training; None where the masks are not learned.
+        message: the message that asked for the training; None if no masks are learned.
     """
 
     def __init__(self, config: RunConfig, message: Message | None = None) -> None:
@@ -34,12 +34,12 @@ class Digits(lightning.LightningModule):
             self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 
     def training_step(self, batch: list[Tensor], _: int) -> Tensor:
-        """The mean loss of a batch."""
+        """Return the mean loss of a batch."""
         x, y = batch
         return nn.functional.cross_entropy(self.net(x), y)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW; the trainer knows how many steps it will take."""
+        """Return AdamW, which learns masks for the number of steps that the trainer will take."""
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.config["learning-rate"])
         if self.message is None:
             return optimizer
@@ -47,7 +47,7 @@ class Digits(lightning.LightningModule):
 
 
 def fit(model: Digits, client: int, clients: int, server_round: int) -> int:
-    """Train in place on one client's rows; return how many they are."""
+    """Train on one client's rows, and return their number."""
     x, y = rows("train")
     x, y = x[client::clients], y[client::clients]
     order = torch.Generator().manual_seed(1000 * server_round + client)
@@ -64,14 +64,14 @@ def fit(model: Digits, client: int, clients: int, server_round: int) -> int:
 
 
 def evaluate(model: Digits) -> float:
-    """The share of test images whose digit the network gives."""
+    """Return the accuracy on the test images."""
     x, y = rows("test")
     with torch.no_grad():
         return float((model.net.eval()(x).argmax(1) == y).float().mean())
 
 
 def rows(split: str) -> tuple[Tensor, Tensor]:
-    """Images, float32 (rows, 64), and digits, int64 (rows,); a fifth are the test split."""
+    """Return images, float32 (rows, 64), and digits, int64 (rows,); a fifth of them is the test split."""
     digits = load_digits()
     order = np.random.default_rng(0).permutation(len(digits.target))
     chosen = order[360:] if split == "train" else order[:360]

@@ -1,4 +1,4 @@
-"""The clients: each trains the adapters on its sentences."""
+"""The ClientApp: each client trains the adapters on its sentences."""
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -13,7 +13,7 @@ app = ClientApp(mods=[compress_uplink])
 
 @app.train()
 def train_client(message: Message, context: Context) -> Message:
-    """Train the adapters that came, and send them back."""
+    """Train the adapters in the message, and return them."""
     config, client = context.run_config, context.node_config["partition-id"]
     torch.set_num_threads(1)
     x, y = sentences(config, client, config["sentences"])

@@ -1,4 +1,4 @@
-"""The server: federated averaging of the adapters, and the accuracy after each round."""
+"""The ServerApp: runs federated averaging of the adapters, and evaluates them after each round."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run all rounds."""
+    """Run all rounds, and write the accuracies to the file `results`, if there is one."""
     config = context.run_config
     model, rows = new_model(config), sentences(config, -1, 2000)
 

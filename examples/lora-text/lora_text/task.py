@@ -1,4 +1,4 @@
-"""Sentences about four topics, and a small transformer that tells them apart by its adapters alone."""
+"""Sentences about four topics, and a small transformer whose adapters learn to classify them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,14 +11,14 @@ from transformers import BertConfig, BertForSequenceClassification
 
 RunConfig = Mapping[str, Any]
 
-TOPICS, WORDS, LENGTH = 4, 200, 16  # a sentence is 16 words
-OWN, SHARE = 12, 0.6  # words that a topic prefers, and how much of a sentence they are
+TOPICS, WORDS, LENGTH = 4, 200, 16  # a sentence has 16 words
+OWN, SHARE = 12, 0.6  # number of words that belong to a topic, and their share in its sentences
 
 
 def new_model(config: RunConfig) -> PeftModel:
-    """A frozen transformer with random weights, and adapters in all linear layers of its blocks.
+    """Return a frozen transformer with random weights, and adapters in all linear layers of its blocks.
 
-    The frozen part stands for a pretrained one, which would be on every node; here it follows from the seed.
+    The frozen part stands for a pretrained model that every node has; here it follows from the seed.
     """
     sizes = BertConfig(
         vocab_size=WORDS, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128,
@@ -33,7 +33,7 @@ def new_model(config: RunConfig) -> PeftModel:
 
 
 def sentences(config: RunConfig, client: int, count: int) -> tuple[Tensor, Tensor]:
-    """Word ids, int64 (count, LENGTH), and topics, int64 (count,); client -1 is for evaluation."""
+    """Return word ids, int64 (count, LENGTH), and topics, int64 (count,); client -1 is the evaluation set."""
     words = np.random.default_rng(config["seed"])
     own = np.stack([words.choice(WORDS, OWN, replace=False) for _ in range(TOPICS)])
     random = np.random.default_rng((config["seed"], client + 1))
@@ -46,11 +46,11 @@ def sentences(config: RunConfig, client: int, count: int) -> tuple[Tensor, Tenso
 def train(
     model: PeftModel, x: Tensor, y: Tensor, config: RunConfig, optimizer: torch.optim.Optimizer, seed: int
 ) -> float:
-    """Train the adapters in place; return the mean loss."""
+    """Train the adapters, and return the mean loss."""
     model.train()
     random, total = torch.Generator().manual_seed(seed), 0.0
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)  # of dropout
+        torch.manual_seed(seed)  # for dropout
         for _ in range(config["local-steps"]):
             rows = torch.randint(len(x), (config["batch-size"],), generator=random)
             optimizer.zero_grad()
@@ -63,7 +63,7 @@ def train(
 
 
 def evaluate(model: PeftModel, x: Tensor, y: Tensor) -> float:
-    """The share of sentences whose topic is told."""
+    """Return the accuracy."""
     model.eval()
     with torch.no_grad():
         return float((model(input_ids=x).logits.argmax(1) == y).float().mean())

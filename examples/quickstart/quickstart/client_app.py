@@ -1,4 +1,4 @@
-"""The clients: each trains on its share of the images."""
+"""The ClientApp: each client trains on its share of the images."""
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -12,14 +12,14 @@ app = ClientApp(mods=[compress_uplink])
 
 @app.train()
 def train_client(message: Message, context: Context) -> Message:
-    """Train the model that came, and send it back."""
+    """Train the model in the message, and return it."""
     config, node = context.run_config, context.node_config
     server_round = message.content["config"]["server-round"]
     torch.set_num_threads(1)
     loader = client_loader(config, node["partition-id"], node["num-partitions"], server_round)
     net, epochs = new_net(config), config["local-epochs"]
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    mu = message.content["config"].get("proximal-mu")  # FedProx's
+    mu = message.content["config"].get("proximal-mu")  # set by FedProx
     penalty = None if mu is None else proximal_term(net, mu)
     optimizer = torch.optim.SGD(net.parameters(), lr=config["learning-rate"], momentum=0.9)
     if config["method"] == "fedmrn":

@@ -1,4 +1,4 @@
-"""The server: one of Flower's strategies, and the accuracy of the global model after each round."""
+"""The ServerApp: runs one of Flower's strategies, and evaluates the global model after each round."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run all rounds."""
+    """Run all rounds, and write the accuracies to the file `results`, if there is one."""
     run = context.run_config
     net, rows = new_net(run), evaluation_rows(run)
 

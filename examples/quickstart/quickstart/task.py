@@ -1,4 +1,4 @@
-"""The network, the data and the loops; the same with and without compression."""
+"""The network, the data, and the training and evaluation loops; they are the same with and without compression."""
 
 import io
 from collections.abc import Callable, Mapping
@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 RunConfig = Mapping[str, Any]
 
-SHARES = 100  # random parts that the images are cut into; a client has some of them
-SIDE = 32  # of all images: smaller ones are enlarged or padded
+SHARES = 100  # number of random parts of the images; a client has some of them
+SIDE = 32  # pixels; smaller images are enlarged or padded
 STRATEGIES: Mapping[str, Callable[[], Strategy]] = {
     "fedavg": lambda: FedAvg(fraction_evaluate=0.0),
     "fedadam": lambda: FedAdam(fraction_evaluate=0.0, eta=0.01),
@@ -39,7 +39,7 @@ class Net(nn.Module):
         self.fc3 = nn.Linear(84, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (rows, channels, 32, 32) to logits (rows, 10)."""
+        """Return logits (rows, 10) for images (rows, channels, 32, 32)."""
         x = nn.functional.max_pool2d(torch.relu(self.conv1(x)), 2)
         x = nn.functional.max_pool2d(torch.relu(self.conv2(x)), 2)
         x = torch.relu(self.fc1(x.flatten(1)))
@@ -48,14 +48,14 @@ class Net(nn.Module):
 
 
 def new_net(config: RunConfig) -> Net:
-    """The first weights follow from the seed."""
+    """Return a network whose initial weights follow from the seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config["seed"])
         return Net(load_rows(config["data-path"], "test", 0, 1000)[0].shape[1])
 
 
 def proximal_term(net: Net, mu: float) -> Callable[[], Tensor]:
-    """FedProx's term of the loss: mu / 2 times the squared distance from the weights as they are now."""
+    """Return FedProx's term of the loss: mu / 2 times the squared distance from the current weights."""
     first = [parameter.detach().clone() for parameter in net.parameters()]
     return lambda: mu / 2 * sum(((p - q) ** 2).sum() for p, q in zip(net.parameters(), first, strict=True))
 
@@ -67,7 +67,7 @@ def train(
     optimizer: torch.optim.Optimizer,
     penalty: Callable[[], Tensor] | None = None,
 ) -> float:
-    """Train in place, with a term that is added to the loss; return the mean loss."""
+    """Train the network, with `penalty` added to the loss, and return the mean loss."""
     net.train()
     total = 0.0
     for _ in range(epochs):
@@ -82,7 +82,7 @@ def train(
 
 
 def evaluate(net: Net, x: Tensor, y: Tensor) -> float:
-    """The share of images whose label the network gives."""
+    """Return the accuracy."""
     net.eval()
     with torch.no_grad():
         right = sum(int((net(a).argmax(1) == b).sum()) for a, b in zip(x.split(500), y.split(500), strict=True))
@@ -90,7 +90,7 @@ def evaluate(net: Net, x: Tensor, y: Tensor) -> float:
 
 
 def client_loader(config: RunConfig, client: int, clients: int, server_round: int) -> DataLoader[tuple[Tensor, ...]]:
-    """One client's share of the training images, in batches whose order follows from seed and round."""
+    """Return one client's training images, in batches whose order follows from the seed and the round."""
     mine = range(client, SHARES - SHARES // 10 if config["hold-out"] else SHARES, clients)
     rows = [load_rows(config["data-path"], "train", share, SHARES) for share in mine]
     x, y = (torch.cat(parts)[: config["images-per-client"] or None] for parts in zip(*rows, strict=True))
@@ -99,7 +99,7 @@ def client_loader(config: RunConfig, client: int, clients: int, server_round: in
 
 
 def evaluation_rows(config: RunConfig) -> tuple[Tensor, Tensor]:
-    """The test split, or the last tenth of the training images, which `client_loader` then leaves out."""
+    """Return the test images; with `hold-out` the last tenth of the training images, which no client has."""
     if not config["hold-out"]:
         return load_rows(config["data-path"], "test", 0, 1)
     rows = [load_rows(config["data-path"], "train", share, SHARES) for share in range(SHARES - SHARES // 10, SHARES)]
@@ -109,7 +109,10 @@ def evaluation_rows(config: RunConfig) -> tuple[Tensor, Tensor]:
 
 @cache
 def load_rows(data_path: str, split: str, share: int, shares: int) -> tuple[Tensor, Tensor]:
-    """One of so many random shares of a split: images, float32 (rows, channels, 32, 32), and labels, int64 (rows,)."""
+    """Return one of `shares` random parts of a split.
+
+    Images are float32 (rows, channels, 32, 32), labels int64 (rows,).
+    """
     if not data_path:
         digits = load_digits()
         order = np.random.default_rng(0).permutation(len(digits.target))

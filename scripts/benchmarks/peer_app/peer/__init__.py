@@ -1,1 +1,1 @@
-"""Federated averaging as Flower's quickstart has it."""
+"""Federated averaging as in Flower's quickstart."""

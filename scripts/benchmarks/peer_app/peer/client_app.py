@@ -1,4 +1,4 @@
-"""The clients: a node each, as Flower simulates them."""
+"""The ClientApp: each simulated node is one client."""
 
 import json
 from functools import lru_cache
@@ -18,7 +18,7 @@ app = ClientApp()
 
 @lru_cache(maxsize=1)
 def opened(overrides: str) -> tuple[Worker, nn.Module]:
-    """The data, the partition and the model, once per process."""
+    """Return the data, the partition and the model, once per process."""
     _, config, task = resolve_from_data(compose_values(json.loads(overrides)))
     torch.set_num_threads(config.client_cpus)
     return build_worker(config), build_module(config, task)
@@ -26,7 +26,7 @@ def opened(overrides: str) -> tuple[Worker, nn.Module]:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train the model that came, and send it back."""
+    """Train the model in the message, and return it."""
     worker, net = opened(str(context.run_config["overrides"]))
     local = worker.config.local
     samples = worker.samples_of(int(context.node_config["partition-id"]))

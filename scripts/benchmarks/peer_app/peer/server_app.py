@@ -1,4 +1,4 @@
-"""The server: federated averaging, and the time at which each round ended."""
+"""The ServerApp: runs federated averaging, and records the time at which each round ends."""
 
 import json
 import time
