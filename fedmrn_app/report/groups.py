@@ -95,7 +95,8 @@ class Group:
 
     def summary(self, key: str) -> Floats:
         """Return a value of the summary, shape (runs,)."""
-        return self.summaries[key].to_numpy(float)
+        values: Floats = self.summaries[key].to_numpy(float)
+        return values
 
     def curve(self, key: str) -> Floats:
         """Return a column of the rounds, shape (runs, rounds); NaN where a run of an older version lacks the column."""

@@ -1,6 +1,7 @@
 """The tables of `fedmrn-report`: each is a DataFrame of text, printed as Markdown.
 
-`±` is the sample standard deviation over the seeds of a group.
+Numbers are means over the seeds of a group, with the sample standard deviation behind `±`. The final metric is the mean
+over the `last` rounds; a `RunError` refuses runs that have fewer.
 """
 
 from __future__ import annotations
@@ -75,15 +76,7 @@ def _run_row(summary: Mapping[str, Any], last: Mapping[str, float], *, named: bo
 
 
 def means(groups: Sequence[Group], last: int = 1) -> pd.DataFrame:
-    """Return the means over seeds, a row for each group, beside the paper's results.
-
-    Args:
-        groups: the groups.
-        last: number of rounds over which the final metric is a mean.
-
-    Raises:
-        RunError: a run has fewer rounds.
-    """
+    """Return a row for each group, with the paper's results beside the measured ones."""
     name = metric_of(groups)
     head = [
         "run", "data", "seeds", "rounds", f"{final_of(groups, last)}, %", f"best {name}, %", "paper, %", "difference",
@@ -114,9 +107,6 @@ def across(groups: Sequence[Group], last: int) -> pd.DataFrame:
     A strategy has a row for each combination of settings that was tried on the same data. Settings that change with
     the data alone, such as the model and the number of rounds, do not make rows. Bits per parameter are a range where
     they change with the data.
-
-    Raises:
-        RunError: a run has fewer rounds.
     """
     rows: list[dict[str, Group]] = []  # the groups of each row by their data
     for group in groups:
@@ -166,14 +156,10 @@ def _span(values: Sequence[float], form: str = "d") -> str:
 
 
 def within(groups: Sequence[Group], megabytes: Sequence[float], last: int) -> pd.DataFrame:
-    """Return the headline metric after the last round that fits into an amount of traffic of all clients.
+    """Return the headline metric after the last round that fits into some megabytes of uplink, and of both ways.
 
-    The best value for the same data is bold. Values of groups that do not use up the traffic stand in brackets.
-
-    Args:
-        groups: the groups.
-        megabytes: the amounts, each for the uplink and for both ways.
-        last: number of rounds, up to the one that fits, over which the metric is a mean.
+    The metric is the mean over that round and the `last - 1` rounds before it. The best value for the same data is
+    bold. Values of groups that do not use up the traffic of all clients stand in brackets.
     """
     table = pd.DataFrame([_labels(group) for group in groups], columns=["run", "data", "seeds"])
     for way, column in (("up", "up_mb"), ("both ways", "total_mb")):
@@ -201,13 +187,8 @@ def _at_traffic(group: Group, column: str, amount: float, last: int) -> tuple[fl
 def choose(groups: Sequence[Group], key: str, last: int) -> pd.DataFrame:
     """Return a column for each value of a setting and a row for each combination of the others, the best value bold.
 
-    Args:
-        groups: the groups.
-        key: dotted key of the setting.
-        last: number of rounds over which the final metric is a mean.
-
     Raises:
-        RunError: no run has such a setting, or a run has fewer rounds.
+        RunError: no run has a setting with this dotted key.
     """
     if not any(key in group.runs[0].settings for group in groups):
         raise RunError(f"--choose {key}: no run's configuration has it", code="unknown-key", key="--choose", value=key)

@@ -91,9 +91,9 @@ def test_options_choose_the_table_and_write_the_page(tmp_path: Path, report: Rep
     for text in (out, *((page / name).read_text() for name in ("report.md", "report.html"))):
         assert "Seconds and shares, means over rounds and seeds" in text
     assert "| accuracy of the last 2 rounds, % |" in (page / "report.md").read_text()
-    for name, words in (("rounds", "test loss, mean of 2 rounds"), ("bits", "accuracy of the last 2 rounds"),
+    for name, label in (("rounds", "test loss, mean of 2 rounds"), ("bits", "accuracy of the last 2 rounds"),
                         ("traffic", "test accuracy, mean of 2 rounds")):  # fmt: skip
-        assert words in (page / f"{name}.svg").read_text()
+        assert label in (page / f"{name}.svg").read_text()
 
 
 def test_folders_without_a_finished_run_are_refused_in_one_line(tmp_path: Path, report: Report) -> None:
