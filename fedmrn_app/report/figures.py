@@ -34,10 +34,10 @@ class Panel:
     """One of the two panels that a figure has for each data set.
 
     Attributes:
-        x: the values of a group on the x axis; the y values are the final metric if it returns one number.
+        x: returns a group's values on the x axis, or one number, against which the final metric is drawn.
         label: label of the x axis.
         y: column on the y axis; None is the headline metric.
-        logarithmic: whether the x axis is.
+        logarithmic: whether the x axis is logarithmic.
     """
 
     x: Callable[[Group], Any]

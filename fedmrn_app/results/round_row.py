@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -105,10 +105,10 @@ class RowReader:
         self._columns: list[str] = []
         self._last = 0  # number of the last round that was read
 
-    def read(self) -> list[dict[str, float]]:
-        """Return the complete rows that are new, by columns; rounds that were read before are left out."""
+    def read(self) -> Iterator[dict[str, float]]:
+        """Yield the complete rows that are new, by columns; rounds that were read before are left out."""
         if not self._path.is_file():
-            return []
+            return
         with self._path.open("rb") as file:
             status = os.fstat(file.fileno())
             if (status.st_dev, status.st_ino) != self._file or status.st_size < self._offset:
@@ -119,7 +119,8 @@ class RowReader:
         if complete and self._offset == 0:
             self._columns = lines.pop(0)
         self._offset += len(complete) + 1 if complete else 0
-        rows = [dict(zip(self._columns, map(float, line), strict=True)) for line in lines]
-        new = [row for row in rows if row["round"] > self._last]
-        self._last = max([self._last, *(int(row["round"]) for row in new)])
-        return new
+        for line in lines:
+            row = dict(zip(self._columns, map(float, line), strict=True))
+            if row["round"] > self._last:
+                self._last = int(row["round"])
+                yield row

@@ -62,10 +62,10 @@ def test_lattice_settings_count_only_on_a_lattice(tmp_path: Path) -> None:
     exact, grid = "eden downlink.dtype=float32", "eden downlink.dtype=grid"
     assert names("dtype: float32, step: 1.0", "dtype: grid, step: 0.2") == [exact, grid]
     three = names("dtype: float32", "dtype: grid, step: 1.0", "dtype: grid, step: 0.2")
-    assert three == [exact, "eden downlink.step=1.0", "eden downlink.step=0.2"]  # two of three have a grid
+    assert three == [exact, "eden downlink.step=1.0", "eden downlink.step=0.2"]  # most have a lattice
 
 
-def test_runs_of_other_lengths_have_names_and_rows_of_their_own(tmp_path: Path) -> None:
+def test_runs_of_different_lengths_are_different_groups(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name, "eden", 0, (0.6,) * rounds) for name, rounds in (("a", 1), ("b", 2))]
     assert [(group.name, len(group.runs)) for group in read_groups(runs)] == [("eden", 1), ("eden", 1)]
 
@@ -132,12 +132,12 @@ def test_results_of_the_paper() -> None:
 
 
 def test_page_names_versions_and_machines_of_the_runs(runs: list[Path], tmp_path: Path) -> None:
-    assert "Made with" not in write_page(read_groups(runs), tmp_path / "page").read_text()  # runs of older versions
+    assert "Made with" not in write_page(read_groups(runs), tmp_path / "page").read_text()  # as in older versions
     for run, commit in zip(runs, ("abc", "abc", None, "abc-dirty"), strict=True):
         made = {"fedmrn": "1.2", "commit": commit, "torch": "3.4", "cores": 2, "processor": "a CPU", "gpus": ["a GPU"]}
         run.write_text(json.dumps({**json.loads(run.read_text()), "made_with": made}))
     page = write_page(read_groups(runs), tmp_path / "page").read_text()
-    said = [f"Made with fedmrn 1.2{commit}, PyTorch 3.4, 2 cores of a CPU, a GPU." for commit in (" (abc)", "")]
-    assert all(page.count(line) == 1 for line in said)
+    lines = [f"Made with fedmrn 1.2{commit}, PyTorch 3.4, 2 cores of a CPU, a GPU." for commit in (" (abc)", "")]
+    assert all(page.count(line) == 1 for line in lines)
     assert page.count("Made with") == 3
     assert "1.2 (abc-dirty), PyTorch" in (tmp_path / "page" / "report.md").read_text()

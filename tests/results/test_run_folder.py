@@ -99,18 +99,18 @@ def test_rows_are_read_as_they_were_written(metrics: tuple[str, ...]) -> None:
 
 def test_reader_returns_each_complete_row_once_even_if_the_file_is_replaced(tmp_path: Path) -> None:
     reader = RowReader(tmp_path)
-    assert reader.read() == []
+    assert list(reader.read()) == []
     folder = new_run(tmp_path)
-    assert reader.read() == []
+    assert list(reader.read()) == []
     for number in (1, 2):
         folder.add_round(row(number, 0.5), model(), state())
-    assert reader.read() == [to_row(row(1, 0.5)), to_row(row(2, 0.5))]
-    assert reader.read() == []
+    assert list(reader.read()) == [to_row(row(1, 0.5)), to_row(row(2, 0.5))]
+    assert list(reader.read()) == []
     again = resume(tmp_path)
-    assert reader.read() == []
+    assert list(reader.read()) == []
     with (tmp_path / "rounds.csv").open("a") as file:
         file.write("3,0.")
-    assert reader.read() == []
+    assert list(reader.read()) == []
     (tmp_path / "rounds.csv").write_bytes((tmp_path / "rounds.csv").read_bytes()[:-4])
     again.add_round(row(3, 0.75), model(), state())
     assert [found["accuracy"] for found in reader.read()] == [0.75]

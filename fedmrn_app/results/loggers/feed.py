@@ -47,7 +47,7 @@ class Feed:
         self._try(lambda: self._open(values))
 
     def add(self, rows: Iterable[Mapping[str, float]]) -> None:
-        """Log finished rounds, each with the columns of rounds.csv."""
+        """Log finished rounds, each with the columns of rounds.csv; errors of the iterable count as the logger's."""
         self._try(lambda: self._add(rows))
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
