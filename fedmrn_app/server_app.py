@@ -36,6 +36,7 @@ from fedmrn_app.results.lock import locked
 from fedmrn_app.results.progress import Progress, Splits
 from fedmrn_app.results.provenance import made_with
 from fedmrn_app.results.run_folder import RunFolder
+from fedmrn_app.results.summary import summarize
 from fedmrn_app.runtime.cleanup import end_with_parent
 from fedmrn_app.tasks.task import Task
 from fedmrn_app.tasks.validation import load_evaluation, load_training
@@ -111,7 +112,11 @@ def _train(grid: Grid, setup: Setup, folder: RunFolder, report: Report) -> None:
     state = protocol.begin()
     ledger = Ledger.open(folder.path, resume=config.resume)
     privacy = open_privacy(config, protocol, ledger)
-    done = folder.start(values, model, state, resume=config.resume, defaults=default_values, report=report)
+    if config.resume:
+        state = folder.resume(values, model, state, defaults=default_values, report=report)
+    else:
+        folder.create(values, model, state)
+    done = len(folder.rounds)
     if privacy is not None:
         ledger.must_hold(done)
     report(f"run folder {folder.path}" + (f", going on after round {done}" if done else ""))
@@ -132,7 +137,15 @@ def _train(grid: Grid, setup: Setup, folder: RunFolder, report: Report) -> None:
         grid=grid,
         nodes=nodes,
         directory=directory,
-        progress=Progress(protocol, model, task, splits, folder, config.rounds, report),
+        progress=Progress(
+            protocol=protocol,
+            model=model,
+            task=task,
+            splits=splits,
+            folder=folder,
+            rounds=config.rounds,
+            report=report,
+        ),
         participants=Participants(folder.path, done),
         report=report,
         finished_rounds=done,
@@ -161,7 +174,7 @@ def _summarise(run: ServerRun, model: FlatModel, task: Task, folder: RunFolder) 
         "made_with": made_with(),
         "weights_sha256": state_sha256(*model.state()),
     }
-    summary = folder.summarise(facts)
+    summary = summarize(folder.rounds, facts)
     headline = task.metrics[0]
     run.report(
         f"done: final {headline.replace('_', ' ')} {summary[f'final_{headline}']:.4f}, "

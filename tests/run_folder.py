@@ -1,6 +1,8 @@
-"""What tests put into a run's folder."""
+"""Runs that tests leave in folders."""
 
 import csv
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from fedmrn_app.learning.models.build import build_model
 from fedmrn_app.learning.models.cnn import digits
 from fedmrn_app.results.round_row import Round
 from fedmrn_app.results.run_folder import RunFolder
+from fedmrn_app.results.summary import summarize
 from fedmrn_app.tasks.classification import Classification
 from fedmrn_app.tasks.task import Task
 
@@ -24,30 +27,13 @@ IMAGES = Classification(channels=1, height=8, width=8, classes=10, mean=(0.5,), 
 
 
 def row(number: int, accuracy: float) -> Round:
-    metrics = {"accuracy": accuracy}
     return Round(
-        number,
-        metrics,
-        0.25,
-        0.5,
-        0.6,
-        0.1,
-        -0.01,
-        100.0,
-        1.25,
-        400.0,
-        5.0,
-        6.25,
-        9,
-        1,
-        2.0,
-        0.02,
-        0.001,
-        3.0,
-        0.7,
-        0.4,
-        0.2,
-    )
+        round=number, metrics={"accuracy": accuracy}, sampled=0.25, loss=0.5, train_loss=0.6, loss_gap=0.1,
+        headline_gap=-0.01, uplink_bytes=100.0, uplink_bits_per_parameter=1.25, downlink_bytes=400.0,
+        downlink_bits_per_parameter=5.0, total_bits_per_parameter=6.25, clients_ok=9, clients_failed=1,
+        train_seconds=2.0, compress_seconds=0.02, decode_seconds=0.001, seconds=3.0, epsilon=0.7, model_rate=0.4,
+        held_share=0.2,
+    )  # fmt: skip
 
 
 def model(seed: int = 0) -> FlatModel:
@@ -55,7 +41,7 @@ def model(seed: int = 0) -> FlatModel:
 
 
 def state(seed: int = 0) -> GlobalState:
-    """A vector that is not the model's weights, and what steers the noise."""
+    """Return a vector that differs from the model's weights, and a state of the rate control."""
     return GlobalState(np.full(7, seed, np.float32), np.empty(0, np.float32), np.full(3, seed + 1, np.float32))
 
 
@@ -83,12 +69,33 @@ def rows_on_disk(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def make_run(path: Path, strategy: str, seed: int, accuracies: tuple[float, ...], **settings: Any) -> Path:
-    """A finished run's summary.json."""
-    values = {**VALUES, "rounds": len(accuracies), "seed": seed, "strategy": {"name": strategy, **settings}}
+def make_run(
+    path: Path,
+    strategy: str,
+    seed: int,
+    accuracies: Sequence[float],
+    data: tuple[str, str] = ("shakespeare", "natural"),
+    *,
+    top: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Path:
+    """Leave a finished run and return its summary's path.
+
+    Args:
+        path: the run's folder.
+        strategy: the method's name.
+        seed: the run's seed.
+        accuracies: a round each.
+        data: data set and partition.
+        top: settings that all strategies have.
+        settings: settings of the strategy.
+    """
+    strategy_values = {"name": strategy, **settings}
+    values = {**VALUES, "rounds": len(accuracies), "seed": seed, "strategy": strategy_values, **(top or {})}
     folder = RunFolder(path)
-    folder.start(values, model(), state(), resume=False)
+    folder.create(values, model(), state())
     for number, accuracy in enumerate(accuracies, 1):
         folder.add_round(row(number, accuracy), model(), state())
-    folder.finish(folder.summarise({"strategy": strategy, "dataset": "shakespeare", "partition": "natural"}))
+    summary = summarize(folder.rounds, {"strategy": strategy, "dataset": data[0], "partition": data[1]})
+    (path / "summary.json").write_text(json.dumps(summary))
     return path / "summary.json"

@@ -1,9 +1,10 @@
-"""The figures of a report, readable by the colour-blind and in print: each group has a mark of its own."""
+"""The figures of a report. Each group has its own color, line and marker, readable by the color-blind and in print."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
@@ -14,11 +15,11 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 
 from fedmrn_app.report.groups import Group, final_of, metric_of
 
-# Okabe and Ito's colours, which the colour-blind tell apart; yellow is left out, for it fades on paper
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# Okabe and Ito's colors, which the color-blind can distinguish, without yellow, which is too light for paper.
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _LINES = ("-", "--", "-.", ":")
-_MARKS = "osD^vPX*<>hp"
-_LONG = 50  # rounds
+_MARKERS = "osD^vPX*<>hp"
+_LONG_RUN = 50  # rounds from which the first tenth is not shown
 _SETTINGS: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9,
@@ -28,22 +29,56 @@ _SETTINGS: dict[Any, Any] = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One of the two panels that a figure has for each data set.
+
+    Attributes:
+        x: returns a group's values on the x axis, or one number, against which the final metric is drawn.
+        label: label of the x axis.
+        y: column on the y axis; None is the headline metric.
+        logarithmic: whether the x axis is logarithmic.
+    """
+
+    x: Callable[[Group], Any]
+    label: str
+    y: str | None = None
+    logarithmic: bool = False
+
+
 def draw(groups: Sequence[Group], last: int = 1) -> dict[str, tuple[str, bytes]]:
-    """The figures by their names, each as SVG and PNG, with a row for each data set.
+    """Return the figures by their names, each as SVG and PNG, with a row of panels for each data set.
 
     Args:
-        groups: a line each.
-        last: rounds up to each one over which metric and loss are means.
+        groups: the groups, a line each.
+        last: number of rounds up to each one over which metric and loss are means.
     """
+    figures = {
+        "rounds": [Panel(x=lambda group: group.curve("round")[0], label="round", y=y) for y in (None, "loss")],
+        "seconds": [
+            Panel(x=lambda group: np.cumsum(group.curve("seconds"), 1).mean(0), label="seconds of rounds", y=y)
+            for y in (None, "loss")
+        ],
+        "traffic": [
+            Panel(x=_mean_curve(column), label=f"{ways} of all clients, MB", logarithmic=True)
+            for column, ways in (("up_mb", "uplink"), ("total_mb", "uplink and downlink"))
+        ],
+        "bits": [
+            Panel(x=_mean_summary(f"{way}_bits_per_parameter"), label=f"{ways}, bits per parameter", logarithmic=True)
+            for way, ways in (("uplink", "uplink"), ("total", "uplink and downlink"))
+        ],
+    }
     with rc_context(_SETTINGS):
-        seconds = "seconds of rounds"
-        figures = {
-            "rounds": _over(groups, lambda group: group.curve("round")[0], "round", last),
-            "seconds": _over(groups, lambda group: np.cumsum(group.curve("seconds"), 1).mean(0), seconds, last),
-            "traffic": _traffic(groups, last),
-            "bits": _bits(groups, last),
-        }
-        return {name: (_svg(figure), _png(figure)) for name, figure in figures.items()}
+        drawn = {name: _figure(groups, panels, last) for name, panels in figures.items()}
+        return {name: (_svg(figure), _png(figure)) for name, figure in drawn.items()}
+
+
+def _mean_curve(column: str) -> Callable[[Group], Any]:
+    return lambda group: group.curve(column).mean(0)
+
+
+def _mean_summary(key: str) -> Callable[[Group], Any]:
+    return lambda group: group.summary(key).mean()
 
 
 def _svg(figure: Figure) -> str:
@@ -58,49 +93,43 @@ def _png(figure: Figure) -> bytes:
     return file.getvalue()
 
 
-def _rows(groups: Sequence[Group]) -> dict[str, list[Group]]:
+def _figure(groups: Sequence[Group], panels: Sequence[Panel], last: int) -> Figure:
+    """Return a figure with a row of panels for each data set, and one legend below them."""
     rows: dict[str, list[Group]] = {}
     for group in groups:
         rows.setdefault(group.data, []).append(group)
-    return rows
-
-
-def _panels(groups: Sequence[Group], fill: Callable[[Any, Any, Sequence[Group]], None]) -> Figure:
-    """Two panels for each data set, and one legend below all."""
-    rows = _rows(groups)
-    names = list(dict.fromkeys(group.name for group in groups))
-    columns = max(1, min(3, 110 // (max(map(len, names)) + 8)))
-    lines = -(-len(names) // columns)
-    height = 2.9 * len(rows) + 0.22 * lines
+    styles = _styles(groups)
+    columns = max(1, min(3, 110 // (max(map(len, styles)) + 8)))
+    height = 2.9 * len(rows) + 0.22 * -(-len(styles) // columns)
     figure = Figure(figsize=(8, height + 0.2), layout="constrained")
-    panels = figure.subplots(len(rows), 2, squeeze=False)
-    for (left, right), (data, row) in zip(panels, rows.items(), strict=True):
-        fill(left, right, row)
-        left.set_title(data, loc="left")
-        for panel in (left, right):
-            panel.grid(alpha=0.3, linewidth=0.6)
-            panel.spines[["top", "right"]].set_visible(False)
+    grid = figure.subplots(len(rows), 2, squeeze=False)
     handles: dict[str, Any] = {}
-    for panel in panels.flat:
-        for handle, name in zip(*panel.get_legend_handles_labels(), strict=True):
-            handles.setdefault(name, handle)
-    shown = [name for name in names if name in handles]
+    for line, (data, row) in zip(grid, rows.items(), strict=True):
+        for axes, panel in zip(line, panels, strict=True):
+            _fill(axes, panel, row, styles, last)
+            handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True)) | handles
+        line[0].set_title(data, loc="left")
+    shown = [name for name in styles if name in handles]
     figure.legend([handles[name] for name in shown], shown, loc="outside lower left", ncols=columns, frameon=False)
     return figure
 
 
-def _style(groups: Sequence[Group], group: Group) -> dict[str, Any]:
-    """The same for a name in all panels."""
-    names = list(dict.fromkeys(other.name for other in groups))
-    place = names.index(group.name)
-    marks = [mark for mark, _ in zip(cycle(_MARKS), names, strict=False)]
-    line = _LINES[place // len(_COLOURS) % len(_LINES)]
-    return {"color": _COLOURS[place % len(_COLOURS)], "linestyle": line, "marker": marks[place]}
+def _styles(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
+    """Return the style of each name, which is the same in all panels."""
+    names = dict.fromkeys(group.name for group in groups)
+    return {
+        name: {
+            "color": _COLORS[place % len(_COLORS)],
+            "linestyle": _LINES[place // len(_COLORS) % len(_LINES)],
+            "marker": marker,
+        }
+        for place, (name, marker) in enumerate(zip(names, cycle(_MARKERS), strict=False))
+    }
 
 
 def _line(axes: Any, group: Group, x: Any, key: str, last: int, style: dict[str, Any]) -> None:
-    """The mean over the seeds, and a band from the lowest to the highest; of a long run without its steep beginning."""
-    first = len(x) // 10 if len(x) >= _LONG else 0
+    """Draw the mean over seeds and a band from the lowest to the highest, without the steep start of a long run."""
+    first = len(x) // 10 if len(x) >= _LONG_RUN else 0
     x, y = x[first:], group.trailing(key, last)[:, first:]
     every = max(1, len(x) // 8)
     axes.plot(x, y.mean(0), label=group.name, linewidth=1.3, markersize=4, markevery=every, **style)
@@ -108,67 +137,34 @@ def _line(axes: Any, group: Group, x: Any, key: str, last: int, style: dict[str,
         axes.fill_between(x, y.min(0), y.max(0), color=style["color"], alpha=0.15, linewidth=0)
 
 
-def _over(groups: Sequence[Group], find: Callable[[Group], Any], what: str, last: int) -> Figure:
-    """Metric and loss over something that grows from round to round."""
-
-    def fill(left: Any, right: Any, row: Sequence[Group]) -> None:
-        for group in row:
-            style = _style(groups, group)
-            for axes, key in ((left, group.metric), (right, "loss")):
-                _line(axes, group, find(group), key, last, style)
-        left.set(xlabel=what, ylabel=_metric(row[0], last))
-        right.set(xlabel=what, ylabel=_evaluated(row[0], "loss", last))
-        if what == "round":
-            for axes in (left, right):
-                axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-
-    return _panels(groups, fill)
-
-
-def _traffic(groups: Sequence[Group], last: int) -> Figure:
-    def fill(left: Any, right: Any, row: Sequence[Group]) -> None:
-        for group in row:
-            style = _style(groups, group)
-            _line(left, group, group.traffic(["uplink"]).mean(0), group.metric, last, style)
-            _line(right, group, group.traffic(["uplink", "downlink"]).mean(0), group.metric, last, style)
-        for axes, what in ((left, "uplink"), (right, "uplink and downlink")):
-            low, high = axes.dataLim.intervalx
-            axes.set_xscale("log")
-            _plain_log(axes, low, high)
-            axes.set(xlabel=f"{what} of all clients, MB", ylabel=_metric(row[0], last))
-
-    return _panels(groups, fill)
+def _fill(axes: Any, panel: Panel, groups: Sequence[Group], styles: Mapping[str, dict[str, Any]], last: int) -> None:
+    """Draw the groups of one data set."""
+    for group in groups:
+        x, style = panel.x(group), styles[group.name]
+        if np.ndim(x):
+            _line(axes, group, x, panel.y or group.metric, last, style)
+            label = _label(groups[0], panel.y or metric_of(groups[:1]), last)
+        else:
+            y = group.final(last)
+            spread = [[y.mean() - y.min()], [y.max() - y.mean()]] if len(y) > 1 else None
+            axes.errorbar(x, y.mean(), yerr=spread, label=group.name, capsize=2, **{**style, "linestyle": "none"})
+            label = final_of(groups[:1], last)
+    if panel.logarithmic:
+        _logarithmic(axes, *axes.dataLim.intervalx)
+    elif panel.label == "round":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    axes.set(xlabel=panel.label, ylabel=label)
+    axes.grid(alpha=0.3, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
-def _bits(groups: Sequence[Group], last: int) -> Figure:
-    def fill(left: Any, right: Any, row: Sequence[Group]) -> None:
-        for axes, key, what in (
-            (left, "uplink_bits_per_parameter", "uplink"),
-            (right, "total_bits_per_parameter", "uplink and downlink"),
-        ):
-            bits = [group.values(key).mean() for group in row]
-            for group, x in zip(row, bits, strict=True):
-                y = group.late(last)
-                spread = [[y.mean() - y.min()], [y.max() - y.mean()]]
-                style = {**_style(groups, group), "linestyle": "none"}
-                axes.errorbar(x, y.mean(), yerr=spread if len(y) > 1 else None, label=group.name, capsize=2, **style)
-            axes.set_xscale("log")
-            _plain_log(axes, min(bits), max(bits))
-            axes.set(xlabel=f"{what}, bits per parameter", ylabel=final_of(row[:1], last))
-
-    return _panels(groups, fill)
+def _label(group: Group, quantity: str, last: int) -> str:
+    return f"{group.split} {quantity}" + ("" if last == 1 else f", mean of {last} rounds")
 
 
-def _metric(group: Group, last: int) -> str:
-    return _evaluated(group, metric_of([group]), last)
-
-
-def _evaluated(group: Group, what: str, last: int) -> str:
-    return f"{group.split} {what}" + ("" if last == 1 else f", mean of {last} rounds")
-
-
-def _plain_log(axes: Any, low: float, high: float) -> None:
-    """Round numbers in plain digits on a logarithmic axis, few enough not to touch."""
+def _logarithmic(axes: Any, low: float, high: float) -> None:
+    """Make the x axis logarithmic, with at most six round numbers where possible, in plain digits."""
+    axes.set_xscale("log")
     low, high = low / 1.15, high * 1.15
     decades = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     for steps in ((1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9), (1, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):

@@ -1,4 +1,4 @@
-"""Finished runs put together: those that differ in their seed alone are one group, named by what it differs in."""
+"""Groups of finished runs that differ only in their seed: a row of a table, a line of a figure."""
 
 from __future__ import annotations
 
@@ -6,41 +6,60 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
 
 from fedmrn_app.errors import RunError
 from fedmrn_app.report.published import published
 from fedmrn_app.report.run_names import name_runs
-from fedmrn_app.report.runs import Floats, Run, read_finished
+from fedmrn_app.report.runs import Run, read_run
 
-_LONGEST = 4  # settings in a name
-FOOTNOTE = "Where a name says nothing else: "  # its beginning
+Floats = NDArray[np.float64]
+
+_NAMED_SETTINGS = 4  # at most, in a name
+FOOTNOTE = "Where a name says nothing else: "  # the beginning of the line below a table
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Group:
-    """Runs that differ in their seed alone.
+    """Runs that differ only in their seed. Arrays have a row for each run and, where given, a column for each round.
 
     Attributes:
-        told: the settings by which groups are told apart, see `name_runs`.
-        shared: those of them that most groups beside it have.
-        runs: at least one, by their seeds.
+        runs: the runs in the order of their seeds, at least one.
+        settings: the settings that distinguish the group, see `name_runs`.
+        common: the values that most groups have for these settings.
+        summaries: the summaries, a row for each run.
+        rounds: the rounds, with `run` and `round` as index; as many rounds as the shortest run has. Beside the columns
+            of rounds.csv, `up_mb` and `total_mb` are the traffic of all clients up to and including the round.
     """
 
-    told: Mapping[str, str]
-    shared: Mapping[str, str]
     runs: Sequence[Run]
+    settings: Mapping[str, str]
+    common: Mapping[str, str]
+    summaries: pd.DataFrame
+    rounds: pd.DataFrame
 
     @property
     def name(self) -> str:
-        """The strategy, and the first few settings that tell and are not what most have; the same on all data."""
+        """The strategy, and the first settings that distinguish the group and are not common; equal on all data."""
         return self.name_without()
 
-    @property
-    def data(self) -> str:
-        """The data set and its partition, and the split that was evaluated on where it is not the test split."""
-        return self.runs[0].data
+    def name_without(self, *left_out: str) -> str:
+        """Return the name without some settings."""
+        words = [
+            f"{key}={value}"
+            for key, value in self.settings.items()
+            if key not in left_out and self.common.get(key) != value
+        ]
+        more = ["..."] if len(words) > _NAMED_SETTINGS else []
+        return " ".join([self.strategy, *words[:_NAMED_SETTINGS], *more])
+
+    def fact(self, key: str, default: Any = None) -> Any:
+        """Return a value that the summaries of all runs share."""
+        return self.runs[0].summary.get(key, default)
 
     @property
     def strategy(self) -> str:
@@ -48,130 +67,114 @@ class Group:
         return self.runs[0].strategy
 
     @property
-    def dataset(self) -> str:
-        """The data set's name."""
-        return str(self.runs[0].summary["dataset"])
-
-    @property
-    def partition(self) -> str:
-        """The partition's name."""
-        return str(self.runs[0].summary["partition"])
-
-    @property
-    def columns(self) -> set[str]:
-        """The columns that the rounds of all runs have."""
-        return set.intersection(*(set(run.columns) for run in self.runs))
-
-    @property
-    def split(self) -> str:
-        """What was evaluated on: `test`, or `validation`."""
-        return str(self.runs[0].summary.get("evaluated_on", "test"))
+    def data(self) -> str:
+        """The data in words, see `data_of`."""
+        return self.runs[0].data
 
     @property
     def metric(self) -> str:
         """The headline metric."""
-        return str(self.runs[0].summary["metric"])
+        return str(self.fact("metric"))
+
+    @property
+    def split(self) -> str:
+        """The split that was evaluated: `test` or `validation`."""
+        return str(self.fact("evaluated_on", "test"))
+
+    @property
+    def least_rounds(self) -> int:
+        """The number of rounds of the shortest run."""
+        return int(self.summary("rounds").min())
 
     @property
     def published(self) -> float | None:
-        """What the paper reports in percent, see `published`; of the test split."""
+        """The paper's result on the test split in percent, see `published`."""
         if self.split != "test":
             return None
-        return published(self.strategy, self.dataset, self.partition, self.rounds)
+        return published(self.strategy, self.fact("dataset"), self.fact("partition"), self.least_rounds)
 
-    @property
-    def rounds(self) -> int:
-        """Of the run that has the fewest."""
-        return int(self.values("rounds").min())
-
-    def values(self, key: str) -> Floats:
-        """A value of the summary, of each run."""
-        return np.array([run.summary[key] for run in self.runs], float)
+    def summary(self, key: str) -> Floats:
+        """Return a value of the summary, shape (runs,)."""
+        values: Floats = self.summaries[key].to_numpy(float)
+        return values
 
     def curve(self, key: str) -> Floats:
-        """A column of the rounds that all runs have, shape (runs, rounds)."""
-        rounds = min(len(run.columns["round"]) for run in self.runs)
-        return np.stack([run.columns[key][:rounds] for run in self.runs])
+        """Return a column of the rounds, shape (runs, rounds); NaN where a run of an older version lacks the column."""
+        if key not in self.rounds:
+            return np.full((len(self.runs), self.rounds.index.levshape[1]), np.nan)
+        values: Floats = np.ascontiguousarray(self.rounds[key].unstack("round"), np.float64)
+        return values
 
     def trailing(self, key: str, last: int) -> Floats:
-        """A column's mean over each round and up to `last - 1` before it, shape (runs, rounds)."""
+        """Return a column's mean over each round and up to `last - 1` rounds before it, shape (runs, rounds)."""
         values = self.curve(key)
         return np.stack([values[:, max(0, end - last) : end].mean(1) for end in range(1, values.shape[1] + 1)], 1)
 
-    def late(self, last: int) -> Floats:
-        """The headline metric of each run, mean over its last rounds.
+    def final(self, last: int) -> Floats:
+        """Return the mean of the headline metric over each run's last rounds, shape (runs,).
 
         Raises:
             RunError: a run has fewer rounds.
         """
         for run in self.runs:
-            if len(run.columns["round"]) < last:
-                raise RunError(f"--last {last}: {run.folder} has {len(run.columns['round'])} rounds")
-        return np.array([run.columns[self.metric][-last:].mean() for run in self.runs])
-
-    def name_without(self, *left_out: str) -> str:
-        """The name, but for some settings."""
-        words = [
-            f"{key}={value}"
-            for key, value in self.told.items()
-            if key not in left_out and self.shared.get(key) != value
-        ]
-        return " ".join([self.strategy, *words[:_LONGEST], *(["..."] if len(words) > _LONGEST else [])])
-
-    def traffic(self, ways: Sequence[str]) -> Floats:
-        """MB of all clients up to and including each round, in these ways, shape (runs, rounds)."""
-        total = np.zeros_like(self.curve("round"))
-        for way in ways:
-            clients = self.curve("clients_ok") + (self.curve("clients_failed") if way == "downlink" else 0)
-            total += np.nan_to_num(self.curve(f"{way}_bytes")) * clients
-        megabytes: Floats = np.cumsum(total, 1) / 1e6
-        return megabytes
+            if len(run.rounds) < last:
+                message = f"--last {last}: {run.folder} has {len(run.rounds)} rounds"
+                raise RunError(message, code="too-few-rounds", key="--last", value=last)
+        return np.array([run.rounds[self.metric].to_numpy()[-last:].mean() for run in self.runs])
 
 
 def read_groups(summaries: Sequence[Path]) -> list[Group]:
-    """Read the runs that summaries are of, and put them together, in the order in which they come.
+    """Read the runs that summaries belong to and group them, in the order of the first run of each group.
 
     Raises:
         RunError: a file of a run cannot be read.
     """
-    alike: dict[str, list[Run]] = {}
-    for run in map(read_finished, summaries):
-        alike.setdefault(json.dumps([run.strategy, run.telling], sort_keys=True, default=str), []).append(run)
-    groups = [sorted(found, key=lambda run: int(run.settings.get("seed", 0))) for found in alike.values()]
-    named = name_runs([found[0] for found in groups])
-    return [Group(told, shared, found) for (told, shared), found in zip(named, groups, strict=True)]
+    runs = pd.Series([read_run(path) for path in summaries], dtype=object)
+    alike = [json.dumps([run.strategy, run.naming_settings], sort_keys=True, default=str) for run in runs]
+    groups = [sorted(found, key=_seed) for _, found in runs.groupby(alike, sort=False)]
+    names = name_runs([group[0] for group in groups])
+    return [_group(group, settings, common) for group, (settings, common) in zip(groups, names, strict=True)]
+
+
+def _seed(run: Run) -> int:
+    return int(run.settings.get("seed", 0))
+
+
+def _group(runs: Sequence[Run], settings: Mapping[str, str], common: Mapping[str, str]) -> Group:
+    shortest = min(len(run.rounds) for run in runs)
+    rounds = pd.concat([_with_traffic(run.rounds.head(shortest)) for run in runs], keys=range(len(runs)))
+    rounds.index.names = ["run", "round"]
+    summaries = pd.DataFrame([run.summary for run in runs])
+    return Group(runs=runs, settings=settings, common=common, summaries=summaries, rounds=rounds)
+
+
+def _with_traffic(rounds: pd.DataFrame) -> pd.DataFrame:
+    """Add the traffic of all clients in MB; failed clients are sent the model but do not count as uplink."""
+    up = rounds["uplink_bytes"].fillna(0) * rounds["clients_ok"]
+    down = rounds["downlink_bytes"].fillna(0) * (rounds["clients_ok"] + rounds["clients_failed"])
+    return rounds.assign(up_mb=up.cumsum() / 1e6, total_mb=(up + down).cumsum() / 1e6)
 
 
 def footnote(groups: Sequence[Group], *left_out: str) -> list[str]:
-    """The lines below a table that say what its names leave out; none where they leave out nothing.
+    """Return the lines below a table that list the common settings, or none where names leave nothing out.
 
     Args:
-        groups: whose names stand in the table.
-        left_out: settings that the names do not have either way.
+        groups: the groups whose names stand in the table.
+        left_out: settings that no name contains.
     """
-    said = {f"{key}={value}": None for group in groups for key, value in group.shared.items() if key not in left_out}
-    return ["", f"{FOOTNOTE}{', '.join(said)}."] if said else []
+    words = dict.fromkeys(
+        f"{key}={value}" for group in groups for key, value in group.common.items() if key not in left_out
+    )
+    return ["", f"{FOOTNOTE}{', '.join(words)}."] if words else []
 
 
 def metric_of(groups: Sequence[Group]) -> str:
-    """The headline metric in words, or `metric` where the groups have different ones."""
+    """Return the headline metric in words, or `metric` where the groups have different ones."""
     names = {group.metric.replace("_", " ") for group in groups}
     return names.pop() if len(names) == 1 else "metric"
 
 
 def final_of(groups: Sequence[Group], last: int) -> str:
-    """What `Group.late` gives, in words."""
+    """Return the name of what `Group.final` returns."""
     name = metric_of(groups)
     return f"final {name}" if last == 1 else f"{name} of the last {last} rounds"
-
-
-def percent(values: Floats) -> str:
-    """The mean over runs in percent, and the standard deviation of several."""
-    spread = f" ± {100 * values.std(ddof=1):.2f}" if len(values) > 1 else ""
-    return f"{100 * values.mean():.2f}{spread}"
-
-
-def span(values: Sequence[float], form: str = "d") -> str:
-    """The least and the most, or the one value that all have as they are shown."""
-    least, most = format(min(values), form), format(max(values), form)
-    return least if least == most else f"{least}-{most}"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping, Sequence
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
-from fedmrn_app.report.extra_tables import Further, further_tables, markdown_rows
+import pandas as pd
+
 from fedmrn_app.report.figures import draw
-from fedmrn_app.report.groups import Group, final_of, footnote, metric_of, percent
+from fedmrn_app.report.groups import Group, footnote
+from fedmrn_app.report.markdown import extra_tables, markdown, means, titled, without_empty_columns
 from fedmrn_app.results.atomic_io import write_durably
 
 _CAPTIONS = {
@@ -40,79 +41,44 @@ _NOTE = (
 
 
 def write_page(groups: Sequence[Group], folder: Path, last: int = 1) -> Path:
-    """Write `report.html`, `report.md` and the figures into a folder, which is made; return the page's path.
+    """Write `report.html`, `report.md` and the figures into a folder, and return the path of the HTML page.
 
     Args:
-        groups: a row and a line each.
-        folder: where to.
-        last: rounds up to each one, or the last one, over which metrics and losses are means.
+        groups: the groups, a row of the table and a line of the figures each.
+        folder: target, created if necessary.
+        last: number of rounds over which metrics and losses are means, the last ones or those up to each round.
 
     Raises:
         RunError: a run has fewer rounds.
     """
-    head, rows = _head(groups, last), [_cells(group, last) for group in groups]
+    table, extra = without_empty_columns(means(groups, last)), extra_tables(groups)
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = []
-    for name, (drawing, pixels) in draw(groups, last).items():
-        write_durably(folder / f"{name}.svg", drawing.encode())
-        write_durably(folder / f"{name}.png", pixels)
-        pictures.append((name, drawing))
-    lines = markdown_rows(*_filled(head, rows))
-    further = further_tables(groups)
-    note = " ".join([*footnote(groups)[1:], _NOTE, *(f"Made with {made}." for made in _made(groups))])
-    shown = [f"![{_CAPTIONS[name]}]({name}.svg)\n\n{_CAPTIONS[name]}" for name, _ in pictures]
-    write_durably(
-        folder / "report.md",
-        "\n\n".join(["\n".join(lines), note, *shown, *("\n".join(table.markdown()) for table in further), ""]).encode(),
+    figures = draw(groups, last)
+    for name, (svg, png) in figures.items():
+        write_durably(folder / f"{name}.svg", svg.encode())
+        write_durably(folder / f"{name}.png", png)
+    note = " ".join([*footnote(groups)[1:], _NOTE, *(f"Made with {words}." for words in _provenance(groups))])
+    parts = ["\n".join(markdown(table)), note]
+    parts += [f"![{_CAPTIONS[name]}]({name}.svg)\n\n{_CAPTIONS[name]}" for name in figures]
+    parts += ["\n".join(titled(title, other)) for title, other in extra.items()]
+    write_durably(folder / "report.md", "\n\n".join([*parts, ""]).encode())
+    shown = "".join(
+        f"<figure>{_inline(name, svg)}<figcaption>{html.escape(_CAPTIONS[name])}</figcaption></figure>\n"
+        for name, (svg, _) in figures.items()
     )
+    more = "".join(
+        f"<h2>{html.escape(title)}</h2>\n{_table(without_empty_columns(other))}" for title, other in extra.items()
+    )
+    count = sum(len(group.runs) for group in groups)
     page = folder / "report.html"
-    write_durably(page, _page(groups, head, rows, note, pictures, further).encode())
+    write_durably(page, _page(f"{count} runs", f"{_table(table)}<p>{html.escape(note)}</p>\n{shown}{more}").encode())
     return page
 
 
-def markdown_means(groups: Sequence[Group], last: int = 1) -> list[str]:
-    """The page's table but for the seconds, which differ between machines, as lines of Markdown.
-
-    Args:
-        groups: a row each.
-        last: rounds over which the final metric is a mean.
-
-    Raises:
-        RunError: a run has fewer rounds.
-    """
-    return markdown_rows(*_filled(_head(groups, last)[:-1], [_cells(group, last)[:-1] for group in groups]))
-
-
-def _head(groups: Sequence[Group], last: int = 1) -> list[str]:
-    name, final = metric_of(groups), f"{final_of(groups, last)}, %"
-    return [
-        "run", "data", "seeds", "rounds", final, f"best {name}, %", "paper, %", "difference",
-        "bits per parameter, up", "down", "both", "in the last round, up", "down", "seconds per round",
-    ]  # fmt: skip
-
-
-def _cells(group: Group, last: int = 1) -> list[str]:
-    best, paper = group.values(f"best_{group.metric}"), group.published
-    bits = [group.values(f"{way}_bits_per_parameter") for way in ("uplink", "downlink", "total")]
-    ends = [group.curve(f"{way}_bits_per_parameter")[:, -1] for way in ("uplink", "downlink")]
-    return [
-        group.name,
-        group.data,
-        str(len(group.runs)),
-        str(group.rounds),
-        percent(group.late(last)),
-        percent(best),
-        "" if paper is None else f"{paper:.1f}",
-        "" if paper is None else f"{100 * best.mean() - paper:+z.1f}",
-        *(f"{value.mean():.3f}" for value in (*bits, *ends)),
-        f"{group.curve('seconds').mean():.1f}",
-    ]
-
-
-def _made(groups: Sequence[Group]) -> list[str]:
-    """What the runs were made with, each once; those of older versions do not say it."""
-    said = [run.summary["made_with"] for group in groups for run in group.runs if "made_with" in run.summary]
-    return list(dict.fromkeys(map(_in_words, said)))
+def _provenance(groups: Sequence[Group]) -> list[str]:
+    """Return what the runs were made with, without repetitions; runs of older versions do not record it."""
+    made = [run.summary["made_with"] for group in groups for run in group.runs if "made_with" in run.summary]
+    return list(dict.fromkeys(map(_in_words, made)))
 
 
 def _in_words(made: Mapping[str, Any]) -> str:
@@ -122,46 +88,26 @@ def _in_words(made: Mapping[str, Any]) -> str:
     return f"fedmrn {made['fedmrn']}{commit}, PyTorch {made['torch']}, {count} of {made['processor']}{gpus}"
 
 
-def _page(
-    groups: Sequence[Group],
-    head: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    note: str,
-    pictures: Sequence[tuple[str, str]],
-    further: Sequence[Further],
-) -> str:
-    runs = sum(len(group.runs) for group in groups)
-    more = "".join(f"<h2>{html.escape(one.title)}</h2>\n{_table(one.head, one.rows)}" for one in further)
-    figures = "".join(
-        f"<figure>{_inline(name, picture)}<figcaption>{html.escape(_CAPTIONS[name])}</figcaption></figure>\n"
-        for name, picture in pictures
-    )
+def _page(title: str, body: str) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
-        f"<title>fedmrn: {runs} runs</title><style>{_STYLE}</style></head><body>\n"
-        f"<h1>{runs} runs</h1>\n{_table(head, rows)}<p>{html.escape(note)}</p>\n{figures}{more}</body></html>\n"
+        f"<title>fedmrn: {title}</title><style>{_STYLE}</style></head><body>\n"
+        f"<h1>{title}</h1>\n{body}</body></html>\n"
     )
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head, rows = _filled(head, rows)
+def _table(table: pd.DataFrame) -> str:
     body = "".join(
         "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) + "</tr>\n"
-        for tag, row in [("th", head), *(("td", row) for row in rows)]
+        for tag, row in [("th", table.columns), *(("td", row) for row in table.to_numpy())]
     )
     return f'<div class="table"><table>\n{body}</table></div>\n'
 
 
-def _filled(head: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
-    """A table's head and rows without the columns in which nothing stands."""
-    filled = [any(row[place] for row in rows) for place in range(len(head))]
-    return list(compress(head, filled)), [list(compress(row, filled)) for row in rows]
-
-
-def _inline(name: str, picture: str) -> str:
-    """A picture to stand in a page, its ids told from those of the others."""
-    drawing = picture[picture.index("<svg") :]
+def _inline(name: str, svg: str) -> str:
+    """Return a figure to embed in the page, with ids that differ from those of the other figures."""
+    drawing = svg[svg.index("<svg") :]
     for mark in (' id="', 'href="#', "url(#"):
         drawing = drawing.replace(mark, f"{mark}{name}-")
     return drawing

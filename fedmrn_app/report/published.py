@@ -1,10 +1,10 @@
-"""What papers report, to stand beside what was measured: test accuracies in percent."""
+"""Results that the papers report, in percent, to compare measurements with."""
 
 from __future__ import annotations
 
 _DATA = ("fashion_mnist", "svhn", "cifar10", "cifar100")
 PARTITIONS = ("iid", "dirichlet", "label_shard")
-# Li et al. 2024, Table 1: for each data set the three partitions
+# Li et al. 2024, Table 1: the three partitions of each data set
 _TABLE1 = {
     "fedavg": ((92.0, 90.5, 88.8), (92.2, 90.3, 88.9), (88.2, 84.1, 80.8), (56.1, 54.8, 54.4)),
     "fedpm": ((81.7, 78.6, 74.6), (66.3, 52.4, 48.3), (50.2, 46.3, 44.3), (22.9, 16.6, 13.4)),
@@ -17,20 +17,18 @@ _TABLE1 = {
     "fedmrn": ((91.8, 90.2, 88.6), (92.2, 90.0, 88.5), (88.3, 84.6, 81.4), (55.4, 54.1, 53.9)),
     "fedmrns": ((92.0, 90.5, 88.9), (92.4, 90.5, 88.7), (88.0, 84.5, 81.0), (56.1, 54.7, 54.2)),
 }  # fmt: skip
-# Li et al. 2024, Table 3: next characters of Shakespeare's roles, and segmentation of Pascal VOC
+# Li et al. 2024, Table 3: next-character prediction on Shakespeare, segmentation of Pascal VOC
 _TABLE3 = {
     "shakespeare": {"fedavg": 51.2, "signsgd": 38.0, "eden": 49.6, "fedmrn": 51.1},
     "pascal_voc": {"fedavg": 53.8, "signsgd": 44.3, "eden": 52.0, "fedmrn": 54.2},
 }
-
-
 _TABLE1_ROUNDS = {"fashion_mnist": 100, "svhn": 100, "cifar10": 200, "cifar100": 200}
 
 
 def published(strategy: str, dataset: str, partition: str, rounds: int) -> float | None:
-    """The best test accuracy, or mean IoU, in percent that Li et al. 2024 report.
+    """Return the best test accuracy or mean IoU in percent that Li et al. 2024 report.
 
-    None where they report none, and for runs of Table 1 with fewer rounds than theirs.
+    The result is None if they report none, or if a run has fewer rounds than those of their Table 1.
     """
     if dataset in _TABLE3:
         return _TABLE3[dataset].get(strategy)

@@ -1,40 +1,43 @@
-"""One finished run as its folder has it: summary, settings, and the columns of its rounds."""
+"""Finished runs as their folders describe them: summary, settings and rounds."""
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
 from omegaconf import OmegaConf
 from yaml import YAMLError
 
 from fedmrn_app.config.schema import Config
 from fedmrn_app.errors import RunError
-from fedmrn_app.results.settings import flat
+from fedmrn_app.results.resume import flatten
 
-Floats = NDArray[np.float64]
-
-# of a configuration, what does not change what is computed, or is told by the table's own columns
-_UNTOLD = {"seed", "resume", "restarts", "round_timeout", "node_timeout", "strategy.name", "dataset.path"}
-OF_A_GRID = ("downlink.step", "downlink.memory")  # likewise, where the global model goes down in another form
-# what a run did before there was the key
-_OLDER = {field.name: field.default for field in fields(Config) if field.default is not MISSING}
+# Settings that do not change what is computed, or that stand in columns of their own.
+_NOT_IN_NAMES = {"seed", "resume", "restarts", "round_timeout", "node_timeout", "strategy.name", "dataset.path"}
+LATTICE_ONLY = ("downlink.step", "downlink.memory")  # without effect where the downlink has another form
+# The values of keys that a run of an older version does not have.
+_DEFAULTS = {field.name: field.default for field in fields(Config) if field.default is not MISSING}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Run:
-    """One finished run: its summary, its settings by dotted keys, and the columns of its rounds."""
+    """One finished run.
+
+    Attributes:
+        folder: the run's folder.
+        summary: the content of summary.json.
+        settings: the configuration by dotted keys.
+        rounds: the content of rounds.csv, a row for each round.
+    """
 
     folder: Path
     summary: Mapping[str, Any]
     settings: Mapping[str, Any]
-    columns: Mapping[str, Floats]
+    rounds: pd.DataFrame
 
     @property
     def strategy(self) -> str:
@@ -43,37 +46,79 @@ class Run:
 
     @property
     def data(self) -> str:
-        """The data set and its partition, and the split that was evaluated on where it is not the test split."""
+        """The data in words, see `data_of`."""
         return data_of(self.summary)
 
     @property
-    def telling(self) -> dict[str, Any]:
-        """The settings that change what is computed, but for the seed and what tables say themselves."""
-        return {key: value for key, value in self.settings.items() if key not in _UNTOLD and not key.startswith("log.")}
+    def naming_settings(self) -> dict[str, Any]:
+        """The settings by which runs may be named: those that change the result, without the seed."""
+        return {
+            key: value
+            for key, value in self.settings.items()
+            if key not in _NOT_IN_NAMES and not key.startswith("log.")
+        }
 
 
 def data_of(summary: Mapping[str, Any]) -> str:
-    """What a run's metrics are of, in words."""
+    """Return the data set and its partition, and the split that was evaluated where it is not the test split."""
     split = summary.get("evaluated_on", "test")
     return f"{summary['dataset']}, {summary['partition']}" + ("" if split == "test" else f", {split}")
 
 
-def read_finished(path: Path) -> Run:
-    """Read the run that a summary is of.
+def find_summaries(folders: Sequence[Path]) -> list[Path]:
+    """Return the paths of all summaries in and below some folders, each once; numbered folders sort by number.
 
     Raises:
-        RunError: a file of the run cannot be read.
+        RunError: a folder does not exist or holds no summary.
+    """
+    found: set[Path] = set()
+    for folder in folders:
+        if not folder.is_dir():
+            raise RunError(f"{folder}: no such folder", code="no-folder", value=str(folder))
+        below = set(folder.rglob("summary.json"))
+        if not below:
+            message = f"{folder}: no summary.json in or below it; has the run ended?"
+            raise RunError(message, code="no-summary", value=str(folder))
+        found |= below
+    return sorted(
+        found, key=lambda path: (len(path.parts), [part.zfill(9) if part.isdigit() else part for part in path.parts])
+    )
+
+
+def read_run(path: Path, *, with_settings: bool = True) -> Run:
+    """Read the run that a summary belongs to.
+
+    Args:
+        path: the run's summary.json.
+        with_settings: whether to read config.yaml, too.
+
+    Raises:
+        RunError: a file of the run is missing or damaged, or has no rounds.
     """
     folder = path.parent
     try:
-        settings = dict(flat(cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(folder / "config.yaml")))))
-        with (folder / "rounds.csv").open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        columns = {key: np.array([float(row[key]) for row in rows]) for key in rows[0]}
-        settings |= {key: value for key, value in _OLDER.items() if key not in settings}
-        if settings.get("downlink.dtype") != "grid":
-            settings = {key: value for key, value in settings.items() if key not in OF_A_GRID}
-        return Run(folder, json.loads(path.read_text()), settings, columns)
-    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise RunError(f"{folder}: cannot be read as a run's folder ({type(error).__name__}: {reason})") from error
+        settings = _read_settings(folder / "config.yaml") if with_settings else {}
+        # Python's own conversion is exact in all versions of pandas
+        rounds = pd.read_csv(folder / "rounds.csv", dtype=object, keep_default_na=False).astype(float)
+        summary = json.loads(path.read_text())
+        if rounds.empty or "strategy" not in summary:
+            raise ValueError("rounds.csv has no rounds" if rounds.empty else "summary.json names no strategy")
+        return Run(folder=folder, summary=summary, settings=settings, rounds=rounds)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, YAMLError) as error:
+        raise unreadable(folder, error) from error
+
+
+def unreadable(folder: Path, error: Exception) -> RunError:
+    """Return the error for a folder whose files are not those of a finished run."""
+    reason = " ".join(str(error).split())
+    message = f"{folder}: cannot be read as a run's folder ({type(error).__name__}: {reason})"
+    return RunError(message, code="unreadable-run", value=str(folder))
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    values = OmegaConf.to_container(OmegaConf.load(path))
+    settings = flatten(values)  # type: ignore[arg-type]
+    settings |= {key: value for key, value in _DEFAULTS.items() if key not in settings}
+    if settings.get("downlink.dtype") != "grid":
+        settings = {key: value for key, value in settings.items() if key not in LATTICE_ONLY}
+    return settings

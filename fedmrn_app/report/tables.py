@@ -1,4 +1,4 @@
-"""Tables of finished runs, for the console."""
+"""Tables of finished runs for the console."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Outcome = tuple[str, dict[str, Any] | str]  # a run's overrides, and its summary
 
 
 def print_summary(console: Console, summary: dict[str, Any], folder: Path) -> None:
-    """Print what a run reached and its uplink beside what FedAvg would have sent for the same model."""
+    """Print a run's results, and its traffic beside that of FedAvg for the same model."""
     metric = summary["metric"]
     name = f"{split_of(summary)}{metric.replace('_', ' ')}"
     table = Table("", summary["strategy"], "FedAvg would send")
@@ -39,7 +39,7 @@ def print_summary(console: Console, summary: dict[str, Any], folder: Path) -> No
 
 
 def split_of(summary: Mapping[str, Any]) -> str:
-    """What a metric is named after: nothing, or `validation` where it is not of the test split."""
+    """Return the word before a metric's name: none for the test split, `validation` for held-out training data."""
     return "" if summary.get("evaluated_on", "test") == "test" else f"{summary['evaluated_on']} "
 
 
@@ -48,32 +48,21 @@ def _bits(size: float, summary: dict[str, Any]) -> str:
 
 
 def print_outcomes(console: Console, outcomes: Sequence[Outcome], numbers: Sequence[int]) -> None:
-    """Print one row per run of a sweep, with its number there."""
-    table = Table(
-        "run",
-        "overrides",
-        "final",
-        "best",
-        "bits per parameter up",
-        "down",
-        "rejected",
-        "compress / train",
-        "decode, s",
-    )
+    """Print a row for each run of a sweep, with its number there."""
+    head = ["run", "overrides", "final", "best", "bits per parameter up", "down", "rejected", "compress / train"]
+    table = Table(*head, "decode, s")
     for number, (overrides, result) in zip(numbers, outcomes, strict=True):
-        if isinstance(result, str):
-            table.add_row(str(number), overrides, "failed", *[""] * 6)
-            continue
-        compress, train = result["compress_seconds_per_client_round"], result["train_seconds_per_client_round"]
-        table.add_row(
-            str(number),
-            overrides,
-            f"{result['final_' + result['metric']]:.4f}",
-            f"{result['best_' + result['metric']]:.4f}",
-            f"{result['uplink_bits_per_parameter']:.3f}",
-            f"{result['downlink_bits_per_parameter']:.3f}",
-            str(result["clients_failed"]),
-            f"{compress / train:.2%}",
-            f"{result['decode_seconds_per_client_round']:.4f}",
-        )
+        table.add_row(str(number), overrides, *(["failed"] if isinstance(result, str) else _results(result)))
     console.print(table)
+
+
+def _results(summary: Mapping[str, Any]) -> list[str]:
+    metric = summary["metric"]
+    compress, train = summary["compress_seconds_per_client_round"], summary["train_seconds_per_client_round"]
+    return [
+        *(f"{summary[f'{which}_{metric}']:.4f}" for which in ("final", "best")),
+        *(f"{summary[f'{way}_bits_per_parameter']:.3f}" for way in ("uplink", "downlink")),
+        str(summary["clients_failed"]),
+        f"{compress / train:.2%}",
+        f"{summary['decode_seconds_per_client_round']:.4f}",
+    ]

@@ -1,1 +1,1 @@
-"""What a run leaves behind: its folder, its rows, its curves, and tables of them."""
+"""The files that a run writes: its folder, rows, curves and state."""

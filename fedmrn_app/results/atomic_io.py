@@ -1,4 +1,4 @@
-"""Files that are whole or not there at all, whatever ends the process or the machine while they are written."""
+"""Writes that leave the old or the new file, never a part, even if the process or the machine stops meanwhile."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Replace a file, and return when it is on the disk for good; it has the umask's rights.
+    """Replace a file and return when it is on the disk; its permissions follow the umask.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     partial = path.with_name(f"{path.name}.partial")
     with partial.open("wb") as file:
@@ -23,21 +23,21 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def keep_before(path: Path, before: Path) -> None:
-    """Let `before` be what `path` is now, which stays where it is; nothing where there is none."""
+    """Make `before` a link to the present content of `path`, which stays in place; without `path`, do nothing."""
     if path.exists():
         link_as(path, before, "partial")
 
 
 def link_as(path: Path, place: Path, mark: str) -> None:
-    """Let `place` be what `path` is now, by a link where the file system has them; never half of it.
+    """Make `place` a link to the content of `path`, or a copy where the file system has no links.
 
     Args:
-        path: a file.
-        place: a file, or none yet.
-        mark: ends the name under which it is made, and tells processes apart that do so at the same time.
+        path: an existing file.
+        place: a path, replaced if it exists.
+        mark: suffix of the temporary name; processes that do this at the same time need different ones.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     link = place.with_name(f"{place.name}.{mark}")
     link.unlink(missing_ok=True)
@@ -49,7 +49,7 @@ def link_as(path: Path, place: Path, mark: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Put the names in a folder on the disk; without effect where that cannot be asked for."""
+    """Write a folder's directory entries to the disk, where the system supports it."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -1,6 +1,6 @@
-"""A run's state after a round in one safetensors file: tensors and facts, with a checksum over both.
+"""The state of a run after a round: tensors and facts in one safetensors file, with a checksum over both.
 
-It opens with any tool that reads safetensors. The file before stays beside it, in case this one is damaged.
+Any tool that reads safetensors can open the file. The previous file is kept beside it in case the new one is damaged.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from fedmrn_app.errors import RunError
 from fedmrn_app.results.atomic_io import keep_before, sync_folder, write_durably
 
 STATE, BEFORE = "model.safetensors", "previous.safetensors"
+VECTOR = "fedmrn.global_vector"  # the global vector, where it differs from the module's weights
+STEERING = "fedmrn.steering"  # the state of the rate control, where the method has one
 
 
 @dataclass(frozen=True)
 class State:
-    """What is on the disk of a run.
+    """The state of a run as it is stored.
 
     Attributes:
-        tensors: by name.
-        facts: what JSON can hold; the number of finished rounds is its `round`, the run's name its `name`.
-        file: the name of the file that holds it.
+        tensors: the module's state dict, `VECTOR` and `STEERING`.
+        facts: a JSON object with the finished rounds (`round`), the run's name (`name`), its configuration and rows.
+        file: name of the file that holds the state.
     """
 
     tensors: Mapping[str, Tensor]
@@ -38,13 +40,18 @@ class State:
 
     @property
     def round(self) -> int:
-        """The finished rounds."""
+        """The number of finished rounds."""
         return int(self.facts["round"])
+
+    @property
+    def model(self) -> dict[str, Tensor]:
+        """The module's state dict."""
+        return {name: tensor for name, tensor in self.tensors.items() if name not in (VECTOR, STEERING)}
 
 
 def write_state(folder: Path, state: State) -> None:
-    """Write it for good; what the file held before is kept beside it."""
-    # copies, for a module's parameters are views of one buffer, which safetensors does not take
+    """Write a state durably; the previous file is kept beside it."""
+    # copies, because a module's parameters are views of one buffer, which safetensors refuses
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.tensors.items()}
     facts = json.dumps(state.facts, separators=(",", ":"))
     data = save(tensors, {"facts": facts, "sha256": _checksum(tensors, facts)})
@@ -53,60 +60,61 @@ def write_state(folder: Path, state: State) -> None:
 
 
 def read_state(folder: Path) -> tuple[State, list[str]]:
-    """The latest state that is whole, and a line about each file that is not.
+    """Return the latest undamaged state, and a line about each damaged file.
 
     Raises:
-        RunError: there is none, or they are of two runs; the message names each file and what is wrong with it.
+        RunError: no file is undamaged, or the files belong to two runs; the message names the files.
     """
-    found, wrong = [], []
+    found, damaged = [], []
     for name in (STATE, BEFORE):
         path = folder / name
         if not path.exists() and name == BEFORE:
             continue
         if path.is_dir():
-            raise RunError(f"{path}: is a folder; take it away")
+            raise RunError(f"{path}: is a folder; remove it", code="no-state", value=str(path))
         try:
             found.append(_read(path))
         except ValueError as error:
-            wrong.append(f"{path}: {error}")
+            damaged.append(f"{path}: {error}")
     if not found:
-        raise RunError("; ".join(wrong))
+        raise RunError("; ".join(damaged), code="no-state", value=str(folder))
     if len({state.facts["name"] for state in found}) > 1:
-        raise RunError(f"{folder / STATE} is of another run than {folder / BEFORE}; take away the one that is foreign")
+        message = f"{folder / STATE} and {folder / BEFORE} belong to different runs; remove the wrong one"
+        raise RunError(message, code="two-runs", value=str(folder))
     state = max(found, key=lambda state: state.round)
-    return state, [f"{line}; going on from round {state.round}, which {state.file} holds" for line in wrong]
+    return state, [f"{line}; resuming from round {state.round} in {state.file}" for line in damaged]
 
 
 def put_back(folder: Path, state: State) -> None:
-    """Let a state that was kept in case the latest is damaged be the latest, lest the next one take its place."""
+    """Make the previous file the current one if the state comes from it; otherwise the next write would replace it."""
     if state.file == BEFORE:
         keep_before(folder / BEFORE, folder / STATE)
         sync_folder(folder)
 
 
 def _read(path: Path) -> State:
-    """One file.
+    """Read one file.
 
     Raises:
-        ValueError: it is not there, or not what `write_state` wrote.
+        ValueError: the file is missing, or `write_state` did not write it.
     """
     if not path.is_file():
-        raise ValueError("is not there")
+        raise ValueError("does not exist")
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    except Exception as error:  # whatever safetensors makes of bytes that it cannot read
+    except Exception as error:  # safetensors raises various errors for bytes that it cannot read
         raise ValueError(f"is damaged ({' '.join(str(error).split())})") from None
     if not {"facts", "sha256"} <= metadata.keys():
-        raise ValueError("is no state of a run, or of an older version")
+        raise ValueError("holds no state of a run, or one of an older version")
     if metadata["sha256"] != _checksum(tensors, metadata["facts"]):
         raise ValueError("is damaged (its checksum does not match)")
     return State(tensors, json.loads(metadata["facts"]), path.name)
 
 
 def _checksum(tensors: Mapping[str, Tensor], facts: str) -> str:
-    """SHA-256 of the facts, and of each tensor with its name, type and shape."""
+    """Return the SHA-256 of the facts and of each tensor with its name, dtype and shape."""
     digest = hashlib.sha256(facts.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())

@@ -1,4 +1,4 @@
-"""clients.csv in a run's folder: whose replies each round used, whose it refused, and whom it did not wait for."""
+"""clients.csv in a run's folder: the clients whose replies each round used, rejected or did not wait for."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _COLUMNS = ("round", "used", "rejected", "late")
 
 
 class Participants:
-    """The file, a row per round, clients by their numbers with spaces between them."""
+    """Writes clients.csv, a row for each round, with clients' numbers separated by spaces."""
 
     def __init__(self, folder: Path, done: int) -> None:
-        """Open the file of a run; rows of rounds after `done`, which are done again, are taken out."""
+        """Open a run's file and remove the rows of rounds after `done`, which are repeated."""
         self._path = folder / "clients.csv"
         rows = []
         if done and self._path.is_file():
@@ -25,7 +25,7 @@ class Participants:
             csv.writer(file).writerows([_COLUMNS, *rows])
 
     def note(self, report: RoundReport) -> None:
-        """Add the row of a round; `7-2` is client 7, which trained two versions before the latest one."""
+        """Add the row of a round; `7-2` is client 7 if it trained two versions before the latest one."""
         used = [f"{reply.client}-{reply.staleness}" if reply.staleness else reply.client for reply in report.used]
         failed = sorted(reply.client for reply in report.failed)
         lists: tuple[Iterable[int | str], ...] = (used, failed, report.late)

@@ -1,4 +1,4 @@
-"""The curves of one run."""
+"""The image of a run's curves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedmrn_app.results.round_row import Round
 
 def draw_curves(rounds: Sequence[Round], path: Path, split: str = "test") -> None:
     """Draw the headline metric of a split over rounds, over the uplink of all clients, and over all their traffic."""
-    from matplotlib.figure import Figure  # not pyplot: a ServerApp is not the main thread
+    from matplotlib.figure import Figure  # pyplot needs the main thread, in which a ServerApp does not run
 
     figure = Figure(figsize=(12, 3.5), layout="constrained")
     left, middle, right = figure.subplots(1, 3, sharey=True)

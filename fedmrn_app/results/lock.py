@@ -1,4 +1,4 @@
-"""One process at a time works in a run's folder."""
+"""Locks that let one process at a time work in a run's folder."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from fedmrn_app.errors import RunError
 
 @contextmanager
 def locked(folder: Path, name: str) -> Iterator[None]:
-    """Hold a folder's lock of this name, which ends with the process; the folder is made.
+    """Hold the lock of this name in a folder, which is created if necessary; the process's end releases it.
 
     Raises:
-        RunError: another process holds it.
+        RunError: another process holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / f".{name}.lock", mode=0o644)
     try:
         lock.acquire(blocking=False)
     except Timeout:
-        raise RunError(f"{folder}: another {name} is at work in it; wait for it, or take another folder") from None
+        message = f"{folder}: another {name} is at work in it; wait for it, or use another folder"
+        raise RunError(message, code="locked", value=str(folder)) from None
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""After each round: evaluate the global model, write its row and its line."""
+"""Evaluation and record of each round."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ from fedmrn_app.tasks.task import Samples, Task
 
 @dataclass(frozen=True)
 class Splits:
-    """What the global model is evaluated on; `train` only where that is asked for.
+    """The samples on which the global model is evaluated.
 
-    `norms` are the samples that static batch norm takes its statistics of before it, see `measured_norms`.
+    Attributes:
+        test: the test split, or held-out training data.
+        train: the training data; None where they are not evaluated.
+        norms: the samples from which static batch norm takes its statistics, see `measured_norms`; None without it.
     """
 
     test: Samples
@@ -31,44 +34,56 @@ class Splits:
     norms: Samples | None = None
 
 
+@dataclass(kw_only=True)
 class Progress:
-    """The running record of a run; times count from `begin`."""
+    """Evaluates the global model after each round, writes the round's row and reports its line.
 
-    def __init__(
-        self,
-        protocol: RunProtocol,
-        model: FlatModel,
-        task: Task,
-        splits: Splits,
-        folder: RunFolder,
-        rounds: int,
-        report: Callable[[str], None],
-    ) -> None:
-        self.protocol = protocol
-        self.model = model
-        self.task = task
-        self.splits = splits
-        self.folder = folder
-        self.rounds = rounds
-        self.report = report
-        self._first = self._started = time.perf_counter()
-        self._before = len(folder.rounds)
+    Attributes:
+        protocol: the run's protocol.
+        model: receives the global weights for the evaluation.
+        task: the learning task.
+        splits: the samples for the evaluation.
+        folder: the run's folder.
+        rounds: number of rounds that the run has in the end.
+        report: called with a line for each round.
+        clock: returns seconds that never go back.
+    """
+
+    protocol: RunProtocol
+    model: FlatModel
+    task: Task
+    splits: Splits
+    folder: RunFolder
+    rounds: int
+    report: Callable[[str], None]
+    clock: Callable[[], float] = time.perf_counter
+
+    def __post_init__(self) -> None:
+        self._finished_before = len(self.folder.rounds)
+        self.begin()
 
     def begin(self) -> None:
-        """Start the clock."""
-        self._first = self._started = time.perf_counter()
+        """Start the clock of the first round."""
+        self._begin = self._round_begin = self.clock()
 
     def end_round(
         self, state: GlobalState, done: RoundReport, uplink: Sequence[int], downlink: Sequence[int]
     ) -> dict[str, float]:
-        """Record a finished round; bytes are one number per client. Return the metrics."""
+        """Record a finished round and return the metrics.
+
+        Args:
+            state: the global state after the round.
+            done: what happened in the round.
+            uplink: bytes of each usable reply.
+            downlink: bytes sent to each client.
+        """
         sampled = self._sampled(state, done.number)
         server, layout = self.protocol.method.server, self.protocol.layout
         self.model.load(server.weights(state.vector, layout), state.dense)
         with measured_norms(self.model, self.task, self.splits.norms):
             reached = evaluate(self.model, self.task, self.splits.test)
             train = None if self.splits.train is None else evaluate(self.model, self.task, self.splits.train)
-        now = time.perf_counter()
+        now = self.clock()
         bytes_up, bytes_down = _mean(uplink), _mean(downlink)
         bits = 8 / self.model.parameter_count
         row = Round(
@@ -89,19 +104,19 @@ class Progress:
             train_seconds=_mean([reply.train_seconds for reply in done.used]),
             compress_seconds=_mean([reply.compress_seconds for reply in done.used]),
             decode_seconds=done.decode_seconds / max(1, len(downlink)),
-            seconds=now - self._started,
+            seconds=now - self._round_begin,
             epsilon=done.epsilon,
             model_rate=_mean([reply.capacity for reply in done.used]),
             held_share=_mean([reply.held_share for reply in done.used]),
         )
         self.folder.add_round(row, self.model, state)
-        left = (now - self._first) / (done.number - self._before) * (self.rounds - done.number)
+        left = (now - self._begin) / (done.number - self._finished_before) * (self.rounds - done.number)
         self.report(progress_line(row, self.rounds, left))
-        self._started = now
+        self._round_begin = now
         return dict(reached.metrics)
 
     def _sampled(self, state: GlobalState, server_round: int) -> float:
-        """The headline of weights drawn from the distribution that the global vector is; NaN where it is none."""
+        """Evaluate weights drawn from the distribution that the global vector defines; NaN where it defines none."""
         seed = derive_seed(self.protocol.seed, "sampling", server_round)
         weights = self.protocol.method.server.sampled(state.vector, self.protocol.layout, seed)
         if weights is None:
@@ -112,7 +127,7 @@ class Progress:
 
 
 def progress_line(row: Round, rounds: int, seconds_left: float) -> str:
-    """One line about a finished round."""
+    """Return one line about a finished round."""
     name = next(iter(row.metrics)).replace("_", " ")
     sampled = "" if math.isnan(row.sampled) else f" (sampled {row.sampled:.4f})"
     private = "" if math.isnan(row.epsilon) else f"  epsilon {row.epsilon:.3f}"

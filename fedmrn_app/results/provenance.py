@@ -1,4 +1,4 @@
-"""What a run was made with: versions, the commit of a checkout, the machine of its server."""
+"""The versions, the commit and the server's machine that a run was made with."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ import torch
 
 from fedmrn_app.federation.reduce import cores
 
-_ROOT = Path(__file__).resolve().parents[2]  # of a checkout
+_ROOT = Path(__file__).resolve().parents[2]  # of the checkout, if there is one
 
 
 def made_with() -> dict[str, Any]:
-    """What stands in summary.json; None for what is not known."""
-    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    """Return the entry of summary.json; unknown values are None."""
     return {
         "fedmrn": _version("fedmrn"),
         "commit": commit_of(_ROOT),
@@ -28,12 +27,12 @@ def made_with() -> dict[str, Any]:
         "flwr": _version("flwr"),
         "processor": _processor(),
         "cores": cores(),
-        "gpus": gpus,
+        "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
     }
 
 
 def commit_of(root: Path) -> str | None:
-    """The commit of a checkout, with `-dirty` where files differ from it; None where there is none, or no git."""
+    """Return the commit of a checkout, with `-dirty` if files differ from it; None without a commit or without git."""
     if not (root / ".git").exists():
         return None
     words = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]

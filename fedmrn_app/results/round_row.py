@@ -1,38 +1,41 @@
-"""One row of rounds.csv."""
+"""The rows of rounds.csv, a column for each field of `Round`."""
 
 from __future__ import annotations
 
+import csv
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Round:
-    """One finished round. Means over the round's usable replies are plain names; NaN where there is none.
+    """One finished round. Values of clients are means over the usable replies, NaN where a round has none.
 
     Attributes:
         round: number of the round, from 1.
         metrics: of the global model on the test split, by name; the first is the headline.
-        sampled: the headline of a model drawn from the global distribution, for methods that keep one (FedPM).
+        sampled: the headline metric of a model drawn from the global distribution, for methods that keep one (FedPM).
         loss: of the global model on the test split.
-        train_loss: mean loss of local training.
-        loss_gap: loss of the global model on the train split less that on the test split, if evaluate_train.
-        headline_gap: likewise the headline.
+        train_loss: loss of local training.
+        loss_gap: loss of the global model on the train split less that on the test split, with `evaluate_train`.
+        headline_gap: the same difference of the headline metric.
         uplink_bytes: bytes of a client's whole reply.
-        uplink_bits_per_parameter: the same in bits over the number of trained parameters.
+        uplink_bits_per_parameter: the same in bits, divided by the number of trained parameters.
         downlink_bytes: bytes of the content sent to a client.
-        downlink_bits_per_parameter: the same in bits over the number of trained parameters.
-        total_bits_per_parameter: of both directions.
-        clients_ok: usable replies.
-        clients_failed: clients rejected.
+        downlink_bits_per_parameter: the same in bits, divided by the number of trained parameters.
+        total_bits_per_parameter: sum of both directions.
+        clients_ok: number of usable replies.
+        clients_failed: number of clients rejected.
         train_seconds: local training of a client.
-        compress_seconds: from a client's trained update to its body.
+        compress_seconds: time from a client's trained update to its body.
         decode_seconds: the server's time to check, decode and add one reply.
         seconds: the whole round, evaluation included.
-        epsilon: of all rounds so far, NaN where no noise is added.
-        model_rate: the share of the model's channels or weights that a client was to hold, its capacity.
-        held_share: the share of all weights that a client held.
+        epsilon: privacy spent by all rounds so far, NaN where no noise is added.
+        model_rate: share of the model's channels or weights that a client is assigned, its capacity.
+        held_share: share of all weights that a client holds.
     """
 
     round: int
@@ -63,36 +66,61 @@ class Round:
         return next(iter(self.metrics.values()))
 
 
+def _columns_of_fields(headline: str) -> dict[str, str]:
+    """Return the column of each field except `metrics`."""
+    renamed = {"sampled": f"sampled_{headline}", "headline_gap": f"{headline}_gap"}
+    return {field.name: renamed.get(field.name, field.name) for field in fields(Round) if field.name != "metrics"}
+
+
 def columns(metrics: Sequence[str]) -> list[str]:
-    """The columns of rounds.csv for a task's metrics, headline first."""
-    names = []
-    for field in fields(Round):
-        if field.name == "metrics":
-            names.append(metrics[0])
-        elif field.name == "sampled":
-            names += [f"sampled_{metrics[0]}", *metrics[1:]]
-        else:
-            names.append(f"{metrics[0]}_gap" if field.name == "headline_gap" else field.name)
-    return names
+    """Return the columns of rounds.csv for a task's metrics, headline first."""
+    number, sampled, *others = _columns_of_fields(metrics[0]).values()
+    return [number, metrics[0], sampled, *metrics[1:], *others]
 
 
 def to_row(entry: Round) -> dict[str, float]:
-    """The values of a round by their columns."""
-    headline = next(iter(entry.metrics))
-    values: dict[str, float] = dict(entry.metrics)
-    for field in fields(Round):
-        if field.name != "metrics":
-            name = {"sampled": f"sampled_{headline}", "headline_gap": f"{headline}_gap"}.get(field.name, field.name)
-            values[name] = getattr(entry, field.name)
-    return values
+    """Return the values of a round by their columns."""
+    names = _columns_of_fields(next(iter(entry.metrics)))
+    return {**entry.metrics, **{column: getattr(entry, name) for name, column in names.items()}}
 
 
 def from_row(row: Mapping[str, str], metrics: Sequence[str]) -> Round:
-    """The inverse of `to_row`, of the text in rounds.csv; NaN for columns that an older version did not write."""
-    kinds = {"int": int, "float": float}
-    values: dict[str, object] = {"metrics": {name: float(row[name]) for name in metrics}}
-    for field in fields(Round):
-        if field.name != "metrics":
-            renamed = {"sampled": f"sampled_{metrics[0]}", "headline_gap": f"{metrics[0]}_gap"}
-            values[field.name] = kinds[str(field.type)](row.get(renamed.get(field.name, field.name), "nan"))
-    return Round(**values)  # type: ignore[arg-type]
+    """Return the round of a row of text; columns that an older version did not write are NaN."""
+    names = _columns_of_fields(metrics[0])
+    values = {
+        field.name: {"int": int, "float": float}[str(field.type)](row.get(names[field.name], "nan"))
+        for field in fields(Round)
+        if field.name != "metrics"
+    }
+    return Round(metrics={name: float(row[name]) for name in metrics}, **values)
+
+
+class RowReader:
+    """Reads the rows that another process appends to rounds.csv, each row once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "rounds.csv"
+        self._file = (0, 0)  # device and inode: a run that resumes replaces the file
+        self._offset = 0
+        self._columns: list[str] = []
+        self._last = 0  # number of the last round that was read
+
+    def read(self) -> Iterator[dict[str, float]]:
+        """Yield the complete rows that are new, by columns; rounds that were read before are left out."""
+        if not self._path.is_file():
+            return
+        with self._path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if (status.st_dev, status.st_ino) != self._file or status.st_size < self._offset:
+                self._file, self._offset = (status.st_dev, status.st_ino), 0
+            file.seek(self._offset)
+            complete = file.read().rpartition(b"\n")[0]
+        lines = list(csv.reader(complete.decode().splitlines()))
+        if complete and self._offset == 0:
+            self._columns = lines.pop(0)
+        self._offset += len(complete) + 1 if complete else 0
+        for line in lines:
+            row = dict(zip(self._columns, map(float, line), strict=True))
+            if row["round"] > self._last:
+                self._last = int(row["round"])
+                yield row

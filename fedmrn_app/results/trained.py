@@ -1,4 +1,4 @@
-"""The model that a run has trained, for whoever wants to use it."""
+"""The trained model of a run, for use outside of this package."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from fedmrn_app.config.build import build_module, build_task, read_config
 from fedmrn_app.config.schema import Config
 from fedmrn_app.errors import RunError
 from fedmrn_app.results.checkpoint import read_state
-from fedmrn_app.results.run_folder import STEERING, VECTOR
 from fedmrn_app.tasks.task import Task
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run's folder holds of its model.
+    """A run's model with its task and configuration.
 
     Attributes:
         model: the global model after the last finished round, in evaluation mode, on the CPU. Batch norm without
-            running statistics (`model.norm=static`) evaluates by those of the batch at hand.
-        task: what was learned; its `batch` makes of stored rows what the model takes.
-        config: of the run.
+            running statistics (`model.norm=static`) uses the statistics of the batch that it evaluates.
+        task: the learning task; its `batch` turns stored rows into inputs of the model.
+        config: the run's configuration.
         round: the number of finished rounds.
     """
 
@@ -34,18 +33,18 @@ class Trained:
 
 
 def load_trained(folder: str | Path) -> Trained:
-    """Return the model of a run, finished or not; its data need not be there.
+    """Load the model of a run, finished or not; the run's data are not needed.
 
     Raises:
-        RunError: the folder holds no state of a run that is whole.
-        ConfigError: the run is of a version with other settings, or its model is of code that is not there.
+        RunError: the folder does not exist or holds no undamaged state of a run.
+        ConfigError: the run has settings of another version, or its model's code is missing.
     """
     path = Path(folder).expanduser()
     if not path.is_dir():
-        raise RunError(f"{path}: no such folder")
+        raise RunError(f"{path}: no such folder", code="no-folder", value=str(path))
     state, _ = read_state(path)
     config = read_config(state.facts["config"])
     task = build_task(config)
     model = build_module(config, task)
-    model.load_state_dict({name: tensor for name, tensor in state.tensors.items() if name not in (VECTOR, STEERING)})
+    model.load_state_dict(state.model)
     return Trained(model.eval(), task, config, state.round)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedmrn_app.config.schema import Values
 from fedmrn_app.errors import DiedError
-from fedmrn_app.results.run_folder import holds_run
+from fedmrn_app.results.resume import holds_run
 
 _PAUSE_SECONDS = 5.0
 

@@ -26,7 +26,8 @@ from fedmrn_app.errors import ConfigError, FedMRNError
 from fedmrn_app.report.tables import print_summary
 from fedmrn_app.results.lock import locked
 from fedmrn_app.results.loggers.feed import Feed, check_library
-from fedmrn_app.results.run_folder import finished, holds_run, must_be_free, resumable
+from fedmrn_app.results.resume import finished, holds_run, must_be_free, resumable
+from fedmrn_app.results.round_row import RowReader
 from fedmrn_app.runtime.cleanup import end_leftovers
 from fedmrn_app.runtime.remote import run_on
 from fedmrn_app.runtime.restarts import run_supervised
@@ -95,7 +96,7 @@ def _launch(values: Values, folder: Path, on: str | None) -> dict[str, Any]:
         resumable(folder, values, default_values)  # in vain, it costs no start of processes
     else:
         must_be_free(folder)
-    check_library(config.log)
+    check_library(config.log.name)
     if on is not None and config.ray.address is not None:
         raise ConfigError(f"ray.address={config.ray.address}: simulates, and --on does not; leave out one of them")
     if on is None:  # devices may have data of their own
@@ -108,7 +109,8 @@ def _launch(values: Values, folder: Path, on: str | None) -> dict[str, Any]:
     if (each := config.partition.samples_per_client) is not None:
         console.print(f"each client's {each} rows are drawn with replacement, and clients may share rows")
     columns = (TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    feed = Feed(config.log, values, folder, lambda line: errors.print(f"fedmrn: {line}", markup=False))
+    rows = RowReader(folder)
+    feed = Feed(values, folder, lambda line: errors.print(f"fedmrn: {line}", markup=False))
     summary: dict[str, Any] | None = None
     shown = console.is_terminal and not in_parallel()
     mark = f"[{HydraConfig.get().job.num}] " if in_parallel() else ""
@@ -121,7 +123,7 @@ def _launch(values: Values, folder: Path, on: str | None) -> dict[str, Any]:
             progress.console.print(mark + line, markup=False)
             if ended := re.match(r"round +(\d+)/", line):
                 progress.update(bar, completed=int(ended[1]))
-                feed.read()
+                feed.add(rows.read())
 
         def run(values: Values) -> None:
             if on is None:
@@ -133,6 +135,7 @@ def _launch(values: Values, folder: Path, on: str | None) -> dict[str, Any]:
             run_supervised(run, values, folder, config.restarts, show)
             summary = dict(json.loads((folder / "summary.json").read_text()))
         finally:
+            feed.add(rows.read())
             feed.end(summary)
     print_summary(console, summary, folder)
     return summary

@@ -13,8 +13,9 @@ import shlex
 from pathlib import Path
 
 from fedmrn_app.errors import RunError
-from fedmrn_app.report.cli import add_kinds, find_summaries, table_of
+from fedmrn_app.report.cli import add_kinds, table_of
 from fedmrn_app.report.groups import FOOTNOTE
+from fedmrn_app.report.runs import find_summaries
 
 ROOT = Path(__file__).resolve().parents[2]
 _TABLE = re.compile(rf"<!-- fedmrn-report (?P<words>.+) -->\n\n(?P<rows>(?:\|.*\n)*(?:\n{FOOTNOTE}.*\n)?)")

@@ -14,7 +14,8 @@ from fedmrn_app.errors import RunError
 from fedmrn_app.federation.worker import Worker
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods.submodel_parts import PartOfModel
-from fedmrn_app.results.run_folder import RunFolder, resumable
+from fedmrn_app.results.resume import resumable
+from fedmrn_app.results.run_folder import RunFolder
 from tests.helpers import final_state
 from tests.run_folder import VALUES, model, row, state
 
@@ -79,10 +80,11 @@ def test_a_run_that_has_had_it_has_no_more_rounds(tmp_path: Path) -> None:
         return {**VALUES, "rounds": rounds, "strategy": {"name": "submodel", "output_lr": LR}}
 
     folder = RunFolder(tmp_path)
-    folder.start(values(2), model(), state(), resume=False)
+    folder.create(values(2), model(), state())
     folder.add_round(row(1, 0.5), model(), state())
     assert resumable(tmp_path, values(4), dict)[0].round == 1  # interrupted before it: the last round is another one
     folder.add_round(row(2, 0.5), model(), state())
     assert resumable(tmp_path, values(2), dict)[0].round == 2
-    with pytest.raises(RunError, match=r"rounds=4: round 2 of .* was the output step, after which there is no other"):
+    with pytest.raises(RunError) as refused:
         resumable(tmp_path, values(4), dict)
+    assert (refused.value.code, refused.value.key, refused.value.value) == ("output-step", "rounds", 4)

@@ -1,16 +1,41 @@
-"""`fedmrn-report`: what it prints of finished runs, and what it says where there are none."""
+"""The `fedmrn-report` command: its output, and its errors in one line."""
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedmrn_app.learning.evaluate import Evaluation, evaluate, measured_norms
 from fedmrn_app.report.cli import main
+from fedmrn_app.results.run_folder import RunFolder
+from fedmrn_app.results.summary import summarize
+from fedmrn_app.tasks.validation import load_training
+from tests.run_folder import begun, make_run, row
+
+Report = Callable[..., tuple[object, str, str]]
 
 
-def make_run(folder: Path, metric: str = "accuracy", **changes: Any) -> Path:
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Report:
+    """Return a function that runs the command and returns its code, output and errors."""
+
+    def run(*words: object) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedmrn-report", *map(str, words)])
+        try:
+            code: object = main()
+        except SystemExit as ended:
+            code = ended.code
+        output = capsys.readouterr()
+        return code, output.out, output.err
+
+    return run
+
+
+def leave_summary(folder: Path, metric: str = "accuracy", **changes: Any) -> Path:
+    """Leave the files that the plain table needs, as versions without config.yaml wrote them."""
     summary = {
         "strategy": "fedmrn", "dataset": "digits", "partition": "iid", "metric": metric, "rounds": 2,
         "final_accuracy": None, "best_accuracy": None, f"final_{metric}": 0.51239, f"best_{metric}": 0.75,
@@ -25,62 +50,114 @@ def make_run(folder: Path, metric: str = "accuracy", **changes: Any) -> Path:
     return folder
 
 
-def report(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> int:
-    monkeypatch.setattr(sys, "argv", ["fedmrn-report", *map(str, folders)])
-    return main()
-
-
-def test_one_row_per_run_in_the_order_of_their_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plain_table_has_a_row_for_each_run_in_the_order_of_their_numbers(tmp_path: Path, report: Report) -> None:
     for number in (10, 9):
-        make_run(tmp_path / str(number), strategy=f"run{number}")
-    assert report(monkeypatch, tmp_path, tmp_path / "9") == 0
-    assert capsys.readouterr().out.splitlines() == [
+        leave_summary(tmp_path / str(number), strategy=f"run{number}")
+    assert report(tmp_path, tmp_path / "9")[1].splitlines() == [
         "| strategy | data | rounds | final accuracy | best accuracy | uplink per client, B | bits per parameter, up "
         "| down | both | in the last round, up | down | rejected |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
         "| run9 | digits, iid | 2 | 0.5124 | 0.7500 | 2,706 | 1.008 | 2.500 | 3.508 | 0.844 | 1.900 | 3 |",
         "| run10 | digits, iid | 2 | 0.5124 | 0.7500 | 2,706 | 1.008 | 2.500 | 3.508 | 0.844 | 1.900 | 3 |",
     ]
-
-
-def test_metrics_are_the_headlines_of_the_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rooms = make_run(tmp_path / "1", "mean_iou")
-    assert report(monkeypatch, rooms) == 0
-    head, _, row = capsys.readouterr().out.splitlines()
-    assert "| final mean iou | best mean iou |" in head
-    assert "| 0.5124 | 0.7500 |" in row
-    assert report(monkeypatch, rooms, make_run(tmp_path / "2")) == 0
-    head, _, *rows = capsys.readouterr().out.splitlines()
+    other = leave_summary(tmp_path / "11", "mean_iou")
+    assert "| final mean iou | best mean iou |" in report(other)[1]
+    head, _, *rows = report(tmp_path / "9", other)[1].splitlines()
     assert "| final | best |" in head
-    assert "| 0.5124 mean iou | 0.7500 mean iou |" in rows[0]
-    assert "| 0.5124 accuracy | 0.7500 accuracy |" in rows[1]
+    assert "| 0.5124 accuracy | 0.7500 accuracy |" in rows[0]
+    assert "| 0.5124 mean iou | 0.7500 mean iou |" in rows[1]
 
 
-def test_a_folder_without_a_run_is_refused_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = make_run(tmp_path / "run")
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    broken = make_run(tmp_path / "broken")
-    (broken / "summary.json").write_text("{")
-    other = make_run(tmp_path / "other")
-    (other / "summary.json").write_text('{"strategy": "fedmrn"}')
-    unfinished = make_run(tmp_path / "unfinished")
-    (unfinished / "rounds.csv").unlink()
-    for folder, reason in {
-        tmp_path / "nowhere": "no such folder",
-        empty: "no summary.json in or below it",
-        broken: "cannot be read as a run's folder",
-        other: "cannot be read as a run's folder",
-        unfinished: "cannot be read as a run's folder",
-    }.items():
-        assert report(monkeypatch, run, folder) == 2
-        said = capsys.readouterr()
-        assert said.out == ""
-        assert said.err.startswith(f"fedmrn-report: {folder}: {reason}")
-        assert said.err.count("\n") == 1
+def test_options_choose_the_table_and_write_the_page(tmp_path: Path, report: Report) -> None:
+    for n, alpha in enumerate((1, 2)):
+        make_run(tmp_path / "runs" / str(n), "eden", 0, (0.5, 0.6), top={"alpha": alpha})
+    make_run(tmp_path / "runs" / "2", "fedavg", 0, (0.5, 0.6), top={"alpha": 1})
+    runs, page = tmp_path / "runs", tmp_path / "page"
+    footnote = "\n\nWhere a name says nothing else: alpha=1.\n"
+    for words, start, foot in (
+        (["--mean", "--last", "2"], "| run | data | seeds | rounds | accuracy of the last 2 rounds, % |", True),
+        (["--across"], "| run | seeds | rounds | shakespeare, natural: best, % (paper) |", True),
+        (["--until", "0.55"], "| run | data | seeds | rounds | seconds |", True),
+        (["--within", "0.001,9"], "| run | data | seeds | 0.001 MB up | 9 MB up |", True),
+        (["--choose", "alpha"], "| run | data | seeds | rounds | 1 | 2 | alpha |", False),
+    ):
+        code, out, _ = report(runs, *words)
+        assert code == 0
+        assert out.startswith(start)
+        assert out.endswith(footnote) is foot
+    code, out, _ = report(runs, "--tables", "--page", page, "--last", "2", "--keep", tmp_path / "kept")
+    assert code == 0
+    assert out.endswith(f"\n\npage in {page / 'report.html'}\n\n3 runs kept in {tmp_path / 'kept'}\n")
+    for text in (out, *((page / name).read_text() for name in ("report.md", "report.html"))):
+        assert "Seconds and shares, means over rounds and seeds" in text
+    assert "| accuracy of the last 2 rounds, % |" in (page / "report.md").read_text()
+    for name, label in (("rounds", "test loss, mean of 2 rounds"), ("bits", "accuracy of the last 2 rounds"),
+                        ("traffic", "test accuracy, mean of 2 rounds")):  # fmt: skip
+        assert label in (page / f"{name}.svg").read_text()
+
+
+def test_folders_without_a_finished_run_are_refused_in_one_line(tmp_path: Path, report: Report) -> None:
+    run = leave_summary(tmp_path / "run")
+    (tmp_path / "empty").mkdir()
+    (leave_summary(tmp_path / "broken") / "summary.json").write_text("{")
+    (leave_summary(tmp_path / "other") / "summary.json").write_text('{"strategy": "fedmrn"}')
+    (leave_summary(tmp_path / "unfinished") / "rounds.csv").unlink()
+    (leave_summary(tmp_path / "short") / "rounds.csv").write_text("round\n")
+    for name in ("nowhere", "empty", "broken", "other", "unfinished", "short"):
+        code, out, err = report(run, tmp_path / name)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert err.startswith(f"fedmrn-report: {tmp_path / name}: ")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *([f"--within={amounts}"] for amounts in ("", "3,", "0,3", "-1", "nan", "inf", "many")),
+        ["--choose", "strategy.bit"],
+        ["--mean", "--last", "4"],
+        ["--last", "2"],
+        ["--mean", "--last", "0"],
+    ],
+)
+def test_options_that_the_runs_cannot_satisfy_are_refused(words: list[str], tmp_path: Path, report: Report) -> None:
+    make_run(tmp_path / "run", "eden", 0, (0.2, 0.5, 0.6))
+    code, out, err = report(tmp_path, *words)
+    assert (code, out) == (2, "")
+    assert words[0].partition("=")[0] in err.splitlines()[-1] or "--last" in err.splitlines()[-1]
+
+
+def leave_model(path: Path, overrides: tuple[str, ...]) -> Evaluation:
+    """Leave a run's folder as after a round, and return its model's result on the test split."""
+    run = begun(*overrides, "rounds=1")
+    config, task, model = run.config, run.task, run.model
+    folder = RunFolder(path)
+    folder.create(run.values, model, run.state)
+    folder.add_round(row(1, 0.5), model, run.state)
+    facts = {"dataset": "digits", "partition": "iid", "evaluated_on": "validation"}
+    folder.finish(summarize(folder.rounds, {"strategy": run.values["strategy"]["name"], **facts}))
+    by = load_training(task, config.validation, config.seed) if config.static_norm == "train" else None
+    with measured_norms(model, task, by):
+        return evaluate(model, task, task.load("test"))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("strategy=fedavg", "validation=0.2", "seed=3"),
+        ("strategy=submodel", "model=digits", "model.norm=static", "static_norm=train", "validation=0.2", "seed=3"),
+    ],
+)
+def test_models_are_evaluated_on_the_test_split(tmp_path: Path, overrides: tuple[str, ...], report: Report) -> None:
+    reached = leave_model(tmp_path / "run", overrides)
+    code, out, _ = report("--test", tmp_path)
+    assert code == 0
+    name = overrides[0].removeprefix("strategy=")
+    assert out.splitlines() == [
+        "| run | data | seeds | rounds | final accuracy, % | test accuracy, % | test loss |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        f"| {name} | digits, iid, validation | 1 | 1 | 50.00 | {100 * reached.headline:.2f} | {reached.loss:.4f} |",
+    ]
+    for state in ("model.safetensors", "previous.safetensors"):
+        (tmp_path / "run" / state).unlink()
+    code, _, err = report("--test", tmp_path)
+    assert (code, err.count("\n"), "model.safetensors" in err) == (2, 1, True)

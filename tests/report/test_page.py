@@ -1,4 +1,4 @@
-"""The report's page: what stands in its table, and that it needs no other file."""
+"""The report's page: its table and figures, and that it needs no other file."""
 
 import json
 import re
@@ -10,7 +10,8 @@ import pytest
 from fedmrn_app.errors import RunError
 from fedmrn_app.report.archive import keep_runs
 from fedmrn_app.report.groups import read_groups
-from fedmrn_app.report.page import markdown_means, write_page
+from fedmrn_app.report.markdown import markdown, means
+from fedmrn_app.report.page import write_page
 from fedmrn_app.report.published import published
 from tests.run_folder import make_run
 
@@ -25,20 +26,20 @@ def runs(tmp_path: Path) -> list[Path]:
     ]
 
 
-def test_runs_that_differ_in_their_seed_alone_are_one_row(runs: list[Path], tmp_path: Path) -> None:
+def test_runs_that_differ_only_in_their_seed_are_one_row(runs: list[Path], tmp_path: Path) -> None:
     groups = read_groups(runs)
     assert [group.name for group in groups] == ["fedmrn", "eden strategy.bits=1", "eden strategy.bits=2"]
     assert [[run.settings["seed"] for run in group.runs] for group in groups] == [[0, 1], [0], [0]]
+    assert groups[0].curve("up_mb")[0] == pytest.approx([9 * 100 / 1e6, 2 * 9 * 100 / 1e6])
+    assert groups[0].curve("total_mb")[0] == pytest.approx([(900 + 4000) / 1e6, 2 * (900 + 4000) / 1e6])
     write_page(groups, tmp_path / "page")
     rows = (tmp_path / "page" / "report.md").read_text().splitlines()
     assert rows[2].startswith("| fedmrn | shakespeare, natural | 2 | 2 | 91.00 ± 1.41 | 91.00 ± 1.41 | 51.1 | +39.9 |")
     assert rows[3].startswith("| eden strategy.bits=1 | shakespeare, natural | 1 | 2 | 80.00 | 80.00 | 49.6 | +30.4 |")
-    means = markdown_means(groups)
-    assert [line.startswith(row.rpartition(" | ")[0]) for line, row in zip(means, rows[:5], strict=True)] == [True] * 5
-    assert "seconds" not in means[0]
+    assert rows[:5] == markdown(means(groups))
 
 
-def test_runs_from_before_a_key_was_added_are_as_those_with_its_default(runs: list[Path]) -> None:
+def test_runs_of_older_versions_have_the_defaults_of_newer_keys(runs: list[Path]) -> None:
     older, newer, eden = (run.parent / "config.yaml" for run in runs[:3])
     newer.write_text(newer.read_text() + "server_lr: 1.0\n")
     eden.write_text(eden.read_text() + "server_lr: 0.5\n")
@@ -48,7 +49,7 @@ def test_runs_from_before_a_key_was_added_are_as_those_with_its_default(runs: li
     assert names == ["fedmrn", "eden strategy.bits=1 server_lr=0.5", "eden strategy.bits=2"]
 
 
-def test_settings_of_a_grid_count_where_there_is_one(tmp_path: Path) -> None:
+def test_lattice_settings_count_only_on_a_lattice(tmp_path: Path) -> None:
     def names(*downlinks: str) -> list[str]:
         runs = []
         for downlink in downlinks:
@@ -61,19 +62,19 @@ def test_settings_of_a_grid_count_where_there_is_one(tmp_path: Path) -> None:
     exact, grid = "eden downlink.dtype=float32", "eden downlink.dtype=grid"
     assert names("dtype: float32, step: 1.0", "dtype: grid, step: 0.2") == [exact, grid]
     three = names("dtype: float32", "dtype: grid, step: 1.0", "dtype: grid, step: 0.2")
-    assert three == [exact, "eden downlink.step=1.0", "eden downlink.step=0.2"]  # two of three have a grid
+    assert three == [exact, "eden downlink.step=1.0", "eden downlink.step=0.2"]  # most have a lattice
 
 
-def test_runs_of_other_lengths_have_names_and_rows_of_their_own(tmp_path: Path) -> None:
+def test_runs_of_different_lengths_are_different_groups(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name, "eden", 0, (0.6,) * rounds) for name, rounds in (("a", 1), ("b", 2))]
     assert [(group.name, len(group.runs)) for group in read_groups(runs)] == [("eden", 1), ("eden", 1)]
 
 
-def test_kept_runs_give_the_same_table_and_hold_no_path(runs: list[Path], tmp_path: Path) -> None:
+def test_copies_of_runs_give_the_same_table_and_hold_no_path(runs: list[Path], tmp_path: Path) -> None:
     kept = keep_runs(runs, tmp_path / "kept")
     assert [path.name for path in kept] == ["a", "b", "c", "d"]
-    again = [path / "summary.json" for path in kept]
-    assert markdown_means(read_groups(again)) == markdown_means(read_groups(runs))
+    copies = read_groups([path / "summary.json" for path in kept])
+    assert means(copies).equals(means(read_groups(runs)))
     assert {path.name for path in kept[0].iterdir()} == {"summary.json", "rounds.csv", "config.yaml"}
     (one,) = keep_runs(runs[:1], tmp_path / "one")
     assert one == tmp_path / "one" / "a"
@@ -81,12 +82,16 @@ def test_kept_runs_give_the_same_table_and_hold_no_path(runs: list[Path], tmp_pa
     config.write_text("dataset:\n  path: /home/somebody/data\n")
     keep_runs(runs[:1], tmp_path / "one")
     assert (one / "config.yaml").read_text() == "dataset:\n  path: null\n"
-    config.unlink()
-    with pytest.raises(RunError, match=r"a: cannot be read as a run's folder \(FileNotFoundError"):
-        keep_runs(runs[:1], tmp_path / "one")
+    for damage in (lambda: config.write_text("a: [b"), config.unlink):
+        damage()
+        for read in (lambda: keep_runs(runs[:1], tmp_path / "one"), lambda: read_groups(runs)):
+            with pytest.raises(RunError) as refused:
+                read()
+            assert (refused.value.code, refused.value.value) == ("unreadable-run", str(config.parent))
+            assert "\n" not in str(refused.value)
 
 
-def test_page_is_whole_in_itself_and_the_same_each_time(runs: list[Path], tmp_path: Path) -> None:
+def test_page_needs_no_other_file_and_is_the_same_each_time(runs: list[Path], tmp_path: Path) -> None:
     groups = read_groups(runs)
     page = write_page(groups, tmp_path / "page").read_text()
     assert write_page(groups, tmp_path / "again").read_text() == page
@@ -112,18 +117,12 @@ def test_long_runs_are_drawn_without_their_first_tenth(tmp_path: Path, rounds: i
     assert ("0.2" in ticks) is shown, ticks
 
 
-def test_names_cannot_bring_code_into_the_page(tmp_path: Path) -> None:
+def test_names_are_escaped_in_the_page(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", "<script>alert(1)</script>", 0, (0.5,))
     assert "<script" not in write_page(read_groups([run]), tmp_path / "page").read_text()
 
 
-def test_traffic_counts_all_clients_and_adds_up(runs: list[Path]) -> None:
-    group = read_groups(runs)[0]
-    assert group.traffic(["uplink"])[0] == pytest.approx([9 * 100 / 1e6, 2 * 9 * 100 / 1e6])
-    assert group.traffic(["uplink", "downlink"])[0] == pytest.approx([(900 + 4000) / 1e6, 2 * (900 + 4000) / 1e6])
-
-
-def test_what_the_paper_says() -> None:
+def test_results_of_the_paper() -> None:
     assert published("fedmrn", "fashion_mnist", "label_shard", 200) == 88.6
     assert published("fedmrn", "fashion_mnist", "label_shard", 99) is None
     assert published("eden", "cifar100", "dirichlet", 200) == 53.1
@@ -132,20 +131,13 @@ def test_what_the_paper_says() -> None:
     assert published("fedscalar", "svhn", "iid", 200) is None
 
 
-def test_run_without_its_configuration_is_refused(runs: list[Path]) -> None:
-    (runs[0].parent / "config.yaml").write_text("a: [b")
-    with pytest.raises(RunError, match="cannot be read as a run's folder") as refused:
-        read_groups(runs)
-    assert "\n" not in str(refused.value)
-
-
-def test_page_says_what_the_runs_were_made_with(runs: list[Path], tmp_path: Path) -> None:
-    assert "Made with" not in write_page(read_groups(runs), tmp_path / "page").read_text()  # runs of older versions
+def test_page_names_versions_and_machines_of_the_runs(runs: list[Path], tmp_path: Path) -> None:
+    assert "Made with" not in write_page(read_groups(runs), tmp_path / "page").read_text()  # as in older versions
     for run, commit in zip(runs, ("abc", "abc", None, "abc-dirty"), strict=True):
         made = {"fedmrn": "1.2", "commit": commit, "torch": "3.4", "cores": 2, "processor": "a CPU", "gpus": ["a GPU"]}
         run.write_text(json.dumps({**json.loads(run.read_text()), "made_with": made}))
     page = write_page(read_groups(runs), tmp_path / "page").read_text()
-    said = [f"Made with fedmrn 1.2{commit}, PyTorch 3.4, 2 cores of a CPU, a GPU." for commit in (" (abc)", "")]
-    assert all(page.count(line) == 1 for line in said)
+    lines = [f"Made with fedmrn 1.2{commit}, PyTorch 3.4, 2 cores of a CPU, a GPU." for commit in (" (abc)", "")]
+    assert all(page.count(line) == 1 for line in lines)
     assert page.count("Made with") == 3
     assert "1.2 (abc-dirty), PyTorch" in (tmp_path / "page" / "report.md").read_text()

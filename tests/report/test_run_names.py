@@ -1,26 +1,20 @@
-"""What runs are named by in tables, and what the line below a table says of all."""
+"""The names of groups in tables, and the line below a table."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from fedmrn_app.report.cli import main
 from fedmrn_app.report.groups import Group, footnote, read_groups
 from tests.run_folder import make_run
 
 
 def group_runs(folder: Path, *runs: tuple[str, str, dict[str, Any]]) -> list[Group]:
-    """Of runs by their strategies and data, with settings that all strategies have, and those of a `strategy.`."""
+    """Group runs given by strategy, partition and settings; those with a `strategy.` are the strategy's own."""
     summaries = []
-    for number, (strategy, data, settings) in enumerate(runs):
+    for number, (strategy, partition, settings) in enumerate(runs):
         own = {key.removeprefix("strategy."): value for key, value in settings.items() if "." in key}
-        summaries.append(make_run(folder / str(number), strategy, 0, (0.5,), **own))
-        summaries[-1].write_text(summaries[-1].read_text().replace("natural", data))
-        config = summaries[-1].parent / "config.yaml"
-        rest = "".join(f"{key}: {value}\n" for key, value in settings.items() if "." not in key)
-        config.write_text(config.read_text() + rest)
+        top = {key: value for key, value in settings.items() if "." not in key}
+        data = ("shakespeare", partition)
+        summaries.append(make_run(folder / str(number), strategy, 0, (0.5,), data, top=top, **own))
     return read_groups(summaries)
 
 
@@ -28,7 +22,7 @@ def names(groups: list[Group]) -> list[str]:
     return [group.name for group in groups]
 
 
-def test_what_more_than_half_have_is_said_once(tmp_path: Path) -> None:
+def test_names_leave_out_the_values_of_more_than_half(tmp_path: Path) -> None:
     groups = group_runs(
         tmp_path,
         ("eden", "iid", {"alpha": 1, "bits": 3}),
@@ -43,7 +37,7 @@ def test_what_more_than_half_have_is_said_once(tmp_path: Path) -> None:
     assert footnote(groups, "bits", "alpha") == []
 
 
-def test_half_of_them_are_not_most(tmp_path: Path) -> None:
+def test_names_keep_the_values_of_exactly_half(tmp_path: Path) -> None:
     groups = group_runs(
         tmp_path, *[("eden", "iid", {"alpha": alpha}) for alpha in (1, 2)], ("drive", "iid", {"alpha": 3})
     )
@@ -56,7 +50,7 @@ def test_names_have_four_settings_at_most(tmp_path: Path) -> None:
     assert names(groups) == [f"drive a={n} b={n} c={n} d={n} ..." for n in (1, 2)]
 
 
-def test_options_of_a_method_are_told_among_its_own_runs(tmp_path: Path) -> None:
+def test_options_of_a_method_distinguish_only_its_own_runs(tmp_path: Path) -> None:
     groups = group_runs(
         tmp_path,
         *[("eden", "iid", {"strategy.bits": bits}) for bits in (1, 2)],
@@ -66,7 +60,7 @@ def test_options_of_a_method_are_told_among_its_own_runs(tmp_path: Path) -> None
     assert footnote(groups) == []
 
 
-def test_what_changes_with_the_data_alone_is_not_told_of_it(tmp_path: Path) -> None:
+def test_names_leave_out_settings_that_change_with_the_data_alone(tmp_path: Path) -> None:
     groups = group_runs(
         tmp_path,
         *[("eden", "iid", {"rate": rate}) for rate in (1, 2)],
@@ -77,20 +71,11 @@ def test_what_changes_with_the_data_alone_is_not_told_of_it(tmp_path: Path) -> N
     assert footnote(groups) == []
 
 
-def test_command_says_it_below_the_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    group_runs(tmp_path, *[("eden", "iid", {"alpha": alpha}) for alpha in (1, 2)], ("drive", "iid", {"alpha": 1}))
-
-    def printed(*said: str) -> list[str]:
-        monkeypatch.setattr(sys, "argv", ["fedmrn-report", str(tmp_path), *said])
-        assert main() == 0
-        return capsys.readouterr().out.splitlines()
-
-    line = "Where a name says nothing else: alpha=1."
-    for kind in (["--mean"], ["--across"], ["--until", "0"], ["--within", "3"], ["--choose", "local.lr"]):
-        assert printed(*kind)[-2:] == ["", line], kind
-    assert all(row.startswith("|") for said in ([], ["--choose", "alpha"]) for row in printed(*said))
-    printed("--page", str(tmp_path / "page"))
-    assert (tmp_path / "page" / "report.md").read_text().count(line) == 1
-    assert line in (tmp_path / "page" / "report.html").read_text()
+def test_runs_of_different_lengths_are_named_by_their_settings(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path / "0", "eden", 0, (0.1,), bits=1),
+        make_run(tmp_path / "1", "eden", 0, (0.2, 0.3), bits=2),
+        make_run(tmp_path / "2", "drive", 0, (0.1,)),
+        make_run(tmp_path / "3", "drive", 0, (0.1, 0.2)),
+    ]
+    assert names(read_groups(runs)) == ["eden strategy.bits=1", "eden strategy.bits=2", "drive", "drive"]

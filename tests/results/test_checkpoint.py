@@ -1,6 +1,5 @@
-"""What a run goes on from is whole, or refused in one line that names the file."""
+"""Runs resume from undamaged files; other folders are refused in one line that names the file."""
 
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -15,19 +14,19 @@ from fedmrn_app.results.checkpoint import BEFORE, STATE, State, read_state, writ
 from fedmrn_app.results.run_folder import RunFolder
 from tests.run_folder import VALUES, model, row, rows_on_disk, state
 
-Damage = Callable[[Path, Path], object]  # to a run's folder, beside that of another run
+Damage = Callable[[Path, Path], object]  # damages a run's folder, given that of another run
 
 
 def three_rounds(path: Path) -> None:
-    """A run's folder after three of five rounds."""
+    """Leave a run after three of five rounds."""
     folder = RunFolder(path)
-    folder.start({**VALUES, "rounds": 5}, model(), state(), resume=False)
+    folder.create({**VALUES, "rounds": 5}, model(), state())
     for number in (1, 2, 3):
         folder.add_round(row(number, number / 10), model(number), state(number))
 
 
 def flip(name: str, place: float) -> Damage:
-    """Turn one bit round, somewhere from 0, the file's begin, to 1."""
+    """Flip one bit at a place between 0, the start of the file, and 1, its end."""
 
     def damage(run: Path, _: Path) -> None:
         data = bytearray((run / name).read_bytes())
@@ -88,7 +87,7 @@ def both(one: Damage, two: Damage) -> Damage:
     return damage
 
 
-MENDED: dict[str, tuple[Damage, int, str]] = {  # the round that it goes on from, and the file that is named
+REPAIRED: dict[str, tuple[Damage, int, str]] = {  # the round from which the run resumes, and the file that is named
     "state is gone": (drop(STATE), 2, STATE),
     "state is empty": (put(STATE, b""), 2, STATE),
     "state is cut in half": (cut(STATE, 0.5), 2, STATE),
@@ -116,18 +115,18 @@ MENDED: dict[str, tuple[Damage, int, str]] = {  # the round that it goes on from
     "configuration is another's": (foreign("config.yaml"), 3, "config.yaml"),
 }
 REFUSED: dict[str, tuple[Damage, str]] = {
-    "both states are gone": (both(drop(STATE), drop(BEFORE)), "model.safetensors: is not there"),
-    "both states are damaged": (both(flip(STATE, 0.5), cut(BEFORE, 0.5)), "previous.safetensors: is damaged"),
-    "only a damaged state": (both(flip(STATE, 0.5), drop(BEFORE)), "model.safetensors: is damaged"),
-    "state is a folder": (folder_instead, "model.safetensors: is a folder; take it away"),
-    "state is of another run": (foreign(STATE), "is of another run than"),
-    "both states are of another run": (both(foreign(STATE), foreign(BEFORE)), "seed was 1 and is now 0"),
+    "both states are gone": (both(drop(STATE), drop(BEFORE)), "no-state"),
+    "both states are damaged": (both(flip(STATE, 0.5), cut(BEFORE, 0.5)), "no-state"),
+    "only a damaged state": (both(flip(STATE, 0.5), drop(BEFORE)), "no-state"),
+    "state is a folder": (folder_instead, "no-state"),
+    "state is of another run": (foreign(STATE), "two-runs"),
+    "both states are of another run": (both(foreign(STATE), foreign(BEFORE)), "changed"),
 }
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> tuple[Path, Path]:
-    """A run's folder, and that of another run."""
+    """Return a run's folder, and that of another run."""
     three_rounds(tmp_path / "run")
     three_rounds(tmp_path / "other")
     stored, _ = read_state(tmp_path / "other")
@@ -139,40 +138,34 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "run", tmp_path / "other"
 
 
-@pytest.mark.parametrize("name", MENDED)
-def test_damaged_folder_goes_on_from_what_is_whole(name: str, runs: tuple[Path, Path]) -> None:
-    damage, expected, file = MENDED[name]
+@pytest.mark.parametrize("name", REPAIRED)
+def test_damaged_folder_resumes_from_the_undamaged_file(name: str, runs: tuple[Path, Path]) -> None:
+    damage, expected, file = REPAIRED[name]
     run, other = runs
     damage(run, other)
     lines: list[str] = []
-    again, loaded, kept = RunFolder(run), model(9), state(9)
-    done = again.start({**VALUES, "rounds": 5}, loaded, kept, resume=True, report=lines.append)
-    assert done == expected
+    again, loaded = RunFolder(run), model(9)
+    kept = again.resume({**VALUES, "rounds": 5}, loaded, state(9), report=lines.append)
+    assert len(again.rounds) == expected
     assert [r["round"] for r in rows_on_disk(run)] == [str(n) for n in range(1, expected + 1)]
     assert np.array_equal(kept.vector, state(expected).vector)
     assert all(np.array_equal(a, b) for a, b in zip(loaded.state(), model(expected).state(), strict=True))
     assert [line for line in lines if line.startswith(f"{run / file}: ")] or not file
     assert all("\n" not in line for line in lines)
     assert file or not lines
-    # whatever was damaged, the next round leaves two states that are whole
-    again.add_round(row(done + 1, 0.5), loaded, kept)
+    # the next round leaves two undamaged states
+    again.add_round(row(expected + 1, 0.5), loaded, kept)
     (run / STATE).write_bytes(b"")
-    assert read_state(run)[0].round == done
+    assert read_state(run)[0].round == expected
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_folder_without_anything_whole_is_refused(name: str, runs: tuple[Path, Path]) -> None:
-    damage, reason = REFUSED[name]
+def test_folder_without_an_undamaged_state_is_refused(name: str, runs: tuple[Path, Path]) -> None:
+    damage, code = REFUSED[name]
     run, other = runs
     damage(run, other)
-    with pytest.raises(RunError, match=reason) as refused:
-        RunFolder(run).start({**VALUES, "rounds": 5}, model(9), state(9), resume=True)
+    with pytest.raises(RunError) as refused:
+        RunFolder(run).resume({**VALUES, "rounds": 5}, model(9), state(9))
+    assert refused.value.code == code
     assert "\n" not in str(refused.value)
     assert str(run) in str(refused.value) or "seed" in str(refused.value)
-
-
-def test_state_opens_as_any_safetensors_file(tmp_path: Path) -> None:
-    three_rounds(tmp_path)
-    names = set(model().module.state_dict())
-    assert names <= load_file(tmp_path / STATE).keys()
-    assert json.loads(json.dumps(read_state(tmp_path)[0].facts))["round"] == 3

@@ -1,20 +1,23 @@
-"""What arrives in the libraries is read back from them; and what they make of it never ends a run."""
+"""Loggers: the libraries hold what a run logged, and their failures do not end it."""
 
 import importlib.util
 import json
+import math
 import struct
-import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
-from fedmrn_app.config.schema import LogConfig
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.results.loggers.feed import Feed, check_library
+from fedmrn_app.results.round_row import RowReader, to_row
 from fedmrn_app.results.run_folder import RunFolder
+from fedmrn_app.results.summary import summarize
+from tests.paths import ROOT
 from tests.run_folder import VALUES, model, row, state
 
 CONFIG = {**VALUES, "strategy": {"name": "fedmrn"}, "dataset": {"name": "digits"}}
@@ -25,15 +28,21 @@ def needs(library: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(importlib.util.find_spec(library) is None, reason=f"{library} is not installed")
 
 
-def log_run(folder: Path, config: LogConfig, lines: list[str]) -> None:
-    """Three rounds of a real folder, each told as soon as it has ended, and the end."""
+def config(name: str, **settings: Any) -> dict[str, Any]:
+    """Return a configuration whose `log` group has the settings of `conf/log/NAME.yaml`."""
+    defaults = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "log" / f"{name}.yaml"))
+    return {**CONFIG, "log": {**cast(dict[str, Any], defaults), **settings}}
+
+
+def log_run(folder: Path, values: dict[str, Any], lines: list[str]) -> None:
+    """Leave a run of three rounds and log each as soon as it has ended."""
     run = RunFolder(folder)
-    run.start(CONFIG, model(), state(), resume=False)
-    feed = Feed(config, CONFIG, folder, lines.append)
+    run.create(values, model(), state())
+    rows, feed = RowReader(folder), Feed(values, folder, lines.append)
     for number, accuracy in enumerate(ACCURACIES, 1):
         run.add_round(row(number, accuracy), model(), state())
-        feed.read()
-    run.finish(run.summarise({"strategy": "fedmrn"}))
+        feed.add(rows.read())
+    run.finish(summarize(run.rounds, {"strategy": "fedmrn"}))
     feed.end(json.loads((folder / "summary.json").read_text()))
 
 
@@ -42,8 +51,8 @@ def test_tensorboard_holds_rows_configuration_and_curves(tmp_path: Path) -> None
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     lines: list[str] = []
-    for _ in range(2):  # a run that goes on is logged anew
-        log_run(tmp_path / "run", LogConfig("tensorboard"), lines)
+    for _ in range(2):  # a run that resumes is logged again
+        log_run(tmp_path / "run", config("tensorboard"), lines)
         for path in (tmp_path / "run").glob("*.*"):
             path.unlink()
     found = EventAccumulator(str(tmp_path / "run" / "tensorboard"), {"images": 0, "tensors": 0})
@@ -64,7 +73,7 @@ def test_mlflow_holds_rows_configuration_and_files(tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
     lines: list[str] = []
-    log_run(tmp_path / "run", LogConfig("mlflow", folder=str(tmp_path / "logs"), project="papers"), lines)
+    log_run(tmp_path / "run", config("mlflow", folder=str(tmp_path / "logs"), project="papers"), lines)
     assert lines == []
     client = MlflowClient(f"sqlite:///{tmp_path / 'logs' / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("papers")
@@ -78,16 +87,16 @@ def test_mlflow_holds_rows_configuration_and_files(tmp_path: Path) -> None:
 
 
 def wandb_records(data: bytes) -> Iterator[bytes]:
-    """The records of an offline run's file: after a head of 7 bytes blocks of 32 KiB, as LevelDB's logs have them."""
+    """Yield the records of an offline run's file: a header of 7 bytes, then blocks of 32 KiB as in LevelDB's logs."""
     place, record = 7, b""
     while place + 7 <= len(data):
-        if (1 << 15) - place % (1 << 15) < 7:  # the rest of a block, too short for a header
+        if (1 << 15) - place % (1 << 15) < 7:  # the rest of a block is too short for a header
             place += (1 << 15) - place % (1 << 15)
             continue
         _, length, kind = struct.unpack_from("<IHB", data, place)
         record += data[place + 7 : place + 7 + length]
         place += 7 + length
-        if kind in (1, 4):  # whole, or the last part
+        if kind in (1, 4):  # a whole record, or its last part
             yield record
             record = b""
 
@@ -98,7 +107,7 @@ def test_wandb_holds_rows_and_configuration_offline(tmp_path: Path) -> None:
     from wandb.proto import wandb_internal_pb2
 
     lines: list[str] = []
-    log_run(tmp_path / "run", LogConfig("wandb"), lines)
+    log_run(tmp_path / "run", config("wandb"), lines)
     assert lines == []
     (file,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
     accuracies, settings = [], {}
@@ -113,43 +122,31 @@ def test_wandb_holds_rows_and_configuration_offline(tmp_path: Path) -> None:
     assert settings["local"] == {"lr": 0.1}
 
 
-def test_library_that_fails_is_told_once_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_library_is_reported_once(tmp_path: Path) -> None:
     lines: list[str] = []
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    log_run(tmp_path / "run", LogConfig("tensorboard", folder=str(blocked)), lines)
+    (tmp_path / "file").touch()
+    log_run(tmp_path / "run", config("tensorboard", folder=str(tmp_path / "file")), lines)
     (line,) = lines
     assert line.startswith("log=tensorboard: ")
-    assert line.endswith("; the run goes on")
 
 
-def test_values_that_are_not_finite_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
+@needs("tensorboard")
+def test_values_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    class Kept:
-        def row(self, number: int, values: dict[str, float]) -> None:
-            seen.append((number, values))
-
-        def close(self) -> None: ...
-
-    monkeypatch.setattr("fedmrn_app.results.loggers.feed.open_logger", lambda *arguments: Kept())
-    run = RunFolder(tmp_path)
-    run.start(CONFIG, model(), state(), resume=False)
-    feed = Feed(LogConfig("tensorboard"), CONFIG, tmp_path, seen.append)
-    feed.read()
-    assert seen == []
-    entry = row(1, 0.5)
-    run.add_round(type(entry)(**{**vars(entry), "sampled": float("nan")}), model(), state())
+    feed = Feed(config("tensorboard"), tmp_path, print)
+    feed.add([to_row(replace(row(1, 0.5), sampled=math.nan))])
     feed.end(None)
-    ((number, values),) = seen
-    assert number == 1
-    assert np.isfinite(list(values.values())).all()
-    assert "sampled_accuracy" not in values
+    found = EventAccumulator(str(tmp_path / "tensorboard"))
+    found.Reload()
+    tags = found.Tags()["scalars"]
+    assert "rounds/accuracy" in tags
+    assert "rounds/sampled_accuracy" not in tags
+    assert "rounds/round" not in tags
 
 
-def test_missing_library_is_refused_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"log=wandb: is not installed; pip install 'fedmrn\[wandb\]'"):
-        check_library(LogConfig("wandb"))
-    check_library(LogConfig())
+def test_missing_library_is_refused() -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_library("no_such_library")
+    assert (refused.value.code, refused.value.key, refused.value.value) == ("not-installed", "log", "no_such_library")
+    check_library("none")

@@ -1,4 +1,4 @@
-"""What a run says it was made with."""
+"""The record of what a run was made with."""
 
 import re
 import subprocess
@@ -18,7 +18,7 @@ def git(root: Path, *words: str) -> None:
 def test_commit_is_that_of_the_checkout(tmp_path: Path) -> None:
     assert commit_of(tmp_path) is None
     git(tmp_path, "init")
-    assert commit_of(tmp_path) is None  # there is none yet
+    assert commit_of(tmp_path) is None  # a repository without commits
     (tmp_path / "file").write_text("one")
     git(tmp_path, "add", "file")
     git(tmp_path, "commit", "-m", "One")

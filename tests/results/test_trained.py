@@ -1,4 +1,4 @@
-"""The model that a run has left: the one that was saved, without the run's data."""
+"""Loading the model of a run."""
 
 from pathlib import Path
 
@@ -14,17 +14,17 @@ from tests.run_folder import begun
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("downlink.dtype=grid",),  # what is sent is not the model, and the noise is steered
-        ("strategy=fedpm",),  # likewise, and the network is frozen
+        ("downlink.dtype=grid",),  # the file holds the global vector and the rate control, too
+        ("strategy=fedpm",),  # likewise, with a frozen network
         ("strategy=submodel", "model=preact_resnet18"),
-        ("dataset=fashion_mnist", "model=mlp"),  # whose data are not read
+        ("dataset=fashion_mnist", "model=mlp"),  # data that are not installed
     ],
 )
-def test_it_is_the_one_that_was_saved(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+def test_loaded_model_equals_the_saved_one(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     run = begun(*overrides)
     model = run.model
     folder = RunFolder(tmp_path)
-    folder.start(run.values, model, run.state, resume=False)
+    folder.create(run.values, model, run.state)
     with torch.no_grad():
         model.weights.normal_(std=0.1, generator=torch.Generator().manual_seed(1))
         model.dense.add_(0.25)
@@ -39,19 +39,20 @@ def test_it_is_the_one_that_was_saved(tmp_path: Path, overrides: tuple[str, ...]
     torch.testing.assert_close(trained.model(x), model.module.eval()(x), rtol=1e-3, atol=1e-3)
 
 
-def test_what_holds_no_model_is_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"nowhere: no such folder$"):
-        load_trained(tmp_path / "nowhere")
-    with pytest.raises(RunError, match=r"model\.safetensors: is not there$"):
-        load_trained(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"damaged")
-    with pytest.raises(RunError, match=r"model\.safetensors: is damaged"):
-        load_trained(tmp_path)
+def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "model.safetensors").write_bytes(b"damaged")
+    for name, code in {"nowhere": "no-folder", "empty": "no-state", "damaged": "no-state"}.items():
+        with pytest.raises(RunError) as refused:
+            load_trained(tmp_path / name)
+        assert (refused.value.code, refused.value.value) == (code, str(tmp_path / name))
 
 
-def test_model_of_code_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_code_of_a_model_is_named(tmp_path: Path) -> None:
     run = begun()
     run.values["model"] = {"name": "own", "_target_": "no.such.Net"}
-    RunFolder(tmp_path).start(run.values, run.model, run.state, resume=False)
-    with pytest.raises(ConfigError, match=r"no\.such\.Net"):
+    RunFolder(tmp_path).create(run.values, run.model, run.state)
+    with pytest.raises(ConfigError) as refused:
         load_trained(tmp_path)
+    assert "no.such.Net" in str(refused.value)

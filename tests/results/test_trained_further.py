@@ -1,4 +1,4 @@
-"""A model that was trained before and is trained further does as well on a grid as in float32."""
+"""Fine-tuning with a downlink on a lattice compared with one in float32."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ CLIENTS = ("clients=4", "clients_per_round=4", "local.epochs=3")
 
 
 def loss(overrides: tuple[str, ...], before: Path) -> float:
-    """The test loss after a run."""
+    """Return the test loss after a run."""
     worker = build_worker(load_config(overrides))
     model, _ = worker.model()
     model.load(*final_state(overrides))

@@ -71,7 +71,7 @@ def test_killed_processes_come_back_and_a_killed_command_goes_on(tmp_path: Path)
     refused = start(folder, ROUNDS)
     output, _ = refused.communicate(timeout=60)
     assert refused.returncode == 1
-    assert "holds a run already; resume=true goes on with it" in output
+    assert "holds a run already; resume=true continues it" in output
     resumed = start(folder, ROUNDS, "resume=true")
     output, _ = resumed.communicate(timeout=240)
     assert resumed.returncode == 0, output

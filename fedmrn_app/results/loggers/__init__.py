@@ -1,1 +1,5 @@
-"""A run's rows, configuration and curves to a library that people watch runs with; one file per library."""
+"""Loggers send a run's rows, configuration and curves to a library for watching runs.
+
+To add a logger, write `to_NAME.py` here with a class `RunLogger`, and `conf/log/NAME.yaml` with its settings; NAME is
+the library's import name.
+"""

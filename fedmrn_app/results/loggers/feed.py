@@ -1,97 +1,74 @@
-"""Which logger a configuration asks for, and how it is fed while a run goes on."""
+"""The choice of a run's logger, and how it receives rows."""
 
 from __future__ import annotations
 
-import csv
+import importlib
 import importlib.util
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from fedmrn_app.config.schema import LogConfig, Values
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.results.loggers.logger import Logger
 
-Report = Callable[[str], None]
 
-
-def check_library(config: LogConfig) -> None:
+def check_library(name: str) -> None:
     """Refuse a logger whose library is not installed.
 
     Raises:
-        ConfigError: says how to install it.
+        ConfigError: the library is missing; the message contains the command that installs it.
     """
-    if config.name != "none" and importlib.util.find_spec(config.name) is None:
-        raise ConfigError(f"log={config.name}: is not installed; pip install 'fedmrn[{config.name}]'")
+    if name != "none" and importlib.util.find_spec(name) is None:
+        message = f"log={name}: is not installed; pip install 'fedmrn[{name}]'"
+        raise ConfigError(message, code="not-installed", key="log", value=name)
 
 
-def open_logger(config: LogConfig, values: Values, folder: Path) -> Logger | None:
-    """The logger of a run, None for `log=none`; its library is imported here.
-
-    Args:
-        config: which one.
-        values: the run's configuration, resolved.
-        folder: the run's.
-    """
-    if config.name == "tensorboard":
-        from fedmrn_app.results.loggers.to_tensorboard import ToTensorBoard
-
-        return ToTensorBoard(config, values, folder)
-    if config.name == "wandb":
-        from fedmrn_app.results.loggers.to_wandb import ToWandb
-
-        return ToWandb(config, values, folder)
-    if config.name == "mlflow":
-        from fedmrn_app.results.loggers.to_mlflow import ToMlflow
-
-        return ToMlflow(config, values, folder)
-    return None
+def open_logger(values: dict[str, Any], folder: Path) -> Logger | None:
+    """Import the library of a configuration's logger and start a run in it; return None for `log=none`."""
+    settings = values["log"]
+    if settings["name"] == "none":
+        return None
+    module = importlib.import_module(f"fedmrn_app.results.loggers.to_{settings['name']}")
+    return cast(Logger, module.RunLogger(settings, values, folder))
 
 
 class Feed:
-    """Gives a logger each row of rounds.csv as soon as it is there; its failure is a line, and never the run's.
+    """Passes rows to a run's logger. If the logger fails, it reports one line and ignores later rows.
 
-    A run that goes on is logged anew from its first round, so that each of the library's runs is whole.
+    A run that resumes is logged again from its first round, so that each run of the library is complete.
     """
 
-    def __init__(self, config: LogConfig, values: Values, folder: Path, report: Report) -> None:
-        self._name = config.name
+    def __init__(self, values: dict[str, Any], folder: Path, report: Callable[[str], None]) -> None:
+        self._name = values["log"]["name"]
         self._folder = folder
         self._report = report
-        self._logged = 0  # number of the last round
         self._logger: Logger | None = None
-        self._try(lambda: self._open(config, values))
+        self._try(lambda: self._open(values))
 
-    def read(self) -> None:
-        """Log the rows that have come."""
-        self._try(self._read)
+    def add(self, rows: Iterable[Mapping[str, float]]) -> None:
+        """Log finished rounds, each with the columns of rounds.csv; errors of the iterable count as the logger's."""
+        self._try(lambda: self._add(rows))
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        """Log the rest, and the summary of a run that has completed."""
-        self.read()
+        """Log the summary of a completed run, None for another one, and close the logger."""
         if summary is not None:
             self._try(lambda: self._logger and self._logger.end(summary, self._folder / "curves.png"))
         self._try(lambda: self._logger and self._logger.close())
 
-    def _open(self, config: LogConfig, values: Values) -> None:
-        self._logger = open_logger(config, values, self._folder)
+    def _open(self, values: dict[str, Any]) -> None:
+        self._logger = open_logger(values, self._folder)
 
-    def _read(self) -> None:
-        path = self._folder / "rounds.csv"
-        if self._logger is None or not path.is_file():
-            return
-        with path.open(newline="") as file:
-            for row in csv.DictReader(file):
-                number = int(row["round"])
-                if number > self._logged:
-                    values = {key: float(value) for key, value in row.items() if key != "round"}
-                    self._logger.row(number, {key: value for key, value in values.items() if math.isfinite(value)})
-                    self._logged = number
+    def _add(self, rows: Iterable[Mapping[str, float]]) -> None:
+        for row in rows:
+            if self._logger is not None:
+                finite = {key: value for key, value in row.items() if key != "round" and math.isfinite(value)}
+                self._logger.row(int(row["round"]), finite)
 
     def _try(self, step: Callable[[], object]) -> None:
         try:
             step()
-        except Exception as error:  # whatever a library, a disk or a network makes of it
+        except Exception as error:  # a library, a disk or a network may raise anything
             self._logger = None
-            self._report(f"log={self._name}: {type(error).__name__}: {' '.join(str(error).split())}; the run goes on")
+            reason = " ".join(str(error).split())
+            self._report(f"log={self._name}: {type(error).__name__}: {reason}; the run continues without it")

@@ -1,4 +1,4 @@
-"""What every logger does."""
+"""The interface of loggers."""
 
 from __future__ import annotations
 
@@ -9,21 +9,31 @@ from typing import Any
 
 
 class Logger(ABC):
-    """One run in a library; made when the run starts. Whatever it raises is told once and ends the logger only."""
+    """Records one run in a library. An exception in a method ends the logger, not the run."""
+
+    @abstractmethod
+    def __init__(self, settings: Mapping[str, Any], values: dict[str, Any], folder: Path) -> None:
+        """Start a run in the library.
+
+        Args:
+            settings: the configuration group `log`.
+            values: the run's whole configuration, as plain nested values.
+            folder: the run's folder.
+        """
 
     @abstractmethod
     def row(self, number: int, row: Mapping[str, float]) -> None:
-        """A finished round: its number, and the columns of rounds.csv that are numbers."""
+        """Record a finished round: its number, and the finite columns of rounds.csv."""
 
     @abstractmethod
     def end(self, summary: Mapping[str, Any], curves: Path) -> None:
-        """The run has completed: its summary, and the picture of its curves."""
+        """Record the summary of a completed run and the image of its curves."""
 
     @abstractmethod
     def close(self) -> None:
-        """Nothing more will come, whether the run has completed or not."""
+        """Close the library's run, completed or not."""
 
 
 def run_name(folder: Path) -> str:
-    """What a run is called beside others: the ends of its folder, as `12-30-59.123-4` of a sweep."""
+    """Return the run's name in a library: the end of its folder's path, such as `12-30-59.123-4` in a sweep."""
     return f"{folder.parent.name}-{folder.name}"

@@ -1,4 +1,4 @@
-"""A run in Weights & Biases, on this machine alone unless `log.mode=online` says otherwise."""
+"""Logger for Weights & Biases, which sends nothing from this machine unless `log.mode=online` is set."""
 
 from __future__ import annotations
 
@@ -8,35 +8,34 @@ from typing import Any
 
 import wandb
 
-from fedmrn_app.config.schema import LogConfig, Values
 from fedmrn_app.results.loggers.logger import Logger, run_name
 
 
-class ToWandb(Logger):
-    """Columns by their names over rounds, the configuration as the run's, the curves as a picture."""
+class RunLogger(Logger):
+    """Logs columns by their names, the configuration as that of the run, and the curves as an image."""
 
-    def __init__(self, config: LogConfig, values: Values, folder: Path) -> None:
-        place = folder if config.folder is None else Path(config.folder)
+    def __init__(self, settings: Mapping[str, Any], values: dict[str, Any], folder: Path) -> None:
+        place = folder if settings["folder"] is None else Path(settings["folder"])
         place.mkdir(parents=True, exist_ok=True)
         self._run: Any = wandb.init(
-            project=config.project,
+            project=settings["project"],
             name=run_name(folder),
             dir=str(place),
-            mode=config.mode,
+            mode=settings["mode"],
             config=values,
-            reinit="create_new",  # a sweep's runs follow each other in one process
+            reinit="create_new",  # one process may log the runs of a sweep one after another
             settings=wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True),
         )
 
     def row(self, number: int, row: Mapping[str, float]) -> None:
-        """See `Logger`."""
+        """Log the columns of this step."""
         self._run.log(dict(row), step=number)
 
     def end(self, summary: Mapping[str, Any], curves: Path) -> None:
-        """See `Logger`."""
+        """Log the summary and the curves."""
         self._run.summary.update(dict(summary))
         self._run.log({"curves": wandb.Image(str(curves))})
 
     def close(self) -> None:
-        """See `Logger`."""
+        """Finish the run."""
         self._run.finish()

@@ -1,0 +1,107 @@
+"""Rules for the folder of a run: when a new run may use it, and when a run may resume from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedmrn_app.errors import RunError
+from fedmrn_app.results.checkpoint import BEFORE, STATE, State, read_state
+
+# The settings that may change when a run resumes.
+_MAY_CHANGE = ("rounds", "resume", "restarts", "round_timeout", "node_timeout", "min_clients", "min_replies")
+_MAY_CHANGE_WITHIN = ("privacy.", "log.", "simulation.", "ray.")
+_OUTPUT_STEP = "strategy.output_lr"  # if it has a value, the last round is an output step, which ends the training
+
+# Takes a configuration and returns the defaults for the same choices.
+Defaults = Callable[[dict[str, Any]], Mapping[str, Any]]
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of a nested configuration by dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def holds_run(path: Path) -> bool:
+    """Return whether a folder holds a run, finished or not."""
+    return any((path / name).exists() for name in (STATE, BEFORE, "rounds.csv", "summary.json"))
+
+
+def must_be_free(path: Path) -> None:
+    """Refuse a folder for a new run if it holds a run already.
+
+    Raises:
+        RunError: it holds one.
+    """
+    if holds_run(path):
+        raise RunError(
+            f"{path}: holds a run already; resume=true continues it, hydra.run.dir=FOLDER starts elsewhere",
+            code="holds-run",
+            key="hydra.run.dir",
+            value=str(path),
+        )
+
+
+def finished(path: Path, values: Mapping[str, Any], defaults: Defaults) -> dict[str, Any] | None:
+    """Return the summary of the run in a folder if it has this configuration and all its rounds, else None."""
+    try:
+        summary: dict[str, Any] = json.loads((path / "summary.json").read_text())
+        state, damaged = read_state(path)
+    except (OSError, ValueError, RunError):
+        return None
+    same = not damaged and next(changes(state.facts["config"], values, defaults), None) is None
+    return summary if same and summary.get("rounds") == state.round == values["rounds"] else None
+
+
+def resumable(path: Path, values: Mapping[str, Any], defaults: Defaults) -> tuple[State, list[str]]:
+    """Return the state from which the run in a folder resumes, and a line about each damaged file.
+
+    Args:
+        path: the run's folder.
+        values: the configuration with which the run resumes.
+        defaults: supplies values for keys that the stored configuration lacks because a newer version added them.
+
+    Raises:
+        RunError: the folder holds no run or no undamaged state, or the run has another configuration or more rounds.
+    """
+    if not holds_run(path):
+        message = f"resume=true: {path} holds no run; name its folder with hydra.run.dir=FOLDER"
+        raise RunError(message, code="no-run", key="resume", value=True)
+    try:
+        stored, lines = read_state(path)
+    except RunError as error:
+        message = f"resume=true: {error}; or start a new run in another folder, hydra.run.dir=FOLDER"
+        raise RunError(message, code=error.code, key="resume", value=True) from None
+    for key, before, now in changes(stored.facts["config"], values, defaults):
+        message = f"resume=true: {key} was {before} and is now {now}; set {key}={before}"
+        raise RunError(message, code="changed", key=key, value=now)
+    rounds = values["rounds"]
+    if stored.round > rounds:
+        message = f"rounds={rounds}: {path} has {stored.round} already; set rounds to at least this number"
+        raise RunError(message, code="more-rounds", key="rounds", value=rounds)
+    output_step = flatten(values).get(_OUTPUT_STEP) is not None
+    if output_step and stored.round == stored.facts["config"]["rounds"] < rounds:
+        message = (
+            f"rounds={rounds}: round {stored.round} of {path} was the output step, after which no round can follow "
+            f"({_OUTPUT_STEP}); start a new run in another folder, hydra.run.dir=FOLDER"
+        )
+        raise RunError(message, code="output-step", key="rounds", value=rounds)
+    return stored, lines
+
+
+def changes(before: dict[str, Any], now: Mapping[str, Any], defaults: Defaults) -> Iterator[tuple[str, Any, Any]]:
+    """Yield key, stored value and present value of each difference that prevents a run from resuming.
+
+    A key that the stored configuration lacks may be present with its default.
+    """
+    flat_before, flat_now = flatten(before), flatten(now)
+    if added := flat_now.keys() - flat_before.keys():
+        flat_before |= {key: value for key, value in flatten(defaults(before)).items() if key in added}
+    for key in sorted(flat_before.keys() | flat_now.keys()):
+        if flat_before.get(key) != flat_now.get(key) and not (key in _MAY_CHANGE or key.startswith(_MAY_CHANGE_WITHIN)):
+            yield key, flat_before.get(key), flat_now.get(key)
