@@ -17,6 +17,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
+from fedmrn_app.config.resolved import config_sha256, write_resolved
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.protocol import GlobalState, Order
 
@@ -97,7 +98,7 @@ def _whole(record: ConfigRecord, name: str) -> int:
 
 def pack_config(values: Mapping[str, Any], run: str = "") -> bytes:
     """A resolved configuration as bytes, with the run's name, see `RunFolder`."""
-    return zlib.compress(json.dumps({"run": run, "values": values}, separators=(",", ":")).encode(), 9)
+    return zlib.compress(write_resolved(dict(values), run=run).encode(), 9)
 
 
 def unpack_config(data: bytes) -> dict[str, Any]:
@@ -127,6 +128,8 @@ def _unpack(data: bytes) -> dict[str, Any]:
         raise PayloadError(f"configuration is malformed: {type(error).__name__}") from error
     if not (isinstance(content, dict) and isinstance(content.get("values"), dict)):
         raise PayloadError(f"configuration is malformed: a {type(content).__name__} without values")
+    if content.get("sha256") != config_sha256(content["values"]):
+        raise PayloadError("the configuration is damaged: its SHA-256 is another", code="configuration")
     return content
 
 
