@@ -79,7 +79,7 @@ def check(config: Config) -> None:
     check_data(config, task)
     if not task.inputs():
         return  # the data will tell
-    if TARGET in config.model and not config.model[TARGET].startswith(OWN_TARGETS):
+    if TARGET in config.model and not str(config.model[TARGET]).startswith(OWN_TARGETS):
         _check_model(build_module(config, task), config, method)
         return
     with torch.device("meta"):  # allocates nothing: a client may have too little memory for the full model

@@ -54,7 +54,7 @@ def parse_overrides(text: str) -> tuple[str, ...]:
     """
     try:
         words = json.loads(text) if text.lstrip().startswith("[") else shlex.split(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _unreadable("overrides", text, f"cannot be read ({error})") from None
     if not all(isinstance(word, str) for word in words):
         raise _unreadable("overrides", text, "a JSON list must hold strings only")
@@ -155,10 +155,12 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     parser = OverridesParser.create()
     parsed = []
     for word in overrides:
+        key, equals, value = " ".join(word.split()).partition("=")
+        if equals and not key:
+            raise _unreadable(key, value, "must be KEY=VALUE")
         try:
             parsed.append(parser.parse_override(word))
         except (HydraException, ValueError, RecursionError) as error:
-            key, equals, value = " ".join(word.split()).partition("=")
             if not equals:
                 raise ConfigError(f"{key}: must be KEY=VALUE", code="format", key=key) from error
             if value.endswith(","):

@@ -32,7 +32,7 @@ def read_resolved(text: str) -> Values:
         content = json.loads(text)
         values: Values = content["values"]
         intact = content["sha256"] == config_sha256(values)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         intact = False
     if not intact:
         raise ConfigError("config: is damaged or malformed; start the run again", code="damaged", key="config")

@@ -30,7 +30,7 @@ class Sweep:
         searches: whether the sweeper chooses its runs as it goes; it may choose others than `runs`.
     """
 
-    runs: Sequence[Sequence[str]]
+    runs: list[list[str]]
     folder: Path
     searches: bool = False
 
@@ -66,15 +66,6 @@ def open_sweep(overrides: Sequence[str]) -> Sweep:
         raise ConfigError(f"hydra.sweep.dir: {reason}", code="folder", key="hydra.sweep.dir") from error
     runs = _runs([*_swept(settings), *overrides])
     return Sweep(runs, folder, searches=settings.sweeper["_target_"] != _BASIC)
-
-
-def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
-    """Return the overrides of each run of a sweep, see `Sweep.runs`.
-
-    Raises:
-        ConfigError: as `open_sweep`.
-    """
-    return [list(run) for run in open_sweep(overrides).runs]
 
 
 def sweep_of(overrides: Sequence[str]) -> list[str]:
