@@ -10,7 +10,7 @@ from functools import lru_cache
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedmrn_app.config.build import check_targets, parse_config, torch_device
+from fedmrn_app.config.build import check_node, check_targets, parse_config
 from fedmrn_app.errors import FedMRNError, PayloadError
 from fedmrn_app.federation.client import Kept
 from fedmrn_app.federation.download import VersionError
@@ -107,5 +107,5 @@ def _worker(packed: bytes, data_path: str | None, dataset_path: str | None, allo
     if dataset_path is not None:
         values["dataset"]["path"] = dataset_path
     config = parse_config(values)
-    torch_device(config)
+    check_node(config)
     return Worker(config, data_path)

@@ -60,7 +60,7 @@ def read_config(values: Mapping[str, Any]) -> Config:
     Raises:
         ConfigError: in one line that names the key, the value and what is allowed.
     """
-    return _read(json.dumps(values))
+    return _read(json.dumps(values, default=str))
 
 
 @lru_cache(maxsize=8)
@@ -79,7 +79,7 @@ def check(config: Config) -> None:
     check_data(config, task)
     if not task.inputs():
         return  # the data will tell
-    if TARGET in config.model and not str(config.model[TARGET]).startswith(OWN_TARGETS):
+    if names_own_model(config):
         _check_model(build_module(config, task), config, method)
         return
     with torch.device("meta"):  # allocates nothing: a client may have too little memory for the full model
@@ -96,6 +96,18 @@ def check(config: Config) -> None:
         (width < 1 and statistics, model_key(config), averaged),
     ]
     refuse(config, narrow)
+
+
+def check_node(config: Config) -> None:
+    """Refuse what a node alone can know: that its device is missing, or that its copy of the model's code fails."""
+    torch_device(config)
+    if names_own_model(config):
+        build_module(config, build_task(config))
+
+
+def names_own_model(config: Config) -> bool:
+    """Return whether the model is code of the user's own."""
+    return TARGET in config.model and not str(config.model[TARGET]).startswith(OWN_TARGETS)
 
 
 def build_task(config: Config) -> Task:

@@ -1,4 +1,7 @@
-"""The configuration of a run as typed values. Conflicts between values are checked in `checks.py` and `build.py`."""
+"""The configuration of a run as typed values. The comments in `conf/` explain each key.
+
+Conflicts between values are checked in `checks.py`, `privacy_checks.py` and `build.py`.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +26,7 @@ _Text = Annotated[str, Range(least=1)]
 
 @dataclass(frozen=True)
 class UplinkConfig:
-    """How clients write what they upload.
-
-    Attributes:
-        coder: `auto` uses entropy coding where it is shorter; `packed` writes masks at one bit per weight.
-        dense_bits: bits per value of the dense part.
-        bits: target size of a whole reply in bits per trained parameter, to which the noise's scale is steered; None
-            for noise of a fixed scale.
-        max_norm: largest norm of a reply, in medians of its round; None for no limit.
-    """
+    """How clients write what they upload."""
 
     coder: Coder
     dense_bits: Literal[4, 5, 6, 7, 8, 16, 32]
@@ -41,13 +36,7 @@ class UplinkConfig:
 
 @dataclass(frozen=True)
 class DownlinkConfig:
-    """How the server writes the global vector.
-
-    Attributes:
-        dtype: form of the global weights.
-        step: step of the grid in root mean squares of the initial weights, for a tensor of mean size.
-        memory: whether clients keep the last grid that they received, and receive only what has changed since.
-    """
+    """How the server writes the global vector."""
 
     dtype: DownlinkDtype
     step: Positive = GRID_STEP
@@ -61,15 +50,7 @@ class DownlinkConfig:
 
 @dataclass(frozen=True)
 class LogConfig:
-    """Library that records a run's rounds beside its folder, see `results/loggers/`.
-
-    Attributes:
-        name: the library.
-        folder: where it writes; None for its usual place.
-        project: name in wandb and MLflow of the runs that belong together.
-        mode: mode of wandb; `offline` sends nothing to its server.
-        server: MLflow's tracking server; None for a file in `folder`.
-    """
+    """The library that records a run's rounds beside its folder, see `results/loggers/`."""
 
     name: Literal["none", "tensorboard", "wandb", "mlflow"] = "none"
     folder: _Text | None = None
@@ -80,12 +61,7 @@ class LogConfig:
 
 @dataclass(frozen=True)
 class SimulationConfig:
-    """How clients are simulated on this machine.
-
-    Attributes:
-        nodes: number of SuperNodes that share the clients; None for as many as keep the processes busy.
-        slow: `share:factor`, the share of the clients that are slow and the factor by which they are; None for none.
-    """
+    """How clients are simulated on this machine; `slow` is `share:factor`."""
 
     nodes: Count | None = None
     slow: str | None = None
@@ -108,11 +84,7 @@ class SimulationConfig:
 
 @dataclass(frozen=True)
 class RayConfig:
-    """The Ray cluster of a simulation.
-
-    Attributes:
-        address: `auto` or `host:port` of an existing cluster; None for processes that the run starts itself.
-    """
+    """The Ray cluster of a simulation; None for processes that the run starts itself."""
 
     address: str | None = None
 
@@ -123,7 +95,7 @@ class RayConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """One run; `conf/config.yaml` explains each key.
+    """One run.
 
     `dataset`, `task`, `model` and `strategy` stay plain values, which the task, the model and the method check.
     """
@@ -136,9 +108,9 @@ class Config:
     device: Literal["auto", "cpu", "cuda"]
     client_cpus: Count
     client_gpus: NotNegative
-    round_timeout: Positive | None  # seconds; None for a multiple of what earlier rounds took
-    node_timeout: Positive  # seconds
-    min_clients: Count | None  # None for all at the start, and for one later on
+    round_timeout: Positive | None
+    node_timeout: Positive
+    min_clients: Count | None
     resume: bool
     restarts: Annotated[int, Range(least=0, below=1 << 32)]
     evaluate_train: bool
@@ -155,12 +127,12 @@ class Config:
     min_replies: Count = 1
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     server: Literal["sync", "async"] = "sync"
-    buffer: Count | None = None  # replies per version of an asynchronous server; None for clients_per_round
+    buffer: Count | None = None
     max_staleness: Annotated[int, Range(least=0, most=1000)] = 16
     client_weights: Literal["samples", "equal"] = "samples"
     server_lr: Annotated[float, Range(above=0, most=100)] = 1.0
     static_norm: Literal["batch", "train"] = "batch"
-    validation: Annotated[float, Range(above=0, below=1)] | None = None  # share of the training samples
+    validation: Annotated[float, Range(above=0, below=1)] | None = None
     log: LogConfig = field(default_factory=LogConfig)
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
     ray: RayConfig = field(default_factory=RayConfig)
