@@ -1,25 +1,21 @@
-"""What a device does with a message: say which clients it hosts, and train one of them for a round."""
+"""Flower's ClientApp: tell which clients this node hosts, and train one of them for a round."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import sys
 from functools import lru_cache
-from pathlib import Path
-from typing import cast
 
-from flwr.app import ConfigRecord, Context, Message
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedmrn_app.config.build import build_worker, check_targets, read_config
-from fedmrn_app.environment import ALLOW_TARGETS, VERSIONS_FOLDER
-from fedmrn_app.errors import ConfigError, FedMRNError, PayloadError
+from fedmrn_app.config.build import build_worker, check_node, check_targets, parse_config
+from fedmrn_app.errors import FedMRNError, PayloadError
 from fedmrn_app.federation.client import ClientState
 from fedmrn_app.federation.versions import VersionError
 from fedmrn_app.federation.worker import Worker
-from fedmrn_app.flower.device_storage import KeptVersions, Residuals, StateError, state_folder
+from fedmrn_app.flower.device_storage import StateError
 from fedmrn_app.flower.messages import (
     Hosted,
     hosted_content,
@@ -28,8 +24,8 @@ from fedmrn_app.flower.messages import (
     payload_content,
     read_order,
     unpack_config,
-    unpack_run,
 )
+from fedmrn_app.flower.node import LostError, Node
 
 app = ClientApp()
 if "flwr.server.superlink.fleet.vce" in sys.modules:  # Flower imports this before a simulation makes its actors
@@ -41,21 +37,21 @@ if "flwr.server.superlink.fleet.vce" in sys.modules:  # Flower imports this befo
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Say which clients this node hosts, and how many samples each of them has; or why it takes no part."""
+    """Tell which clients this node hosts and how many samples each of them has, or why the node takes no part."""
     clients = range(0)
     try:
-        clients = hosted_clients(context, run_clients(message, context))
+        node = Node.of(message, context)
+        clients = node.clients()
         worker = open_worker(message, context)
         if worker.method.error_feedback:
-            open_residuals(message, context).begin()
+            node.residuals().begin()
         elif worker.config.downlink.remembers:
-            with contextlib.suppress(StateError):  # without versions it is only sent more
-                open_residuals(message, context).begin()
-        nodes = None if "data-path" in context.node_config else context.node_config.get("num-partitions")
-        hosted = Hosted(
-            {client: worker.sample_count(client) for client in clients}, nodes=None if nodes is None else int(nodes)
-        )
-    except Exception as error:  # ours, or whatever a disk or a library makes of this node's data
+            with contextlib.suppress(StateError):  # without versions the node only receives more
+                node.residuals().begin()
+        nodes = None if node.setting("data-path") is not None else node.setting("num-partitions")
+        samples = {client: worker.sample_count(client) for client in clients}
+        hosted = Hosted(samples, nodes=None if nodes is None else int(nodes))
+    except Exception as error:  # a disk or a library may raise anything about this node's data
         reason = str(error) if isinstance(error, FedMRNError) else f"{type(error).__name__}: {error}"
         logging.getLogger("flwr").warning("takes no part: %s", reason)
         hosted = Hosted(dict.fromkeys(clients, 0), one_line(reason))
@@ -64,18 +60,19 @@ def query(message: Message, context: Context) -> Message:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train one client for one round and reply with its payload, the only thing in the reply; or with what it lacks."""
+    """Train one client for one round. The reply holds the payload alone, or what the node has lost."""
     try:
-        worker = open_worker(message, context)
+        node, worker = Node.of(message, context), open_worker(message, context)
     except LostError:
         return Message(lost_content("configuration"), reply_to=message)
     order = read_order(message.content)
-    if order.client not in hosted_clients(context, worker.config.clients):
-        raise PayloadError(f"client={order.client}: this node does not host it")
     client, number = order.client, order.server_round
-    residuals = open_residuals(message, context) if worker.method.error_feedback else None
+    if client not in node.clients():
+        reason = f"client={client}: this node does not host it"
+        raise PayloadError(reason, code="client", key="client", value=client)
+    residuals = node.residuals() if worker.method.error_feedback else None
     residual = None if residuals is None else residuals.read(client, number)
-    versions = open_versions(message, context) if worker.config.downlink.remembers else None
+    versions = node.versions() if worker.config.downlink.remembers else None
     version = None if versions is None or order.base == 0 else versions.read(client)
     try:
         reply = worker.train(order, ClientState(residual, version))
@@ -88,97 +85,27 @@ def train(message: Message, context: Context) -> Message:
     return Message(payload_content(reply.payload), reply_to=message)
 
 
-def open_residuals(message: Message, context: Context) -> Residuals:
-    """The residuals that this node keeps of the run.
-
-    Raises:
-        LostError: as `run_config`.
-    """
-    root = context.node_config.get("state-path")
-    run = unpack_run(run_config(message, context))
-    return Residuals(state_folder() if root is None else Path(str(root)), run)
-
-
-def open_versions(message: Message, context: Context) -> KeptVersions:
-    """The versions of the global model that this node's clients hold.
-
-    Raises:
-        LostError: as `run_config`.
-    """
-    folder = open_residuals(message, context).folder
-    elsewhere = os.environ.get(VERSIONS_FOLDER)
-    return KeptVersions(Path(elsewhere) / folder.name if elsewhere else folder)
-
-
-def run_clients(message: Message, context: Context) -> int:
-    """How many clients the run has.
-
-    Raises:
-        PayloadError: the configuration does not say.
-    """
-    clients = unpack_config(run_config(message, context)).get("clients")
-    if type(clients) is not int or clients < 1:
-        raise PayloadError(f"clients={clients!r}: must be a number of clients")
-    return clients
-
-
-class LostError(ConfigError):
-    """This node no longer has the run's configuration."""
-
-
-def run_config(message: Message, context: Context) -> bytes:
-    """The run's configuration, which comes with the first message and is kept on the node.
-
-    Raises:
-        LostError: it came with none, and the node has none.
-    """
-    record = message.content.config_records.get("run")
-    if record is not None:
-        context.state["run"] = ConfigRecord({"config": record["config"]})
-    if "run" not in context.state:
-        raise LostError("this node has lost the run's configuration; the server sends it again when it is told")
-    return cast(bytes, cast(ConfigRecord, context.state["run"])["config"])
-
-
 def open_worker(message: Message, context: Context) -> Worker:
-    """This process's worker for the run.
+    """Return this process's worker for the run.
 
     Raises:
-        LostError: as `run_config`.
+        LostError: this node no longer has the run's configuration.
         FedMRNError: the configuration names code that this node does not allow, or the node's data do not fit.
     """
-    node = context.node_config
-    own, common = (None if node.get(key) is None else str(node[key]) for key in ("data-path", "dataset-path"))
-    allowed = str(node.get("allow-targets", os.environ.get(ALLOW_TARGETS, "")))
-    return _worker(run_config(message, context), own, common, allowed)
+    node = Node.of(message, context)
+    return _worker(node.config, node.setting("data-path"), node.setting("dataset-path"), node.allowed_targets())
 
 
 @lru_cache(maxsize=1)
-def _worker(config: bytes, data_path: str | None, dataset_path: str | None, allowed: str) -> Worker:
-    """Build the worker; `data_path` holds the device's own rows, `dataset_path` its copy of the run's data set."""
-    values = unpack_config(config)
+def _worker(packed: bytes, data_path: str | None, dataset_path: str | None, allowed: str) -> Worker:
+    """Build the worker. The server has checked the configuration; only what this node alone knows is checked here.
+
+    `data_path` holds the device's own samples, `dataset_path` its copy of the run's data set.
+    """
+    values = unpack_config(packed)
     check_targets(values, allowed.replace(",", " ").split())
     if dataset_path is not None:
         values["dataset"]["path"] = dataset_path
-    return build_worker(read_config(values), data_path)
-
-
-def hosted_clients(context: Context, clients: int) -> range:
-    """The clients a node hosts: of n nodes, node i has client i and every n-th one after it.
-
-    A node with data of its own is one client.
-
-    Raises:
-        ConfigError: the node's configuration does not say which.
-    """
-    try:
-        first = int(context.node_config["partition-id"])
-        nodes = int(context.node_config.get("num-partitions", clients))
-    except (KeyError, ValueError):
-        raise ConfigError("partition-id: is missing in the node's configuration; say partition-id=NUMBER") from None
-    own = "data-path" in context.node_config
-    if first < 0 or (own and first >= clients):
-        raise ConfigError(f"partition-id={first}: must be from 0 to {clients - 1}, the run's clients")
-    if own:
-        return range(first, first + 1)
-    return range(first, clients, max(1, nodes))
+    config = parse_config(values)
+    check_node(config)
+    return build_worker(config, data_path)

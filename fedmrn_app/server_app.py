@@ -1,11 +1,9 @@
-"""Flower's ServerApp: it finds the clients, trains round by round, evaluates, and leaves the run's folder."""
+"""Flower's ServerApp: find the clients, train round by round, evaluate, and leave the run's folder."""
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,35 +11,23 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedmrn_app.config.build import build_flat_model, build_protocol, build_run_method, resolve_from_data
-from fedmrn_app.config.compose import compose_values, default_values, parse_overrides
-from fedmrn_app.config.privacy_checks import open_privacy, privacy_facts, privacy_lines
+from fedmrn_app.config.build import build_task, parse_config, resolve_from_data
+from fedmrn_app.config.compose import compose_values, parse_overrides
+from fedmrn_app.config.privacy_checks import privacy_facts
+from fedmrn_app.config.resolved import read_resolved
 from fedmrn_app.config.schema import Config, Values
 from fedmrn_app.errors import BudgetSpent, FedMRNError
-from fedmrn_app.federation.protocol import GlobalState, RunProtocol
-from fedmrn_app.federation.server import OpenRound
-from fedmrn_app.federation.upload import Update, header_of, write_upload
-from fedmrn_app.flower.client_directory import ClientDirectory
-from fedmrn_app.flower.liveness import LiveNodes
-from fedmrn_app.flower.messages import content_bytes, order_content, pack_config, payload_content
+from fedmrn_app.flower.baseline import fedavg_bytes
+from fedmrn_app.flower.prepare import prepare
 from fedmrn_app.flower.run_loop import ServerRun, train
-from fedmrn_app.learning.flat import FlatModel, state_sha256
+from fedmrn_app.learning.flat import state_sha256
 from fedmrn_app.learning.memory import keep_freed_memory
-from fedmrn_app.methods import build_method
-from fedmrn_app.methods.method import RunOptions
-from fedmrn_app.noise import Noise
-from fedmrn_app.privacy.ledger import Ledger
-from fedmrn_app.results.clients_csv import Participants
 from fedmrn_app.results.lock import locked
-from fedmrn_app.results.progress import Progress, Splits
 from fedmrn_app.results.provenance import made_with
 from fedmrn_app.results.run_folder import RunFolder
 from fedmrn_app.results.summary import summarize
 from fedmrn_app.runtime.cleanup import end_with_parent
 from fedmrn_app.tasks.task import Task
-from fedmrn_app.tasks.validation import load_evaluation, load_training
-from fedmrn_app.wire.body import Body
-from fedmrn_app.wire.primitives import pack_floats
 
 app = ServerApp()
 Report = Callable[[str], None]
@@ -49,9 +35,11 @@ Report = Callable[[str], None]
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the whole training; the run's folder tells why it ended if it ends early."""
+    """Run the whole training. If it ends early, the run's folder holds the reason."""
     end_with_parent()
-    path = _run_path(str(context.run_config["run-dir"]))
+    run_dir = str(context.run_config["run-dir"])
+    # by default a new folder below the one in which the SuperLink was started
+    path = Path(run_dir or f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S.%f}").expanduser().resolve()
     with locked(path, "run"):
         _run(grid, context, RunFolder(path))
 
@@ -64,12 +52,14 @@ def _run(grid: Grid, context: Context, folder: RunFolder) -> None:
         logging.getLogger("flwr").info(line)
 
     try:
-        resolved = str(context.run_config.get("config", ""))
-        overrides = parse_overrides(str(context.run_config["overrides"]))
-        values, config, task = resolve_from_data(
-            json.loads(resolved) if resolved else compose_values(overrides), report
-        )
-        _train(grid, Setup(values, config, task), folder, report)
+        run = prepare(grid, *_read_config(context, report), folder, report)
+        try:
+            train(run)
+        except BudgetSpent as spent:
+            if not folder.rounds:
+                raise
+            report(str(spent))
+        _summarize(run)
     except Exception as error:
         reason = str(error) if isinstance(error, FedMRNError) else f"{type(error).__name__}: {error}"
         report(f"error: {reason}")
@@ -77,92 +67,18 @@ def _run(grid: Grid, context: Context, folder: RunFolder) -> None:
         raise
 
 
-def _run_path(run_dir: str) -> Path:
-    """Return the run's folder: the given one, or a new one below the folder in which the SuperLink was started."""
-    return Path(run_dir or f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S.%f}").expanduser().resolve()
+def _read_config(context: Context, report: Report) -> tuple[Values, Config, Task]:
+    """Take the configuration that the `fedmrn` command has checked, or compose and check that of `flwr run`."""
+    if resolved := str(context.run_config.get("config", "")):
+        values = read_resolved(resolved)
+        config = parse_config(values)
+        return values, config, build_task(config)
+    return resolve_from_data(compose_values(parse_overrides(str(context.run_config["overrides"]))), report)
 
 
-@dataclass(frozen=True)
-class Setup:
-    """A checked configuration: its values, the same with types, and the task that it names."""
-
-    values: Values
-    config: Config
-    task: Task
-
-    def splits(self, report: Report) -> Splits:
-        """Load the rows on which the global model is evaluated."""
-        config = self.config
-        rows = (self.task, config.validation, config.seed, report)
-        by_train = config.static_norm == "train"
-        train_rows = load_training(*rows) if config.evaluate_train or by_train else None
-        return Splits(
-            load_evaluation(*rows), train_rows if config.evaluate_train else None, train_rows if by_train else None
-        )
-
-
-def _train(grid: Grid, setup: Setup, folder: RunFolder, report: Report) -> None:
-    """Prepare the run, train it and write its summary."""
-    values, config, task = setup.values, setup.config, setup.task
-    folder.metrics = task.metrics
-    splits = setup.splits(report)
-    method = build_run_method(config)
-    model = build_flat_model(config, task, method)
-    protocol = build_protocol(config, method, model)
-    state = protocol.begin()
-    ledger = Ledger.open(folder.path, resume=config.resume)
-    privacy = open_privacy(config, protocol, ledger)
-    if config.resume:
-        state = folder.resume(values, model, state, defaults=default_values, report=report)
-    else:
-        folder.create(values, model, state)
-    done = len(folder.rounds)
-    if privacy is not None:
-        ledger.must_hold(done)
-    report(f"run folder {folder.path}" + (f", going on after round {done}" if done else ""))
-    if config.validation is not None:
-        report(f"evaluated on {len(splits.test)} rows held out of the training data, not on the test split")
-    for line in privacy_lines(config, privacy, protocol):
-        report(line)
-    packed = pack_config(values, folder.name)
-    nodes = LiveNodes(grid)
-    directory = ClientDirectory(grid, nodes, config, packed=packed, report=report)
-    if done < config.rounds:  # otherwise only the summary is missing
-        directory.find()
-    run = ServerRun(
-        config=config,
-        packed=packed,
-        protocol=protocol,
-        state=replace(state, dense=model.state()[1]),
-        grid=grid,
-        nodes=nodes,
-        directory=directory,
-        progress=Progress(
-            protocol=protocol,
-            model=model,
-            task=task,
-            splits=splits,
-            folder=folder,
-            rounds=config.rounds,
-            report=report,
-        ),
-        participants=Participants(folder.path, done),
-        report=report,
-        finished_rounds=done,
-        privacy=privacy,
-    )
-    try:
-        train(run)
-    except BudgetSpent as spent:
-        if not folder.rounds:
-            raise
-        report(str(spent))
-    _summarise(run, model, task, folder)
-
-
-def _summarise(run: ServerRun, model: FlatModel, task: Task, folder: RunFolder) -> None:
+def _summarize(run: ServerRun) -> None:
     """Write the summary and log its headline."""
-    config = run.config
+    config, model, task, folder = run.config, run.progress.model, run.progress.task, run.progress.folder
     facts: dict[str, Any] = {
         "strategy": run.protocol.method.name,
         "dataset": task.name,
@@ -181,16 +97,3 @@ def _summarise(run: ServerRun, model: FlatModel, task: Task, folder: RunFolder) 
         f"weights {summary['weights_sha256'][:12]}"
     )
     folder.finish(summary)
-
-
-def fedavg_bytes(model: FlatModel) -> dict[str, int]:
-    """Return the bytes that FedAvg would send each way for this model, counted on real messages."""
-    weights, dense = model.state()
-    protocol = RunProtocol.of(build_method("fedavg", {}, RunOptions(Noise())), model, seed=0, dense_bits=32)
-    update = Update(Body(pack_floats(weights)), dense)
-    payload = write_upload(protocol, header_of(protocol, 0, 1, weights.size), update, dense)
-    order = OpenRound(protocol, 1, GlobalState(weights, dense), {0: 1}).order(0)
-    return {
-        "fedavg_uplink_bytes_per_client_round": content_bytes(payload_content(payload)),
-        "fedavg_downlink_bytes_per_client_round": content_bytes(order_content(order, None, None)),
-    }

@@ -160,7 +160,7 @@ def test_trained_model_example_runs(page: str, tmp_path: Path, monkeypatch: pyte
     code = next(block for block in blocks((ROOT / page).read_text(), "python") if "load_trained" in block)
     run = begun()
     folder = RunFolder(tmp_path / "outputs" / "DATE" / "TIME")
-    folder.start(run.values, run.model, run.state, resume=False)
+    folder.create(run.values, run.model, run.state)
     folder.save_model(run.model, run.state, 1)
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {

@@ -1,183 +1,193 @@
-"""From a configuration to the objects of a run: task, method, model, device. What cannot be built is refused here."""
+"""From a configuration to the objects of a run: task, method, model and device. What cannot be built is refused."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, is_dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from fedmrn_app import validation as typed
-from fedmrn_app.config.learning_checks import check_labels, check_norms
-from fedmrn_app.config.privacy_checks import check_privacy, check_statistics
-from fedmrn_app.config.round_checks import check_rounds
+from fedmrn_app import validation
+from fedmrn_app.config.checks import check_data, check_layers, check_rounds, refuse
+from fedmrn_app.config.privacy_checks import check_privacy
 from fedmrn_app.config.schema import Config, Values
 from fedmrn_app.data.partitions import load_partitions
-from fedmrn_app.errors import ConfigError
+from fedmrn_app.errors import ConfigError, FedMRNError
 from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.federation.worker import Worker
 from fedmrn_app.learning.flat import FlatModel, trained_parameters
 from fedmrn_app.learning.models.build import build_model
 from fedmrn_app.methods import build_method
 from fedmrn_app.methods.method import Method, RunOptions
-from fedmrn_app.methods.submodel_selection import SubmodelSelector
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.tasks import find_tasks
 from fedmrn_app.tasks.task import Report, Task
 from fedmrn_app.tasks.validation import load_training
+from fedmrn_app.validation import refusal
 
 TARGET = "_target_"  # Hydra's key for a function or class
-OWN_TARGETS = ("fedmrn_app.learning.models.", "fedmrn_app.tasks.")  # what a configuration may name anywhere
-_SHIPPED_MODELS = "model.name"
+OWN_TARGETS = ("fedmrn_app.learning.models.", "fedmrn_app.tasks.")  # code that every node runs
 
 
 def find_conf() -> Path:
-    """The folder `conf/`: in the installed package, or beside it in a checkout.
+    """Return the folder `conf/`: in the installed package, or beside it in a checkout.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the folder does not exist.
     """
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "conf", package.parent / "conf"):
         if (folder / "config.yaml").is_file():
             return folder
-    raise ConfigError(f"{package / 'conf'}: no such folder; install the project with pip install .")
+    raise ConfigError(f"{package / 'conf'}: no such folder; install the project with pip install .", code="install")
+
+
+def parse_config(values: Mapping[str, Any]) -> Config:
+    """Type plain values. For values that were checked elsewhere; `read_config` checks them too.
+
+    Raises:
+        ConfigError: a key is unknown or missing, or a value has another type or is out of range.
+    """
+    return validation.build(Config, values)
 
 
 def read_config(values: Mapping[str, Any]) -> Config:
-    """Type and check plain values; see `check` for what is checked.
+    """Type plain values and check them; a process checks the same values once.
 
     Raises:
         ConfigError: in one line that names the key, the value and what is allowed.
     """
-    config = typed.build(Config, values)
+    return _read(json.dumps(values, default=str))
+
+
+@lru_cache(maxsize=8)
+def _read(text: str) -> Config:
+    config = parse_config(json.loads(text))
     check(config)
     return config
 
 
 def check(config: Config) -> None:
-    """Refuse combinations that cannot run; nothing is read or started for it."""
+    """Refuse combinations that cannot run. Nothing is read or started for it."""
     task, method = build_task(config), build_run_method(config)
-    _check_memory(config, method)
     check_rounds(config, method)
     check_privacy(config, method)
     torch_device(config)
-    check_labels(config, task)
+    check_data(config, task)
     if not task.inputs():
-        return  # what is to be read from the data is not known yet
-    _check_partition(config, task)
-    if TARGET in config.model and not config.model[TARGET].startswith(OWN_TARGETS):
-        _check_weights(build_module(config, task), config, method)
+        return  # the data will tell
+    if names_own_model(config):
+        _check_model(build_module(config, task), config, method)
         return
-    with torch.device("meta"):  # takes no memory: a client may have too little for the full model
-        _check_weights(build_module(config, task), config, method)
+    with torch.device("meta"):  # allocates nothing: a client may have too little memory for the full model
+        _check_model(build_module(config, task), config, method)
         width = min(method.selection.widths)
-        statistics = list(build_module(config, task, width).buffers())
-    if width < 1 and config.downlink.dtype == "grid":
-        raise ConfigError("downlink.dtype=grid: narrower models have other first weights to start from; take float32")
-    if width < 1 and statistics:
-        raise ConfigError(
-            f"{model_label(config)}: running statistics of narrower models cannot be averaged; "
-            "take model=preact_resnet18, or model=cnn4 or another with model.norm=static"
-        )
+        statistics = any(True for _ in build_module(config, task, width).buffers())
+    other_weights = "narrower models have other first weights to start from; take float32"
+    averaged = (
+        "running statistics of narrower models cannot be averaged; take model=preact_resnet18, or model=cnn4 or "
+        "another with model.norm=static"
+    )
+    narrow = [
+        (width < 1 and config.downlink.dtype == "grid", "downlink.dtype", other_weights),
+        (width < 1 and statistics, model_key(config), averaged),
+    ]
+    refuse(config, narrow)
 
 
-def _check_memory(config: Config, method: Method) -> None:
-    if config.downlink.remembers and type(method.selection) is not SubmodelSelector:
-        raise ConfigError(
-            f"downlink.memory=true: strategy={method.name} sends each client other weights; say downlink.memory=false"
-        )
+def check_node(config: Config) -> None:
+    """Refuse what a node alone can know: that its device is missing, or that its copy of the model's code fails."""
+    torch_device(config)
+    if names_own_model(config):
+        build_module(config, build_task(config))
 
 
-def check_gpus(config: Config) -> None:
-    """Refuse shares of GPUs that this machine, which is to simulate, does not have."""
-    gpus = torch.cuda.device_count()
-    if config.client_gpus > gpus:
-        there = f"must be at most {gpus}, the GPUs of this machine" if gpus else "PyTorch finds no GPU here"
-        raise ConfigError(f"client_gpus={config.client_gpus:g}: {there}; say client_gpus=0 to train on CPUs")
-
-
-def _check_partition(config: Config, task: Task) -> None:
-    classes = task.inputs().get("classes")
-    labels = config.partition.labels_per_client
-    if config.partition.name != "label_shard" or labels is None or classes is None:
-        return
-    if labels > classes:
-        raise ConfigError(
-            f"partition.labels_per_client={labels}: must be from 1 to {classes}, the labels of {task.name}"
-        )
-    if config.clients * labels < classes:
-        raise ConfigError(
-            f"clients={config.clients}: must be at least {-(-classes // labels)}, so that clients of {labels} labels "
-            f"cover the {classes} of {task.name}"
-        )
+def names_own_model(config: Config) -> bool:
+    """Return whether the model is code of the user's own."""
+    return TARGET in config.model and not str(config.model[TARGET]).startswith(OWN_TARGETS)
 
 
 def build_task(config: Config) -> Task:
-    """Return what the run learns: a task of one's own, or that of the data set."""
-    if TARGET in config.task:
-        options = {key: value for key, value in config.task.items() if key != TARGET}
-        kind = locate(config.task[TARGET], "task")
-        if not (isinstance(kind, type) and issubclass(kind, Task)):
-            raise ConfigError(f"task.{TARGET}={config.task[TARGET]}: must derive from fedmrn_app.tasks.task.Task")
-        if is_dataclass(kind):
-            return typed.build(kind, options, "task")
-        return kind(**typed.check_call(kind, options, "task"))
-    tasks, name = find_tasks(), config.dataset.get("task")
-    if name not in tasks:
-        raise ConfigError(f"dataset.task={name}: must be one of {', '.join(tasks)}")
-    return typed.build(tasks[name], config.dataset, "dataset")
+    """Return what the run learns: a task of the user's own code, or that of the data set."""
+    return task_of(config.task, config.dataset)
+
+
+def task_of(own: Mapping[str, Any], dataset: Mapping[str, Any]) -> Task:
+    """Return the task that the groups `task` and `dataset` of a configuration describe.
+
+    Raises:
+        ConfigError: there is no such task, or it refuses an option.
+    """
+    target = own.get(TARGET)
+    if target is None:
+        tasks, name = find_tasks(), dataset.get("task")
+        if name not in tasks:
+            raise refusal("dataset.task", name, f"must be one of {', '.join(tasks)}", "choice")
+        return validation.build(tasks[name], dataset, "dataset")
+    kind: Any = locate(target, "task")
+    if not (isinstance(kind, type) and issubclass(kind, Task)) or inspect.isabstract(kind):
+        raise refusal(
+            f"task.{TARGET}", target, "must derive from fedmrn_app.tasks.task.Task and define its methods", "target"
+        )
+    task: Task = validation.build(kind, {key: value for key, value in own.items() if key != TARGET}, "task")
+    return task
 
 
 def build_run_method(config: Config) -> Method:
     """Return the method of the run."""
-    options = {key: value for key, value in config.strategy.items() if key != "name"}
-    seed = derive_seed(config.seed, "frozen")
     bits = config.uplink.bits
-    coder, dtype, flips = config.uplink.coder, config.downlink.dtype, config.privacy.flips
     run = RunOptions(
-        config.noise,
-        seed,
-        coder=coder,
-        downlink=dtype,
+        noise=config.noise,
+        seed=derive_seed(config.seed, "frozen"),
+        coder=config.uplink.coder,
+        downlink=config.downlink.dtype,
         bits=bits,
-        flips=flips,
+        flips=config.privacy.flips,
         rounds=config.rounds,
         clients=config.clients,
     )
+    options = {key: value for key, value in config.strategy.items() if key != "name"}
     method = build_method(str(config.strategy.get("name")), options, run)
-    if bits is not None and method.steering is None:
-        raise ConfigError(
-            f"uplink.bits={bits:g}: {method.name} has no noise whose scale could be set; say uplink.bits=null"
-        )
-    if bits is not None and config.uplink.coder == "packed":
-        raise ConfigError(f"uplink.bits={bits:g}: uplink.coder=packed is a bit per weight; say uplink.bits=null")
+    fixed = f"{method.name} has no noise whose scale could be set; say uplink.bits=null"
+    packed = "uplink.coder=packed is a bit per weight; say uplink.bits=null"
+    conflicts = [
+        (bits is not None and method.steering is None, "uplink.bits", fixed),
+        (bits is not None and config.uplink.coder == "packed", "uplink.bits", packed),
+    ]
+    refuse(config, conflicts)
     return method
 
 
 def build_module(config: Config, task: Task, width: float = 1.0) -> nn.Module:
-    """Return a new module with the run's initial weights, or a narrower one.
+    """Return a new module with the run's initial weights; with a `width` below 1, one with that share of the channels.
 
     Raises:
-        ConfigError: there is no such model, or it does not fit the data.
+        ConfigError: the model does not exist, or does not fit the data.
     """
-    options = dict(config.model)
-    options.pop("name", None)
-    target = options.pop(TARGET, None)
-    if target is None:
-        raise ConfigError("model=default: there is no model for these data; say model=NAME or model=own")
-    seed = derive_seed(config.seed, "model")
-    return build_model(locate(target, "model"), options, task, seed, width=width, name=model_label(config))
+    options = {key: value for key, value in config.model.items() if key not in ("name", TARGET)}
+    if TARGET not in config.model:
+        raise refusal("model", "default", "there is no model for these data; say model=NAME or model=own", "missing")
+    target, label = locate(config.model[TARGET], "model"), model_label(config)
+    try:
+        return build_model(target, options, task, derive_seed(config.seed, "model"), width=width, name=label)
+    except FedMRNError:
+        raise
+    except (Exception, SystemExit) as error:  # the model's code may raise anything
+        reason = f"cannot be built ({type(error).__name__}: {error})"
+        raise ConfigError(f"{label}: {reason}", code="target", key=model_key(config)) from error
 
 
 def build_flat_model(config: Config, task: Task, method: Method, width: float = 1.0) -> FlatModel:
-    """Return `build_module` on the run's device, its weights in the order that the method works on."""
+    """Return `build_module` on the run's device, with its weights in the method's order."""
     module = build_module(config, task, width)
-    _check_weights(module, config, method)
+    _check_model(module, config, method)
     return FlatModel(module, torch_device(config), whole=method.whole_model)
 
 
@@ -218,107 +228,117 @@ def build_worker(config: Config, data_path: str | None = None) -> Worker:
     return Worker(config, task, method, samples=samples, partition=partition, build_model=build_model)
 
 
-def _check_weights(module: nn.Module, config: Config, method: Method) -> None:
+def _check_model(module: nn.Module, config: Config, method: Method) -> None:
     try:
         trained_parameters(module, whole=method.whole_model)
     except ValueError as error:
-        raise ConfigError(f"{model_label(config)}: {error}") from error
-    check_statistics(module, config, model_label(config))
-    check_norms(module, config, model_label(config))
+        raise ConfigError(f"{model_label(config)}: {error}", code="model", key=model_key(config)) from error
+    check_layers(config, module, model_label(config))
+
+
+def model_key(config: Config) -> str:
+    """Return the key that names the model: `model.name`, or `model._target_` for code of the user's own."""
+    return f"model.{TARGET}" if config.model.get("name", "own") == "own" else "model.name"
 
 
 def model_label(config: Config) -> str:
-    """What errors call the model."""
-    name = config.model.get("name", "own")
-    return f"model.{TARGET}={config.model.get(TARGET)}" if name == "own" else f"{_SHIPPED_MODELS}={name}"
+    """Return the model's name in errors."""
+    key = model_key(config)
+    return f"{key}={config.model.get(key.removeprefix('model.'))}"
 
 
 def torch_device(config: Config) -> torch.device:
-    """Return the device of training and evaluation here; `auto` is a GPU where there is one.
+    """Return the device of training and evaluation on this machine; `auto` is a GPU if PyTorch finds one.
 
     Raises:
-        ConfigError: `cuda` is asked for and not there.
+        ConfigError: the device is `cuda`, and PyTorch finds no GPU.
     """
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device=cuda: PyTorch finds no GPU here; take device=cpu, or give clients client_gpus")
-    name = ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
-    return torch.device(name)
+    available = torch.cuda.is_available()
+    if config.device == "cuda" and not available:
+        reason = "PyTorch finds no GPU here; take device=cpu, or give clients client_gpus"
+        raise refusal("device", config.device, reason, "device")
+    return torch.device(("cuda" if available else "cpu") if config.device == "auto" else config.device)
 
 
-def locate(target: str, group: str) -> Callable[..., Any]:
-    """Import what a dotted path names.
+def locate(target: object, group: str) -> Callable[..., Any]:
+    """Import the function or class that a dotted path names.
 
     Raises:
-        ConfigError: it cannot be imported, or cannot be called.
+        ConfigError: it cannot be imported or called.
     """
-    key = f"{group}.{TARGET}={target}"
+    key = f"{group}.{TARGET}"
     if target == "???":
-        raise ConfigError(f"{group}.{TARGET}: is missing; say {group}.{TARGET}=my_package.module.Name")
+        raise ConfigError(f"{key}: is missing; say {key}=my_package.module.Name", code="missing", key=key)
     module, _, name = str(target).rpartition(".")
-    if not module or not name:
-        raise ConfigError(f"{key}: must be a dotted path, such as my_package.nets.Net; say {group}.{TARGET}=PATH")
+    if not isinstance(target, str) or not module or not name:
+        reason = f"must be a dotted path, such as my_package.nets.Net; say {key}=PATH"
+        raise refusal(key, target, reason, "target")
     try:
         found = getattr(importlib.import_module(module), name)
     except AttributeError:
-        raise ConfigError(f"{key}: the module {module} has no {name}") from None
-    except Exception as error:  # whatever the module does when it is imported
-        raise ConfigError(f"{key}: cannot import {module} ({type(error).__name__}: {error})") from error
+        raise refusal(key, target, f"the module {module} has no {name}", "target") from None
+    except (Exception, SystemExit) as error:  # the module's code may raise anything
+        raise refusal(key, target, f"cannot import {module} ({type(error).__name__}: {error})", "target") from error
     if not callable(found):
-        raise ConfigError(f"{key}: is a {type(found).__name__}, not a class or function")
+        raise refusal(key, target, f"is a {type(found).__name__}, not a class or function", "target")
     result: Callable[..., Any] = found
     return result
 
 
 def check_targets(values: Mapping[str, Any], allowed: Iterable[str]) -> None:
-    """Refuse a configuration that names code outside what this node allows, before any of it is imported.
+    """Refuse a configuration that names code which this node does not allow, before any of it is imported.
 
     Args:
-        values: of the configuration.
-        allowed: prefixes of dotted paths, beside the package's own models and tasks.
+        values: the configuration.
+        allowed: prefixes of dotted paths that are allowed beside the package's own models and tasks.
 
     Raises:
-        ConfigError: names the target and the prefixes.
+        ConfigError: names the target and the prefixes, or why an allowed target cannot be imported.
     """
     prefixes = (*OWN_TARGETS, *(prefix for prefix in allowed if prefix))
     for group in ("model", "task"):
         target = values.get(group, {}).get(TARGET)
         if target is None:
             continue
+        key = f"{group}.{TARGET}"
         if not any(str(target).startswith(prefix) for prefix in prefixes):
-            raise ConfigError(
-                f"{group}.{TARGET}={target}: this node runs code from {', '.join(prefixes)} only; its owner may allow "
-                "more with allow-targets in the node's configuration"
+            reason = (
+                f"this node runs code from {', '.join(prefixes)} only; its owner may allow more with allow-targets in "
+                "the node's configuration"
             )
-        if str(target).startswith(OWN_TARGETS):
-            home = getattr(locate(target, group), "__module__", None)
-            if not str(home).startswith(OWN_TARGETS):  # what a module of ours merely imports
-                raise ConfigError(f"{group}.{TARGET}={target}: belongs to {home}, which this node does not run")
+            raise refusal(key, target, reason, "not-allowed")
+        home = getattr(locate(target, group), "__module__", None)
+        if str(target).startswith(OWN_TARGETS) and not str(home).startswith(OWN_TARGETS):  # imported by our module
+            raise refusal(key, target, f"belongs to {home}, which this node does not run", "not-allowed")
 
 
 def resolve_from_data(values: Values, report: Report | None = None) -> tuple[Values, Config, Task]:
-    """Read from the data what the configuration leaves to them, and fill it in, so that it travels.
+    """Read from the data what the configuration leaves open, and check the result.
 
     Returns:
-        The values with nothing left open, their configuration, and its task.
+        The values with nothing left open, which can travel to other machines, the same as a `Config`, and its task.
 
     Raises:
-        ConfigError: the data and the configuration do not go together.
+        ConfigError: the data and the configuration do not fit.
         DataError: the data cannot be read.
     """
-    config = typed.build(Config, values)
-    task = build_task(config)
+    task = task_of(values["task"], values["dataset"])
     measured = task.measured(report)
     values = dict(values)
     if measured is not task and is_dataclass(measured):
-        group = "task" if TARGET in config.task else "dataset"
-        values[group] = {**values[group], **_plain(asdict(measured))}
+        group = "task" if TARGET in values["task"] else "dataset"
+        values[group] = {**values[group], **json.loads(json.dumps(asdict(measured)))}
     if values["model"].get("name") == "default":
         values["model"] = default_model(measured)
     return values, read_config(values), measured
 
 
 def default_model(task: Task) -> Values:
-    """The values of the file in conf/model/ that `model=default` stands for; none where the task has none yet."""
+    """Return the values of the file in conf/model/ that `model=default` stands for with this task.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
     from omegaconf import OmegaConf
 
     name = task.model_name()
@@ -327,15 +347,7 @@ def default_model(task: Task) -> Values:
     path = find_conf() / "model" / f"{name}.yaml"
     if not path.is_file():
         allowed = sorted(other.stem for other in path.parent.glob("*.yaml"))
-        raise ConfigError(
-            f"dataset.model={name}: no such model{typed.nearest(name, allowed)}; there are {', '.join(allowed)}"
-        )
+        reason = f"no such model{validation.nearest(name, allowed)}; there are {', '.join(allowed)}"
+        raise refusal("dataset.model", name, reason, "choice")
     values: Values = OmegaConf.to_container(OmegaConf.load(path))  # type: ignore[assignment]
     return values
-
-
-def _plain(value: Any) -> Any:
-    """Tuples as lists, as YAML and JSON have them."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

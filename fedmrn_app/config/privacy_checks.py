@@ -1,151 +1,134 @@
-"""What `privacy:` needs of the rest of a configuration, and the server's side of it; what does not fit is refused."""
+"""Conflicts of `privacy` with the rest of a configuration, and the server's side of a private run."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from torch import nn
-
+from fedmrn_app.config.checks import refuse
 from fedmrn_app.config.schema import Config
 from fedmrn_app.errors import BudgetSpent, ConfigError, RunError
 from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.layout import Layout
 from fedmrn_app.methods.method import Method
+from fedmrn_app.privacy.accounting import epsilon
 from fedmrn_app.privacy.ledger import Ledger
 from fedmrn_app.privacy.mechanism import Privacy
-
-Facts = dict[str, Any]
+from fedmrn_app.validation import refusal
 
 
 def check_privacy(config: Config, method: Method) -> None:
-    """Refuse a configuration that cannot keep what `privacy:` asks for; nothing is worked out for it.
-
-    Raises:
-        ConfigError: names the key, why, and the way out.
-    """
-    privacy = config.privacy
-    if privacy.clip is not None and not privacy.noised:
-        raise ConfigError(
-            f"privacy.clip={privacy.clip:g}: clipping without noise protects nobody; say privacy.noise_multiplier=1 or "
-            "privacy.epsilon=8 too"
-        )
-    if privacy.flip is not None and privacy.local_epsilon is not None:
-        raise ConfigError(
-            f"privacy.flip={privacy.flip:g}: follows from privacy.local_epsilon={privacy.local_epsilon:g}; say one of "
-            "the two"
-        )
-    if not privacy.noised and privacy.flips is None:
-        return
-    if config.uplink.bits is not None:
-        raise ConfigError(
-            f"uplink.bits={config.uplink.bits:g}: steers the masks by the sizes of clients' replies, which depend on "
-            "their data and get no noise; with privacy say uplink.bits=null"
-        )
-    if config.evaluate_train:
-        raise ConfigError(
-            "evaluate_train=true: publishes the model's loss on clients' rows; with privacy say evaluate_train=false"
-        )
-    if privacy.flips is not None and method.flips is None:
-        key = "flip" if privacy.local_epsilon is None else "local_epsilon"
-        raise ConfigError(
-            f"privacy.{key}={getattr(privacy, key):g}: strategy={method.name} sends no masks of which bits could be "
-            "flipped; take fedmrn, fedmrns or fedpm"
-        )
-    if privacy.noised:
-        _check_noised(config, method)
-
-
-def _check_noised(config: Config, method: Method) -> None:
-    privacy = config.privacy
-    if not method.server.averages_updates:
-        raise ConfigError(
-            f"strategy={method.name}: averages whole masks or models, whose norm leaves no room for noise; with "
-            "privacy.epsilon or privacy.noise_multiplier take one that averages updates, such as fedmrn or fedavg"
-        )
-    if method.server.averages_holders:
-        raise ConfigError(
-            "strategy.aggregate=coverage: divides by how many clients hold a weight, which noise does not cover; say "
-            "strategy.aggregate=fill"
-        )
-    if method.server.counts_participants:
-        raise ConfigError(
-            "strategy.divisor=clients: tells how many clients took part, which noise does not cover; say "
-            "strategy.divisor=participants"
-        )
-    if method.error_feedback:
-        raise ConfigError(
-            "strategy.error_feedback=true: clients carry from round to round what clipping took away, which is not "
-            "accounted for; with privacy say strategy.error_feedback=false"
-        )
-    if privacy.delta >= 1 / config.clients:
-        raise ConfigError(
-            f"privacy.delta={privacy.delta:g}: must be below 1/clients={1 / config.clients:g}; at that one client's "
-            "data could be published whole"
-        )
-    if privacy.clip is None and method.codec.limits(Layout(((1,),))).max_norm is None:
-        raise ConfigError(
-            f"privacy.clip=null: updates of strategy={method.name} have any norm; say the largest one, such as "
-            "privacy.clip=1"
-        )
-
-
-def check_statistics(module: nn.Module, config: Config, label: str) -> None:
-    """Refuse a model with running statistics in a private run.
-
-    Raises:
-        ConfigError: with noise a variance may be negative; of flipped masks alone they would never change.
-    """
-    privacy = config.privacy
-    if not privacy.noised and privacy.flips is None:
-        return
-    if any(buffer.is_floating_point() for buffer in module.buffers()):
-        raise ConfigError(
-            f"{label}: has running statistics, which cannot be averaged with privacy; say model=digits "
-            "model.norm=static (likewise cnn4, cnn8, preact_resnet18), or take model=mlp or another without"
-        )
+    """Refuse a configuration that cannot keep what `privacy` asks for. The noise multiplier is not computed."""
+    privacy, server = config.privacy, method.server
+    private = privacy.noised or privacy.flips is not None
+    flip = "privacy.flip" if privacy.local_epsilon is None else "privacy.local_epsilon"
+    conflicts = [
+        (
+            privacy.clip is not None and not privacy.noised,
+            "privacy.clip",
+            "clipping without noise protects nobody; say privacy.noise_multiplier=1 or privacy.epsilon=8 too",
+        ),
+        (
+            privacy.flip is not None and privacy.local_epsilon is not None,
+            "privacy.flip",
+            f"follows from privacy.local_epsilon={privacy.local_epsilon or 0:g}; say one of the two",
+        ),
+        (
+            private and config.uplink.bits is not None,
+            "uplink.bits",
+            "steers the masks by the sizes of clients' replies, which depend on their data and get no noise; with "
+            "privacy say uplink.bits=null",
+        ),
+        (
+            private and config.evaluate_train,
+            "evaluate_train",
+            "publishes the model's loss on clients' rows; with privacy say evaluate_train=false",
+        ),
+        (
+            privacy.flips is not None and method.flips is None,
+            flip,
+            f"strategy={method.name} sends no masks of which bits could be flipped; take fedmrn, fedmrns or fedpm",
+        ),
+        (
+            privacy.noised and not server.averages_updates,
+            "strategy",
+            "averages whole masks or models, whose norm leaves no room for noise; with privacy.epsilon or "
+            "privacy.noise_multiplier take one that averages updates, such as fedmrn or fedavg",
+        ),
+        (
+            privacy.noised and server.averages_holders,
+            "strategy.aggregate",
+            "divides by how many clients hold a weight, which noise does not cover; say strategy.aggregate=fill",
+        ),
+        (
+            privacy.noised and server.counts_participants,
+            "strategy.divisor",
+            "tells how many clients took part, which noise does not cover; say strategy.divisor=participants",
+        ),
+        (
+            privacy.noised and method.error_feedback,
+            "strategy.error_feedback",
+            "clients carry from round to round what clipping took away, which is not accounted for; with privacy say "
+            "strategy.error_feedback=false",
+        ),
+        (
+            privacy.noised and privacy.delta >= 1 / config.clients,
+            "privacy.delta",
+            f"must be below 1/clients={1 / config.clients:g}; at that one client's data could be published whole",
+        ),
+        (
+            privacy.noised and privacy.clip is None and method.codec.limits(Layout(((1,),))).max_norm is None,
+            "privacy.clip",
+            f"updates of strategy={method.name} have any norm; say the largest one, such as privacy.clip=1",
+        ),
+    ]
+    refuse(config, conflicts)
 
 
 def check_budget(config: Config) -> None:
-    """Refuse a budget that does not pay a single round; finds the noise multiplier as the server will.
+    """Refuse a privacy budget that does not cover a single round; this computes the noise multiplier.
 
     Raises:
         ConfigError: names the budget.
     """
-    if config.privacy.epsilon is None:
+    budget, delta = config.privacy.epsilon, config.privacy.delta
+    if budget is None:
         return
     try:
-        privacy = _privacy(config, Layout(((1,),)), config.privacy.clip or 1.0, Ledger())
-        privacy.open(1, range(config.clients))
+        privacy = _privacy(config, config.privacy.clip or 1.0, None)
     except BudgetSpent as spent:
-        reason = str(spent).replace("the run ends before round 1, with which", "not one round fits: with one")
-        raise ConfigError(reason) from spent
+        raise ConfigError(str(spent), code=spent.code, key=spent.key, value=spent.value) from spent
+    one_round = epsilon([privacy.typical], delta)
+    if one_round > budget:
+        reason = f"not one round fits: with one epsilon would be {one_round:.4g} at delta {delta:g}"
+        raise refusal("privacy.epsilon", budget, reason, "budget")
 
 
 def open_privacy(config: Config, protocol: RunProtocol, ledger: Ledger | None) -> Privacy | None:
-    """The server's side of a run's privacy; None where no noise is added.
+    """Return the server's side of a run's privacy; None if no noise is added.
 
     Args:
-        config: of the run.
-        protocol: likewise.
-        ledger: of the run's folder; None for one in memory.
+        config: the run's configuration.
+        protocol: the run's protocol.
+        ledger: the ledger of the run's folder; None for one in memory.
 
     Raises:
-        RunError: the ledger is not of such a run.
-        BudgetSpent: the budget does not pay the rounds to come.
+        RunError: the ledger is that of a private run, and this run is not private.
+        BudgetSpent: the budget does not cover the rounds that are left.
     """
     if not config.privacy.noised:
         if ledger is not None and ledger.releases:
-            raise RunError("resume=true: the run has been private so far; say the same privacy.* as before")
+            reason = "resume=true: the run has been private so far; say the same privacy.* as before"
+            raise RunError(reason, code="conflict", key="resume", value=True)
         return None
     clip = config.privacy.clip
     if clip is None:
         clip = protocol.method.codec.limits(protocol.layout).max_norm
-        assert clip is not None, "check_privacy refuses what has none"
-    return _privacy(config, protocol.layout, clip, ledger)
+        assert clip is not None, "check_privacy refuses methods without one"
+    return _privacy(config, clip, ledger)
 
 
-def _privacy(config: Config, layout: Layout, clip: float, ledger: Ledger | None) -> Privacy:
+def _privacy(config: Config, clip: float, ledger: Ledger | None) -> Privacy:
     return Privacy(
         config.privacy,
         seed=config.seed,
@@ -158,19 +141,18 @@ def _privacy(config: Config, layout: Layout, clip: float, ledger: Ledger | None)
 
 
 def privacy_lines(config: Config, privacy: Privacy | None, protocol: RunProtocol) -> list[str]:
-    """What a run says of its privacy before it starts."""
+    """Return the lines of the log that describe a run's privacy; none for a run without."""
     lines = []
     if privacy is not None:
-        typical, chosen = privacy.typical, config.privacy
+        typical = privacy.typical
         drawn = "each" if typical.sampling == "poisson" else "a fixed number"
         lines.append(
             f"privacy: clip {typical.clip:.4g}, noise multiplier {typical.noise_multiplier:.4g}, which is "
             f"{privacy.deviation:.4g} on each weight of the mean; {typical.asked} of {typical.clients} clients per "
-            f"round, {drawn} drawn at random; delta {chosen.delta:g}"
+            f"round, {drawn} drawn at random; delta {config.privacy.delta:g}"
         )
-    flips = protocol.method.flips
+    flips, count = protocol.method.flips, protocol.layout.count
     if flips is not None:
-        count = protocol.layout.count
         lines.append(
             f"privacy: each bit of a mask is flipped with probability {flips.probability:.4g}: in each round epsilon "
             f"{flips.epsilon:.4g} for a bit alone, {flips.epsilon * count:,.0f} for the whole mask of {count:,} bits"
@@ -182,13 +164,12 @@ def privacy_lines(config: Config, privacy: Privacy | None, protocol: RunProtocol
     return lines
 
 
-def privacy_facts(config: Config, privacy: Privacy | None, protocol: RunProtocol) -> Facts:
-    """What a summary says of the run's privacy; nothing where there is none."""
-    facts: Facts = {}
+def privacy_facts(config: Config, privacy: Privacy | None, protocol: RunProtocol) -> dict[str, Any]:
+    """Return what a summary holds about a run's privacy; nothing for a run without."""
+    facts: dict[str, Any] = {}
     if privacy is not None:
-        spent = privacy.spent
         facts |= {
-            "epsilon": spent if math.isfinite(spent) else None,
+            "epsilon": privacy.spent if math.isfinite(privacy.spent) else None,
             "delta": config.privacy.delta,
             "noise_multiplier": privacy.typical.noise_multiplier,
             "clip": privacy.typical.clip,

@@ -1,4 +1,4 @@
-"""Which runs a sweep consists of: what the command line says over what its experiment's file says."""
+"""The runs of a sweep: what the command line sets, over what the experiment's file sets."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Glob, Override
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from fedmrn_app.config.compose import GROUPS, compose_checked, load_config, open_own_groups, parse
+from fedmrn_app.config.compose import GROUPS, choices_of, compose_checked, load_config, open_own_groups, parse
 from fedmrn_app.errors import ConfigError
+from fedmrn_app.validation import refusal
 
 _BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
@@ -23,23 +24,23 @@ class Sweep:
     """A sweep before it starts.
 
     Attributes:
-        runs: the overrides of each run, as Hydra's basic sweeper makes them, without those of Hydra itself; of a
-            sweeper that searches, those at the ends of its intervals.
-        folder: that holds the runs' folders.
-        searches: whether the sweeper chooses the runs as it goes, so that `runs` are none of them.
+        runs: the overrides of each run as Hydra's basic sweeper makes them, without those of Hydra itself; of a sweeper
+            that searches, the runs at the ends of its intervals.
+        folder: folder that holds the runs' folders.
+        searches: whether the sweeper chooses its runs as it goes; it may choose others than `runs`.
     """
 
-    runs: Sequence[Sequence[str]]
+    runs: list[list[str]]
     folder: Path
     searches: bool = False
 
     def check(self) -> None:
-        """Check the configuration of every run; runs that differ in their seed alone are checked once.
+        """Check the configuration of every run; of runs that differ in their seed alone, one, and each seed once.
 
         Raises:
-            ConfigError: of the first that is wrong.
+            ConfigError: of the first run that is refused.
         """
-        seen: dict[tuple[str, ...], None] = {}
+        seen: set[tuple[str, ...]] = set()
         seeds: set[str] = set()
         for run in self.runs:
             seed = next((word for word in run if word.startswith("seed=")), "")
@@ -47,72 +48,79 @@ class Sweep:
             if others in seen and seed in seeds:
                 continue
             load_config(tuple(run))
-            seen[others] = None
+            seen.add(others)
             seeds.add(seed)
 
 
 def open_sweep(overrides: Sequence[str]) -> Sweep:
-    """The sweep that a command line asks for with --multirun.
+    """Return the sweep that a command line with --multirun asks for.
 
     Raises:
-        ConfigError: an override that cannot be read, or an experiment that is a sweep itself among several.
+        ConfigError: an override cannot be read, or one of several experiments is a sweep itself.
     """
-    parsed = parse(overrides)
-    settings = _settings(overrides, parsed)
-    searches = settings.sweeper["_target_"] != _BASIC
-    words = [f"{key}={value}" for key, value in (settings.sweeper.params or {}).items()]
+    settings = _settings(overrides)
     try:
         folder = Path(str(settings.sweep.dir)).expanduser().resolve()
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"hydra.sweep.dir: {str(error).splitlines()[0]}") from error
-    return Sweep(_runs([*words, *overrides]), folder, searches)
-
-
-def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
-    """The overrides of each run of a sweep, see `Sweep.runs`.
-
-    Raises:
-        ConfigError: as `open_sweep`.
-    """
-    return [list(run) for run in open_sweep(overrides).runs]
+    except (OmegaConfBaseException, OSError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"hydra.sweep.dir: {reason}", code="folder", key="hydra.sweep.dir") from error
+    runs = _runs([*_swept(settings), *overrides])
+    return Sweep(runs, folder, searches=settings.sweeper["_target_"] != _BASIC)
 
 
 def sweep_of(overrides: Sequence[str]) -> list[str]:
-    """What the experiment of a command line sweeps over, as `KEY=VALUES`; nothing where it is one run."""
-    return [f"{key}={value}" for key, value in (_settings(overrides, parse(overrides)).sweeper.params or {}).items()]
+    """Return what the experiment of a command line sweeps over, as `KEY=VALUES`; empty if it is one run."""
+    return _swept(_settings(overrides))
 
 
-def _settings(overrides: Sequence[str], parsed: Sequence[Override]) -> DictConfig:
-    """Hydra's own part of the configuration that the runs share."""
+def _swept(settings: DictConfig) -> list[str]:
+    return [f"{key}={value}" for key, value in (settings.sweeper.params or {}).items()]
+
+
+def _settings(overrides: Sequence[str]) -> DictConfig:
+    """Return Hydra's own part of the configuration, which the runs share."""
     fixed = []
-    for text, override in zip(overrides, parsed, strict=True):
+    for text, override in zip(overrides, parse(overrides), strict=True):
         if not override.is_sweep_override():
             if override.is_hydra_override() or override.key_or_group in GROUPS:  # other keys may need a swept choice
                 fixed.append(text)
         elif override.key_or_group == "experiment":
-            for name in override.sweep_string_iterator():
-                if sweep_of([f"experiment={name}"]):
-                    raise ConfigError(f"experiment={name}: is a sweep of its own; start one command for each of them")
+            for word in _values(text, override):
+                if sweep_of([word]):
+                    name = word.partition("=")[2]
+                    reason = "is a sweep of its own; start one command for each of them"
+                    raise refusal("experiment", name, reason, "sweep")
     settings: DictConfig = compose_checked(fixed, hydra=True).hydra
     return settings
 
 
 def _runs(overrides: Sequence[str]) -> list[list[str]]:
-    """Every combination; of a key that comes twice the last one counts, in the place of the first."""
+    """Return every combination; of a key that comes twice the last one counts, in the place of the first.
+
+    Raises:
+        ConfigError: an override has no values.
+    """
     columns: dict[str, list[str]] = {}
     for text, override in zip(overrides, parse(overrides), strict=True):
-        if not override.is_hydra_override():
-            columns[override.get_key_element().lstrip("+~")] = list(_values(text, override))
+        if override.is_hydra_override():
+            continue
+        key = override.get_key_element().lstrip("+~")
+        columns[key] = list(_values(text, override))
+        if not columns[key]:
+            raise refusal(key, text.partition("=")[2], "has no values to sweep over", "sweep")
     return [open_own_groups(run) for run in map(list, itertools.product(*columns.values()))]
 
 
 def _values(text: str, override: Override) -> Iterator[str]:
+    sweep: Any = override.value()
     if not override.is_sweep_override():
         yield text
+        return
+    if isinstance(sweep, Glob):
+        values = sweep.filter(choices_of(override.key_or_group))
     elif override.is_discrete_sweep():
-        for value in override.sweep_string_iterator():
-            yield f"{override.get_key_element()}={value}"
+        values = list(override.sweep_string_iterator())
     else:
-        sweep: Any = override.value()
-        for value in (sweep.start, sweep.end):
-            yield f"{override.get_key_element()}={value}"
+        values = [sweep.start, sweep.end]
+    for value in values:
+        yield f"{override.get_key_element()}={value}"

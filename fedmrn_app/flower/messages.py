@@ -22,6 +22,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
+from fedmrn_app.config.resolved import config_sha256, write_resolved
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.protocol import GlobalState, Order
 
@@ -104,8 +105,8 @@ def _whole(record: ConfigRecord, name: str) -> int:
 
 
 def pack_config(values: Mapping[str, Any], run: str = "") -> bytes:
-    """Return a resolved configuration and the run's name as compressed JSON."""
-    return zlib.compress(json.dumps({"run": run, "values": values}, separators=(",", ":")).encode(), 9)
+    """Return a resolved configuration, its hash and the run's name as compressed JSON."""
+    return zlib.compress(write_resolved(dict(values), run=run).encode(), 9)
 
 
 def unpack_config(data: bytes) -> dict[str, Any]:
@@ -139,6 +140,8 @@ def _unpack(data: bytes) -> dict[str, Any]:
         raise PayloadError(
             f"the configuration is malformed: a {type(content).__name__} without values", code="configuration"
         )
+    if content.get("sha256") != config_sha256(content["values"]):
+        raise PayloadError("the configuration is damaged: its SHA-256 is another", code="configuration")
     return content
 
 

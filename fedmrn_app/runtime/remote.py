@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import tempfile
@@ -11,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fedmrn_app.config.resolved import write_resolved
 from fedmrn_app.config.schema import Values
 from fedmrn_app.errors import ConfigError, DiedError, RunError
 from fedmrn_app.runtime.connection import Connection, read_connection
@@ -75,7 +75,7 @@ def run_on(name: str, values: Values, folder: Path, on_line: Callable[[str], Non
 def _submit(connection: Connection, values: Values, folder: Path) -> str:
     with tempfile.TemporaryDirectory(prefix="fedmrn-") as temporary:
         app = write_app(Path(temporary) / "app")
-        settings = {"config": json.dumps(values), "run-dir": str(folder)}
+        settings = {"config": write_resolved(values), "run-dir": str(folder)}
         config = write_run_config(Path(temporary) / "run.toml", settings)
         return str(connection.ask("run", str(app), options=("-c", str(config)))["run-id"])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -16,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fedmrn_app.config.build import OWN_TARGETS, TARGET
+from fedmrn_app.config.resolved import write_resolved
 from fedmrn_app.config.schema import Config, Values
 from fedmrn_app.environment import ALLOW_TARGETS, CLUSTER, RUN_FOLDER, STATE_FOLDER, VERSIONS_FOLDER
 from fedmrn_app.errors import ConfigError, DiedError, RunError
@@ -72,7 +72,7 @@ def run_simulation(
     with (folder / "flower.log").open("ab") as log, private_home() as home:
         if app is None:
             app = write_app(home / "app")
-        run_config = {"config": json.dumps(values), "run-dir": str(folder)}
+        run_config = {"config": write_resolved(values), "run-dir": str(folder)}
         environment = {
             **private_environment(home, values, cluster), RUN_FOLDER: str(folder),
             STATE_FOLDER: str(folder / "clients"),

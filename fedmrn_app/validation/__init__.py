@@ -1,7 +1,7 @@
-"""Plain values -> dataclasses: every value typed and held to its range, refused by its full name in one line.
+"""Check plain values, as YAML and JSON hold them, against the annotations of dataclasses and functions.
 
-A range stands in the annotation: `ratio: Annotated[float, Range(above=0, most=1)]`. Numbers are finite in float32, in
-which they are used.
+Pydantic checks each value in its strict mode: no text is read as a number, and `true` is no whole number. A range
+stands in the annotation, such as `ratio: Annotated[float, Range(above=0, most=1)]`. Floats must be finite in float32.
 """
 
 from __future__ import annotations
@@ -10,32 +10,42 @@ import difflib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, is_dataclass
+from functools import cache
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic.errors import PydanticSchemaGenerationError
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema, to_json
 
 from fedmrn_app.errors import ConfigError
 
 T = TypeVar("T")
 
 _LARGEST = 3.4e38  # float32 holds it
+_EXPECTED = {  # by pydantic's name of the error
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "list_type": "must be a list, such as [1, 2]",
+    "tuple_type": "must be a list, such as [1, 2]",
+    "dict_type": "must have keys of its own",
+}
 
 
 @dataclass(frozen=True)
 class Range:
-    """What a number, or the length of a text or list, is held to; None is no bound.
-
-    `note` is added to the refusal: the way out where the range alone does not say it.
-    """
+    """Bounds of a number, or of the length of a text or list; None is no bound."""
 
     least: float | None = None
     above: float | None = None
     most: float | None = None
     below: float | None = None
-    note: str = ""
 
     def holds(self, value: float) -> bool:
-        """Whether a finite number is in the range."""
+        """Return whether a number is within the bounds; NaN is not if there is any bound."""
         return (
             (self.least is None or value >= self.least)
             and (self.above is None or value > self.above)
@@ -44,9 +54,22 @@ class Range:
         )
 
     def __str__(self) -> str:
-        words = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
-        said = " and ".join(f"{word} {_number(bound)}" for word, bound in words.items() if bound is not None)
-        return f"{said}{self.note}"
+        bounds = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
+        return " and ".join(f"{word} {_bound(bound)}" for word, bound in bounds.items() if bound is not None)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Let pydantic check the bounds after the type."""
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def _check(self, value: Any) -> Any:
+        size, reason = value, f"must be {self}"
+        if isinstance(value, str):
+            size, reason = len(value), f"must have a length of {self}"
+        elif isinstance(value, Sequence):
+            size, reason = len(value), f"must have {self} values"
+        if not self.holds(size):
+            raise PydanticCustomError("range", "{reason}", {"reason": reason})
+        return value
 
 
 Count = Annotated[int, Range(least=1, below=1 << 32)]
@@ -55,148 +78,120 @@ NotNegative = Annotated[float, Range(least=0)]
 Share = Annotated[float, Range(above=0, most=1)]
 
 
-def build(kind: type[T], values: Mapping[str, Any], key: str = "") -> T:
+def build(kind: Callable[..., T], values: Mapping[str, Any], key: str = "") -> T:
     """Build a dataclass from plain values.
 
     Args:
         kind: the dataclass.
         values: by the names of its fields; fields with a default may be left out.
-        key: what the values as a whole are called, such as `local`.
+        key: name of the values as a whole, such as `local`.
 
     Raises:
-        ConfigError: an unknown or missing key, a value of another type or out of range, or one that the dataclass
-            itself refuses in `__post_init__`.
+        ConfigError: a key is unknown or missing, a value has another type or is out of range, or `__post_init__`
+            refuses it.
     """
-    names = [field.name for field in fields(kind) if field.init]  # type: ignore[arg-type]
-    needed = [
-        field.name
-        for field in fields(kind)  # type: ignore[arg-type]
-        if field.init and field.default is MISSING and field.default_factory is MISSING
-    ]
-    hints = get_type_hints(kind, include_extras=True)
-    return kind(**_checked(values, names, needed, hints, key))
+    return kind(**check_call(kind, values, key))
 
 
 def check_call(function: Callable[..., Any], values: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Check keyword arguments against a function's signature and the annotations that `build` understands.
+    """Check keyword arguments against the signature and the annotations of a function or class.
+
+    Values with annotations that are neither numbers, texts, choices, lists nor dataclasses pass as they are.
+
+    Returns:
+        The arguments, with lists as tuples and whole numbers as floats where the annotation says so.
 
     Raises:
         ConfigError: as `build`.
     """
-    parameters = inspect.signature(function).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+    parameters = inspect.signature(function).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return dict(values)
-    keyword = [n for n, p in parameters.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    needed = [name for name in keyword if parameters[name].default is inspect.Parameter.empty]
-    target = function.__init__ if inspect.isclass(function) else function
-    try:
-        hints = get_type_hints(target, include_extras=True)
-    except (NameError, TypeError):
-        hints = {}
-    return _checked(values, keyword, needed, {name: hints.get(name, Any) for name in keyword}, key)
+    named = {p.name: p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+    if not isinstance(values, Mapping):
+        raise refusal(key, values, f"must have the keys {', '.join(named)}", "type")
+    prefix = f"{key}." if key else ""
+    for name, value in values.items():
+        if name not in named:
+            raise unknown_key(name, value, named, key)
+    for name, parameter in named.items():
+        if values.get(name, "???" if parameter.default is parameter.empty else None) == "???":
+            full = f"{prefix}{name}"
+            raise ConfigError(f"{full}: is missing; say {full}=VALUE", code="missing", key=full)
+    hints = _hints(function)
+    return {name: _value(hints.get(name, Any), value, f"{prefix}{name}") for name, value in values.items()}
 
 
-def refuse_unknown(name: str, value: object, allowed: Iterable[str], key: str) -> None:
-    """Raise the ConfigError of a key that is not among those allowed."""
+def unknown_key(name: str, value: object, allowed: Iterable[str], key: str) -> ConfigError:
+    """Return the error of a key that is not among those allowed below `key`."""
     allowed = sorted(map(str, allowed))
-    full = f"{key}.{name}" if key else name
-    raise ConfigError(
-        f"{full}={_shown(value)}: unknown key{nearest(str(name), allowed)}; {key or 'the configuration'} has: "
-        f"{', '.join(allowed) or 'no keys'}"
-    )
+    hint = f"{nearest(str(name), allowed)}; {key or 'the configuration'} has: {', '.join(allowed) or 'no keys'}"
+    return refusal(f"{key}.{name}" if key else str(name), value, f"unknown key{hint}", "unknown-key")
 
 
 def nearest(word: str, allowed: Sequence[str]) -> str:
-    """What the word may have been meant to be, as the end of a sentence, or nothing."""
+    """Return the allowed word that is most like another one, as the end of a sentence; empty if none is."""
     near = difflib.get_close_matches(word, allowed, 1)
     return f", did you mean {near[0]}?" if near else ""
 
 
-def _checked(
-    values: Mapping[str, Any], names: Sequence[str], needed: Sequence[str], hints: Mapping[str, Any], key: str
-) -> dict[str, Any]:
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{key}={_shown(values)}: must have the keys {', '.join(names)}")
-    for name in values:
-        if name not in names:
-            refuse_unknown(name, values[name], names, key)
-    prefix = f"{key}." if key else ""
-    for name in needed:
-        if name not in values or values[name] == "???":
-            raise ConfigError(f"{prefix}{name}: is missing; say {prefix}{name}=VALUE")
-    return {name: _value(hints[name], value, f"{prefix}{name}") for name, value in values.items()}
+def refusal(key: str, value: object, reason: str, code: str = "conflict") -> ConfigError:
+    """Return the error `key=value: reason`; a conflict is between values that are fine by themselves."""
+    shown = f"{value:g}" if isinstance(value, float) and code == "conflict" else _shown(value)
+    return ConfigError(f"{key}={shown}: {reason}", code=code, key=key, value=value)
 
 
-def _value(kind: Any, value: Any, key: str, limits: tuple[Range, ...] = ()) -> Any:
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        return _value(arguments[0], value, key, tuple(a for a in arguments[1:] if isinstance(a, Range)))
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        plain = inspect.isclass(function) and not is_dataclass(function)
+        return get_type_hints(function.__init__ if plain else function, include_extras=True)  # type: ignore[misc]
+    except (NameError, TypeError):  # annotations that cannot be evaluated here
+        return {}
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    try:
+        return TypeAdapter(kind)
+    except PydanticSchemaGenerationError:  # a class that pydantic does not know
+        return TypeAdapter(Any)
+
+
+def _value(kind: Any, value: Any, key: str) -> Any:
     if is_dataclass(kind):
         return build(kind, value, key)  # type: ignore[arg-type]
     if kind is Any:
         return value
-    if origin is Literal:
-        if not any(type(value) is type(choice) and value == choice for choice in arguments):  # 8.0 and true are not 8
-            raise ConfigError(f"{key}={_shown(value)}: must be one of {', '.join(map(str, arguments))}")
-        return value
-    if origin in (Union, UnionType):
-        return _optional(arguments, value, key, limits)
-    if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{key}={_shown(value)}: must have keys of its own")
-        return dict(value)
-    if origin is not None and isinstance(origin, type) and issubclass(origin, Sequence):
-        return _list(arguments, value, key, limits)
-    return _scalar(kind, value, key, limits)
-
-
-def _optional(kinds: tuple[Any, ...], value: Any, key: str, limits: tuple[Range, ...]) -> Any:
-    if value is None and NoneType in kinds:
-        return None
-    inner = [kind for kind in kinds if kind is not NoneType]
-    for kind in inner[:-1]:
-        try:
-            return _value(kind, value, key, limits)
-        except ConfigError:
-            continue
+    choices = get_args(kind) if get_origin(kind) is Literal else ()
+    if choices and not any(type(value) is type(choice) and value == choice for choice in choices):  # 8.0 is not 8
+        raise refusal(key, value, f"must be one of {', '.join(map(str, choices))}", "choice")
     try:
-        return _value(inner[-1], value, key, limits)
-    except ConfigError as error:
-        raise ConfigError(f"{error}, or null" if NoneType in kinds else str(error)) from None
+        return _frozen(_adapter(kind).validate_json(to_json(value, inf_nan_mode="constants"), strict=True), key)
+    except ValidationError as error:
+        first = error.errors()[0]
+    reason, code = _EXPECTED.get(first["type"]), "type"
+    if first["type"] == "range":
+        reason, code = first["ctx"]["reason"], "range"
+    if reason is None:
+        return value  # an annotation of a user's own code
+    places = [place for place in first["loc"] if isinstance(place, int)]
+    if NoneType in get_args(kind) and not places:
+        reason += ", or null"
+    raise refusal(key + "".join(f"[{place}]" for place in places), first["input"], reason, code)
 
 
-def _list(kinds: tuple[Any, ...], value: Any, key: str, limits: tuple[Range, ...]) -> tuple[Any, ...]:
-    if not isinstance(value, list | tuple):
-        raise ConfigError(f"{key}={_shown(value)}: must be a list, such as [1, 2]")
-    for limit in limits:
-        if not limit.holds(len(value)):
-            raise ConfigError(f"{key}={_shown(value)}: must have {limit} values")
-    return tuple(_value(kinds[0], item, f"{key}[{number}]") for number, item in enumerate(value))
-
-
-def _scalar(kind: Any, value: Any, key: str, limits: tuple[Range, ...]) -> Any:
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    if kind not in words:
-        return value  # of somebody else's signature
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        try:
-            value = float(value)
-        except OverflowError:
-            value = math.inf
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ConfigError(f"{key}={_shown(value)}: must be {words[kind]}")
-    for limit in limits:
-        measure = len(value) if isinstance(value, str) else value
-        if not limit.holds(measure):  # NaN is in no range
-            raise ConfigError(f"{key}={_shown(value)}: must be {limit}")
-    if kind is float and not abs(value) <= _LARGEST:
+def _frozen(value: Any, key: str) -> Any:
+    """Return lists as tuples, and refuse floats that float32 does not hold."""
+    if isinstance(value, list | tuple):
+        return tuple(_frozen(item, f"{key}[{place}]") for place, item in enumerate(value))
+    if isinstance(value, float) and not abs(value) <= _LARGEST:
         bound = f", at most {_LARGEST:g} in size" if math.isfinite(value) else ""
-        raise ConfigError(f"{key}={value}: must be a finite number{bound}")
+        raise refusal(key, value, f"must be a finite number{bound}", "range")
     return value
 
 
 def _shown(value: object) -> str:
-    """A value as people type it, cut where it is long."""
+    """Return a value as it is typed on the command line, cut where it is long."""
     if isinstance(value, bool):
         text = str(value).lower()
     elif value is None:
@@ -208,7 +203,7 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _number(bound: float) -> str:
+def _bound(bound: float) -> str:
     if isinstance(bound, int) and bound > 1 << 20 and bound & (bound - 1) == 0:
         return f"2^{bound.bit_length() - 1}"
     return f"{bound:g}" if isinstance(bound, float) else str(bound)

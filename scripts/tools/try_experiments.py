@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedmrn_app.config.compose import choices_of, compose_values, quote_override
-from fedmrn_app.config.sweep import expand_sweep
+from fedmrn_app.config.sweep import open_sweep
 from fedmrn_app.errors import ConfigError
 
 
@@ -53,7 +53,7 @@ def main() -> int:
 
 def _runs(name: str, scale: str, places: dict[str, str], count: int) -> tuple[list[list[str]], int]:
     """Return some evenly spaced runs of a sweep whose data are available, and the number of its runs."""
-    every = expand_sweep([f"experiment={name}", f"scale={scale}"])
+    every = open_sweep([f"experiment={name}", f"scale={scale}"]).runs
     available: list[list[str]] = []
     for run in every:
         dataset = _dataset(tuple(word for word in run if word.startswith(("experiment=", "part=", "dataset="))))

@@ -1,4 +1,4 @@
-"""Each table and figure of the papers is a sweep whose every run the checker reads, and whose first lines are true."""
+"""Each table and figure of the papers is a sweep whose runs are all valid, and whose first lines are true."""
 
 import importlib.util
 import re
@@ -8,7 +8,7 @@ import pytest
 from fedmrn_app.config.build import build_worker, find_conf, read_config, resolve_from_data
 from fedmrn_app.config.compose import choices_of, compose_values
 from fedmrn_app.config.schema import Config
-from fedmrn_app.config.sweep import expand_sweep, open_sweep, sweep_of
+from fedmrn_app.config.sweep import open_sweep, sweep_of
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.federation.loop import run_rounds
 
@@ -24,7 +24,10 @@ checked: dict[str, Config] = {}  # tables and figures share runs
 
 def config_of(run: list[str]) -> Config:
     values = compose_values(run)
-    return checked.setdefault(repr(values | {"seed": 0}), read_config(values))
+    key = repr(values | {"seed": 0})
+    if key not in checked:
+        checked[key] = read_config(values)
+    return checked[key]
 
 
 def header(name: str) -> str:
@@ -39,12 +42,12 @@ def test_there_is_one_for_each_table_and_figure() -> None:
 
 @pytest.mark.parametrize("name", [name for name in SWEEPS if not name.startswith("tune/")])
 def test_every_run_of_a_sweep_is_a_configuration(name: str) -> None:
-    runs = expand_sweep([f"experiment={name}"])
-    small = expand_sweep([f"experiment={name}", "scale=cpu"])
-    said = header(name)
-    assert f"fedmrn --multirun experiment={name}" in said
-    assert f"{len(runs)} runs" in said
-    assert re.search(rf"scale=cpu {len(small)}\b", said)
+    runs = open_sweep([f"experiment={name}"]).runs
+    small = open_sweep([f"experiment={name}", "scale=cpu"]).runs
+    comments = header(name)
+    assert f"fedmrn --multirun experiment={name}" in comments
+    assert f"{len(runs)} runs" in comments
+    assert re.search(rf"scale=cpu {len(small)}\b", comments)
     if name in ("fedmrn/table2", "fedmrn/fig3"):  # among those of Table 1
         del runs[1:], small[1:]
     seen: set[str] = set()
@@ -59,7 +62,7 @@ def test_every_run_of_a_sweep_is_a_configuration(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in SWEEPS if not name.startswith(("tune/", "fedmrn/table"))])
 def test_a_run_of_each_sweep_trains_on_the_digits(name: str) -> None:
-    run = [word for word in expand_sweep([f"experiment={name}", "scale=cpu"])[-1] if not word.startswith("model")]
+    run = [word for word in open_sweep([f"experiment={name}", "scale=cpu"]).runs[-1] if not word.startswith("model")]
     words = [*run, "rounds=2", "local.steps=2"]
     if not name.startswith("fedscalar"):
         words = [word for word in words if not word.startswith("dataset=")] + ["dataset=digits", "clients_per_round=2"]
@@ -105,7 +108,9 @@ def test_parts_of_an_experiment_differ_in_more_than_a_key() -> None:
 
 
 def test_command_line_takes_a_part_of_a_sweep() -> None:
-    runs = expand_sweep(["experiment=fedmrn/table1", "dataset=cifar10", "partition=iid", "seed=0,1", "strategy=eden"])
+    runs = open_sweep(
+        ["experiment=fedmrn/table1", "dataset=cifar10", "partition=iid", "seed=0,1", "strategy=eden"]
+    ).runs
     assert [sorted(word for word in run if "=" in word) for run in runs] == [
         sorted([f"seed={seed}", "dataset=cifar10", "partition=iid", "strategy=eden", "experiment=fedmrn/table1"])
         for seed in (0, 1)
@@ -113,22 +118,17 @@ def test_command_line_takes_a_part_of_a_sweep() -> None:
     assert sweep_of(["experiment=fmnist_iid"]) == []
 
 
-def test_sweeps_of_sweeps_are_refused() -> None:
-    with pytest.raises(ConfigError, match="experiment=fedmrn/fig3: is a sweep of its own; start one command for each"):
-        expand_sweep(["experiment=fmnist_iid,fedmrn/fig3"])
-    with pytest.raises(ConfigError, match=r"experiment=fedmrn/table9: no such choice, did you mean fedmrn/table\d"):
-        expand_sweep(["experiment=fedmrn/table9"])
-
-
 def test_search_checks_the_ends_of_its_intervals() -> None:
     words = ["experiment=tune/learning_rate", "strategy=fedavg"]
     if not OPTUNA:
-        with pytest.raises(ConfigError, match=r"optuna: is not installed; pip install 'fedmrn\[optuna\]'"):
+        with pytest.raises(ConfigError) as refusal:
             open_sweep(words)
+        assert (refusal.value.code, refusal.value.key) == ("install", "hydra/sweeper")
         pytest.skip("hydra-optuna-sweeper is not installed")
     sweep = open_sweep(words)
     assert sweep.searches
-    assert [config_of(list(run)).local.lr for run in sweep.runs] == [0.003, 1.0]
-    assert config_of(list(sweep.runs[0])).validation == 0.1
-    with pytest.raises(ConfigError, match=r"local\.lr=-1"):
+    assert [config_of(run).local.lr for run in sweep.runs] == [0.003, 1.0]
+    assert config_of(sweep.runs[0]).validation == 0.1
+    with pytest.raises(ConfigError) as refusal:
         open_sweep([*words, "local.lr=interval(-1,1)"]).check()
+    assert (refusal.value.code, refusal.value.key, refusal.value.value) == ("range", "local.lr", -1)

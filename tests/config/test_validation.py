@@ -1,11 +1,13 @@
-"""Plain values become dataclasses, or are refused in one line that names the key, the value and what is allowed."""
+"""Plain values become dataclasses, or are refused with the key at fault and its value."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
+import torch
 
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.validation import Count, NotNegative, Positive, Range, Share, build, check_call, nearest
@@ -22,7 +24,7 @@ class Values:
     ratio: Share = 0.5
     step: Positive = 1.0
     decay: NotNegative = 0.0
-    half: Annotated[float, Range(least=0, below=0.5, note=", or else")] = 0.25
+    half: Annotated[float, Range(least=0, below=0.5)] = 0.25
     free: float = 0.0
     whole: int = 0
     flag: bool = False
@@ -31,7 +33,6 @@ class Values:
     kind: Literal["a", "b"] = "a"
     bits: Literal[4, 8] = 8
     maybe: Count | None = None
-    either: Count | str = 1
     numbers: Sequence[Share] = (1.0,)
     some: Annotated[Sequence[int], Range(least=1, most=2)] = (1,)
     nested: tuple[tuple[Count, ...], ...] = ()
@@ -54,8 +55,6 @@ GOOD: list[tuple[str, object, object]] = [
     ("bits", 4, 4),
     ("maybe", None, None),
     ("maybe", 3, 3),
-    ("either", "x", "x"),
-    ("either", 3, 3),
     ("numbers", [], ()),
     ("numbers", [0.5, 1], (0.5, 1.0)),
     ("some", (1, -2), (1, -2)),
@@ -69,69 +68,61 @@ GOOD: list[tuple[str, object, object]] = [
 
 @pytest.mark.parametrize(("name", "value", "expected"), GOOD)
 def test_values_that_fit(name: str, value: object, expected: object) -> None:
-    got = getattr(build(Values, {name: value}, "run"), name)
-    assert got == expected
-    assert type(got) is type(expected)
+    found = getattr(build(Values, {name: value}, "run"), name)
+    assert found == expected
+    assert type(found) is type(expected)
 
 
-BAD: list[tuple[str, object, str]] = [
-    ("count", 0, "run.count=0: must be at least 1 and below 2^32"),
-    ("count", 1 << 32, "run.count=4294967296: must be at least 1 and below 2^32"),
-    ("count", 1.0, "run.count=1.0: must be a whole number"),
-    ("count", True, "run.count=true: must be a whole number"),
-    ("count", "1", "run.count=1: must be a whole number"),
-    ("count", None, "run.count=null: must be a whole number"),
-    ("count", [1], "run.count=[1]: must be a whole number"),
-    ("ratio", 0.0, "run.ratio=0.0: must be above 0 and at most 1"),
-    ("ratio", 1.5, "run.ratio=1.5: must be above 0 and at most 1"),
-    ("ratio", False, "run.ratio=false: must be a number"),
-    ("ratio", math.nan, "run.ratio=nan: must be above 0 and at most 1"),
-    ("step", math.inf, "run.step=inf: must be a finite number"),
-    ("step", math.nan, "run.step=nan: must be above 0"),
-    ("step", 10**400, "run.step=inf: must be a finite number"),
-    ("decay", -1e-9, "run.decay=-1e-09: must be at least 0"),
-    ("half", 0.5, "run.half=0.5: must be at least 0 and below 0.5, or else"),
-    ("free", math.nan, "run.free=nan: must be a finite number"),
-    ("free", 1e308, "run.free=1e+308: must be a finite number, at most 3.4e+38 in size"),  # as float32 holds it
-    ("free", -math.inf, "run.free=-inf: must be a finite number"),
-    ("flag", 1, "run.flag=1: must be true or false"),
-    ("text", 3, "run.text=3: must be text"),
-    ("word", "", "run.word=: must be at least 1 and at most 3"),
-    ("word", "four", "run.word=four: must be at least 1 and at most 3"),
-    ("kind", "c", "run.kind=c: must be one of a, b"),
-    ("kind", None, "run.kind=null: must be one of a, b"),
-    ("kind", ["a"], "run.kind=[a]: must be one of a, b"),
-    ("bits", 5, "run.bits=5: must be one of 4, 8"),
-    ("bits", "4", "run.bits=4: must be one of 4, 8"),
-    ("bits", 4.0, "run.bits=4.0: must be one of 4, 8"),
-    ("bits", True, "run.bits=true: must be one of 4, 8"),
-    ("maybe", 0, "run.maybe=0: must be at least 1 and below 2^32, or null"),
-    ("maybe", "x", "run.maybe=x: must be a whole number, or null"),
-    ("either", [1], "run.either=[1]: must be text"),
-    ("numbers", 0.5, "run.numbers=0.5: must be a list, such as [1, 2]"),
-    ("numbers", "ab", "run.numbers=ab: must be a list, such as [1, 2]"),
-    ("numbers", [0.5, 2.0], "run.numbers[1]=2.0: must be above 0 and at most 1"),
-    ("numbers", [True], "run.numbers[0]=true: must be a number"),
-    ("some", [], "run.some=[]: must have at least 1 and at most 2 values"),
-    ("some", [1, 2, 3], "run.some=[1, 2, 3]: must have at least 1 and at most 2 values"),
-    ("nested", [[1], [2, 0]], "run.nested[1][1]=0: must be at least 1 and below 2^32"),
-    ("nested", [[1], 2], "run.nested[1]=2: must be a list, such as [1, 2]"),
-    ("inner", 3, "run.inner=3: must have the keys size"),
-    ("inner", {"size": 0}, "run.inner.size=0: must be at least 1 and below 2^32"),
-    ("inner", {"siez": 3}, "run.inner.siez=3: unknown key, did you mean size?; run.inner has: size"),
-    ("open", [1], "run.open=[1]: must have keys of its own"),
-    ("cuont", 3, "run.cuont=3: unknown key, did you mean count?; run has: anything, bits, count, "),
+BAD: list[tuple[str, Sequence[object], str]] = [
+    ("count", (0, 1 << 32), "range"),
+    ("count", (1.0, True, "1", None, [1]), "type"),
+    ("ratio", (0.0, 1.5, math.nan), "range"),
+    ("ratio", (False, "0.5"), "type"),
+    ("step", (math.inf, math.nan, 1e39), "range"),
+    ("decay", (-1e-9,), "range"),
+    ("half", (0.5, -1), "range"),
+    ("free", (math.nan, 1e308, -math.inf), "range"),  # float32 holds none of them
+    ("flag", (1, "true", None), "type"),
+    ("text", (3, None, ["a"]), "type"),
+    ("word", ("", "four"), "range"),
+    ("kind", ("c", None, ["a"]), "choice"),
+    ("bits", (5, "4", 4.0, True), "choice"),
+    ("maybe", (0,), "range"),
+    ("maybe", ("x", True), "type"),
+    ("numbers", (0.5, "ab", None), "type"),
+    ("some", ([], [1, 2, 3]), "range"),
+    ("inner", (3, [1]), "type"),
+    ("open", ([1], 3), "type"),
+    ("cuont", (3,), "unknown-key"),
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "message"), BAD)
-def test_values_that_do_not_fit(name: str, value: object, message: str) -> None:
+@pytest.mark.parametrize(("name", "values", "code"), BAD, ids=[f"{name}-{code}" for name, _, code in BAD])
+def test_values_that_do_not_fit(name: str, values: Sequence[object], code: str) -> None:
+    for value in values:
+        with pytest.raises(ConfigError) as refusal:
+            build(Values, {name: value}, "run")
+        error = refusal.value
+        assert (error.code, error.key) == (code, f"run.{name}")
+        assert error.value == value or error.value is value or value != value  # NaN
+
+
+INSIDE = [
+    ("numbers", [0.5, 2.0], "run.numbers[1]", 2.0),
+    ("numbers", [True], "run.numbers[0]", True),
+    ("nested", [[1], [2, 0]], "run.nested[1][1]", 0),
+    ("nested", [[1], 2], "run.nested[1]", 2),
+    ("inner", {"size": 0}, "run.inner.size", 0),
+    ("inner", {"siez": 3}, "run.inner.siez", 3),
+    ("step", 10**400, "run.step", math.inf),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "key", "wrong"), INSIDE, ids=[row[2] for row in INSIDE])
+def test_refusal_names_the_part_at_fault(name: str, value: object, key: str, wrong: object) -> None:
     with pytest.raises(ConfigError) as refusal:
         build(Values, {name: value}, "run")
-    if message.endswith(", "):
-        assert str(refusal.value).startswith(message)
-    else:
-        assert str(refusal.value) == message
+    assert (refusal.value.key, refusal.value.value) == (key, wrong)
 
 
 @pytest.mark.parametrize(
@@ -139,17 +130,12 @@ def test_values_that_do_not_fit(name: str, value: object, message: str) -> None:
     ["a\nb", "x" * 1000, [["y"] * 500], 10**4000, {"k": "v\nw"}, "\r\n\u2028"],
     ids=["two lines", "long", "nested", "huge", "mapping", "blank lines"],
 )
-def test_whatever_the_value_the_message_is_one_short_line(value: object) -> None:
+def test_every_refusal_is_one_short_line(value: object) -> None:
     for name in ("count", "ratio", "kind", "maybe", "inner", "unknown", "numbers"):
         with pytest.raises(ConfigError) as refusal:
             build(Values, {name: value}, "run")
         assert len(str(refusal.value).splitlines()) == 1
         assert len(str(refusal.value)) < 400
-
-
-def test_what_is_not_even_a_mapping_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^run=3: must have the keys count, ratio, "):
-        build(Values, 3, "run")  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -159,65 +145,71 @@ class Needed:
 
     def __post_init__(self) -> None:
         if self.a == 13:
-            raise ConfigError("run.a=13: brings bad luck")
+            raise ConfigError("run.a=13: brings bad luck", code="luck")
 
 
 def test_missing_values_are_named() -> None:
-    for values in ({}, {"b": 1}, {"a": "???"}):
-        with pytest.raises(ConfigError, match=r"^run\.a: is missing; say run\.a=VALUE$"):
-            build(Needed, values, "run")
-    with pytest.raises(ConfigError, match=r"^a: is missing; say a=VALUE$"):
-        build(Needed, {})
-    with pytest.raises(ConfigError, match=r"^c=1: unknown key; the configuration has: a, b$"):
-        build(Needed, {"a": 1, "c": 1})
-    with pytest.raises(ConfigError, match="brings bad luck"):
-        build(Needed, {"a": 13}, "run")
+    bad: list[tuple[Any, str, str, str]] = [
+        ({}, "run", "missing", "run.a"),
+        ({"b": 1}, "run", "missing", "run.a"),
+        ({"a": "???"}, "run", "missing", "run.a"),
+        ({}, "", "missing", "a"),
+        ({"a": 1, "c": 1}, "", "unknown-key", "c"),
+        ({"a": 13}, "run", "luck", ""),
+        (3, "run", "type", "run"),
+    ]
+    for values, key, code, at_fault in bad:
+        with pytest.raises(ConfigError) as refusal:
+            build(Needed, values, key)
+        assert (refusal.value.code, refusal.value.key) == (code, at_fault)
 
 
 def call(a: Count, *, b: Literal["x", "y"] = "x", c: Sequence[Count] = (), d=None) -> None:  # type: ignore[no-untyped-def]
-    raise AssertionError("only its signature is looked at")
+    raise AssertionError("check_call reads the signature alone")
 
 
 class Called:
     def __init__(self, size: Share, label: str = "") -> None:
-        raise AssertionError("only its signature is looked at")
+        raise AssertionError("check_call reads the signature alone")
+
+
+def foreign(path: Path, device: torch.device | str = "cpu", unknown: "NoSuchType" = 0) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+
+def classes(kind: type[torch.nn.Module], pair: tuple[int, int] = (1, 1)) -> None: ...
+
+
+def anything(**options: object) -> None: ...
 
 
 def test_calls_are_checked_by_their_annotations() -> None:
     assert check_call(call, {"a": 1, "c": [2, 3], "d": object}, "model") == {"a": 1, "c": (2, 3), "d": object}
     assert check_call(Called, {"size": 1}, "model") == {"size": 1.0}
-    bad: list[tuple[Any, dict[str, object], str]] = [
-        (call, {}, "model.a: is missing; say model.a=VALUE"),
-        (call, {"a": 0}, "model.a=0: must be at least 1 and below 2^32"),
-        (call, {"a": 1, "b": "z"}, "model.b=z: must be one of x, y"),
-        (call, {"a": 1, "c": [1, 0]}, "model.c[1]=0: must be at least 1 and below 2^32"),
-        (call, {"a": 1, "e": None}, "model.e=null: unknown key; model has: a, b, c, d"),
-        (Called, {"size": 2.0}, "model.size=2.0: must be above 0 and at most 1"),
-        (Called, {"self": 1, "size": 1}, "model.self=1: unknown key; model has: label, size"),
+    bad: list[tuple[Any, dict[str, object], str, str]] = [
+        (call, {}, "missing", "model.a"),
+        (call, {"a": 0}, "range", "model.a"),
+        (call, {"a": 1, "b": "z"}, "choice", "model.b"),
+        (call, {"a": 1, "c": [1, 0]}, "range", "model.c[1]"),
+        (call, {"a": 1, "e": None}, "unknown-key", "model.e"),
+        (Called, {"size": 2.0}, "range", "model.size"),
+        (Called, {"self": 1, "size": 1}, "unknown-key", "model.self"),
     ]
-    for function, values, message in bad:
+    for function, values, code, key in bad:
         with pytest.raises(ConfigError) as refusal:
             check_call(function, values, "model")
-        assert str(refusal.value) == message
+        assert (refusal.value.code, refusal.value.key) == (code, key)
 
 
-def test_calls_that_take_anything_or_say_nothing() -> None:
-    def anything(**options: object) -> None: ...
-
-    def unknown(a: "NoSuchType") -> None: ...  # type: ignore[name-defined]  # noqa: F821
-
+def test_values_of_unknown_annotations_pass() -> None:
     assert check_call(anything, {"x": 1}, "model") == {"x": 1}
-    assert check_call(unknown, {"a": 1}, "model") == {"a": 1}
+    assert check_call(foreign, {"path": "a", "device": "cpu", "unknown": 1}, "model")["path"] == "a"
+    assert check_call(classes, {"kind": "x", "pair": [1, 2]}, "model") == {"kind": "x", "pair": (1, 2)}
 
 
-def test_ranges() -> None:
+def test_ranges_and_near_words() -> None:
     assert str(Range(above=0, most=1)) == "above 0 and at most 1"
-    assert str(Range(least=0.5, note="!")) == "at least 0.5!"
     assert not Range(least=1).holds(0)
     assert not Range(least=0).holds(math.nan)
     assert Range().holds(math.inf)
-
-
-def test_nearest() -> None:
     assert nearest("fedarg", ["fedavg", "topk"]) == ", did you mean fedavg?"
     assert nearest("x", ["fedavg"]) == ""

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from flwr.app import Context, RecordDict
 
-from fedmrn_app.client_app import hosted_clients
 from fedmrn_app.errors import ConfigError
+from fedmrn_app.flower.node import hosted_clients
 
 
 def node(**settings: Any) -> Context:

@@ -204,5 +204,5 @@ def test_wrong_configuration_is_refused_before_anything_starts(tmp_path: Path) -
     assert process.returncode == 2
     (line,) = errors.splitlines()
     assert output == ""
-    assert line.startswith("fedmrn: noise.alpha=0.0: must be at least 1e-30 and at most 1e+30")
+    assert line.startswith("fedmrn: noise.alpha=0: must be at least 1e-30 and at most 1e+30")
     assert list(tmp_path.iterdir()) == []

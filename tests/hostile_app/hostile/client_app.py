@@ -10,6 +10,7 @@ from flwr.clientapp import ClientApp
 from fedmrn_app import client_app as honest
 from fedmrn_app.federation.upload import header_of
 from fedmrn_app.flower.messages import payload_content, read_order, read_payload, unpack_config
+from fedmrn_app.flower.node import Node
 from fedmrn_app.wire.payload import decode_payload, encode_payload
 
 MISDEEDS = ("raise", "truncate", "lie about samples", "send NaN", "another seed", "late")
@@ -25,10 +26,10 @@ def train(message: Message, context: Context) -> Message:
     worker = honest.open_worker(message, context)
     misdeed = MISDEEDS[order.client] if order.client < len(MISDEEDS) else "none"
     if (order.server_round, order.client) == FORGETS:
-        honest.open_versions(message, context).path(order.client).unlink(missing_ok=True)
+        Node.of(message, context).versions().path(order.client).unlink(missing_ok=True)
     if misdeed == "raise":
         raise RuntimeError("sabotage")
-    if misdeed == "late" and (unpack_config(honest.run_config(message, context)).get("round_timeout") or 60) < 60:
+    if misdeed == "late" and (unpack_config(Node.of(message, context).config).get("round_timeout") or 60) < 60:
         time.sleep(3600)
     reply = honest.train(message, context)
     if misdeed in ("none", "late"):

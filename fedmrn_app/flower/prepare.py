@@ -1,0 +1,84 @@
+"""What a run needs before its first round: model, data, state, privacy and clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from flwr.serverapp import Grid
+
+from fedmrn_app.config.build import build_flat_model, build_protocol, build_run_method
+from fedmrn_app.config.compose import default_values
+from fedmrn_app.config.privacy_checks import open_privacy, privacy_lines
+from fedmrn_app.config.schema import Config, Values
+from fedmrn_app.flower.client_directory import ClientDirectory
+from fedmrn_app.flower.liveness import LiveNodes
+from fedmrn_app.flower.messages import pack_config
+from fedmrn_app.flower.run_loop import ServerRun
+from fedmrn_app.privacy.ledger import Ledger
+from fedmrn_app.results.clients_csv import Participants
+from fedmrn_app.results.progress import Progress, Splits
+from fedmrn_app.results.run_folder import RunFolder
+from fedmrn_app.tasks.task import Task
+from fedmrn_app.tasks.validation import load_evaluation, load_training
+
+Report = Callable[[str], None]
+
+
+def prepare(grid: Grid, values: Values, config: Config, task: Task, folder: RunFolder, report: Report) -> ServerRun:
+    """Load data and state, describe the run in the log, and find the clients."""
+    folder.metrics = task.metrics
+    splits = _load_splits(config, task, report)
+    method = build_run_method(config)
+    model = build_flat_model(config, task, method)
+    protocol = build_protocol(config, method, model)
+    state = protocol.begin()
+    ledger = Ledger.open(folder.path, resume=config.resume)
+    privacy = open_privacy(config, protocol, ledger)
+    if config.resume:
+        state = folder.resume(values, model, state, defaults=default_values, report=report)
+    else:
+        folder.create(values, model, state)
+    done = len(folder.rounds)
+    if privacy is not None:
+        ledger.must_hold(done)
+    report(f"run folder {folder.path}" + (f", going on after round {done}" if done else ""))
+    if config.validation is not None:
+        report(f"evaluated on {len(splits.test)} rows held out of the training data, not on the test split")
+    for line in privacy_lines(config, privacy, protocol):
+        report(line)
+    packed, nodes = pack_config(values, folder.name), LiveNodes(grid)
+    directory = ClientDirectory(grid, nodes, config, packed=packed, report=report)
+    if done < config.rounds:  # otherwise only the summary is missing
+        directory.find()
+    return ServerRun(
+        config=config,
+        packed=packed,
+        protocol=protocol,
+        state=replace(state, dense=model.state()[1]),
+        grid=grid,
+        nodes=nodes,
+        directory=directory,
+        progress=Progress(
+            protocol=protocol,
+            model=model,
+            task=task,
+            splits=splits,
+            folder=folder,
+            rounds=config.rounds,
+            report=report,
+        ),
+        participants=Participants(folder.path, done),
+        report=report,
+        finished_rounds=done,
+        privacy=privacy,
+    )
+
+
+def _load_splits(config: Config, task: Task, report: Report) -> Splits:
+    """Load the samples on which the global model is evaluated."""
+    rows = (task, config.validation, config.seed, report)
+    by_train = config.static_norm == "train"
+    train_rows = load_training(*rows) if config.evaluate_train or by_train else None
+    test_rows = load_evaluation(*rows)
+    return Splits(test_rows, train_rows if config.evaluate_train else None, train_rows if by_train else None)
