@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import sys
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +13,7 @@ from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from fedmrn_app.config.build import check_targets, read_config
-from fedmrn_app.environment import ALLOW_TARGETS, VERSIONS_FOLDER
+from fedmrn_app.environment import ALLOW_TARGETS, VERSIONS_FOLDER, read_variable
 from fedmrn_app.errors import ConfigError, FedMRNError, PayloadError
 from fedmrn_app.federation.client import Kept
 from fedmrn_app.federation.download import VersionError
@@ -107,7 +106,7 @@ def open_versions(message: Message, context: Context) -> KeptVersions:
         LostError: as `run_config`.
     """
     folder = open_residuals(message, context).folder
-    elsewhere = os.environ.get(VERSIONS_FOLDER)
+    elsewhere = read_variable(VERSIONS_FOLDER)
     return KeptVersions(Path(elsewhere) / folder.name if elsewhere else folder)
 
 
@@ -150,7 +149,7 @@ def open_worker(message: Message, context: Context) -> Worker:
     """
     node = context.node_config
     own, common = (None if node.get(key) is None else str(node[key]) for key in ("data-path", "dataset-path"))
-    allowed = str(node.get("allow-targets", os.environ.get(ALLOW_TARGETS, "")))
+    allowed = str(node.get("allow-targets", read_variable(ALLOW_TARGETS)))
     return _worker(run_config(message, context), own, common, allowed)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from fedmrn_app.environment import CACHE
+from fedmrn_app.environment import CACHE, read_variable
 from fedmrn_app.errors import DataError
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -61,7 +61,7 @@ def file_stamp(path: Path) -> tuple[object, ...]:
 
 
 def _cache_folder() -> Path:
-    if folder := os.environ.get(CACHE):
+    if folder := read_variable(CACHE):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedmrn"
 

@@ -1,16 +1,18 @@
-"""Ready services for both sides: systemd units, and compose files with the image that both are run from."""
+"""Writes the services of server and devices: systemd units, and compose files with their common image."""
 
 from __future__ import annotations
 
 import getpass
+import json
 import sys
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from fedmrn_app.deploy.folder import Federation
 from fedmrn_app.runtime.flower_cli import command
 
-# a device that is restarted is refused until the SuperLink has missed its heartbeats, so tries never end
+# the SuperLink refuses a restarted device until it has missed its heartbeats, so the service restarts without limit
 _UNIT = """\
 [Unit]
 Description={description}
@@ -63,50 +65,73 @@ COPY requirements.txt /
 RUN pip install --no-cache-dir --find-links /wheels -r /requirements.txt
 ENTRYPOINT ["fedmrn-deploy"]
 """
+_DEVICES = Path("/opt/fedmrn")  # on a device: its virtual environment and its bundle
+# the versions on which weights and protocol depend are the same on all machines
 _REQUIRED = ("fedmrn", "flwr", "torch", "torchvision", "numpy", "numba", "hydra-core", "safetensors", "constriction")
 
 
-def requirements() -> str:
-    """The versions of this environment on which weights and protocol depend: the same on all machines."""
-    return "".join(f"{name}=={version(name).partition('+')[0]}\n" for name in _REQUIRED)
+@dataclass(frozen=True, kw_only=True)
+class _Service:
+    """One service, in the forms of systemd and of Docker Compose.
+
+    Attributes:
+        name: of the unit and of the container.
+        description: of the unit.
+        user: that the unit runs as.
+        place: the folder of the service on its machine.
+        mount: that folder inside the container.
+        words: of `fedmrn-deploy`; `{folder}` stands for the folder.
+        command: path of `fedmrn-deploy` on the service's machine.
+    """
+
+    name: str
+    description: str
+    user: str
+    place: Path
+    mount: str
+    words: tuple[str, ...]
+    command: str
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write unit, compose file, Dockerfile and requirements into a folder, and return the files."""
+        outside, inside = ([word.format(folder=place) for word in self.words] for place in (self.place, self.mount))
+        unit = {"name": self.name, "description": self.description, "user": self.user, "folder": self.place}
+        compose = {"service": self.name, "folder": self.place, "inside": self.mount, "words": json.dumps(inside)}
+        texts = {
+            f"{self.name}.service": _UNIT.format(**unit, words=" ".join([self.command, *outside])),
+            "compose.yaml": _COMPOSE.format(**compose, user="${UID:-1000}:${GID:-1000}", version=version("fedmrn")),
+            "Dockerfile": _IMAGE.format(python=".".join(map(str, sys.version_info[:2]))),
+            "requirements.txt": "".join(f"{name}=={version(name).partition('+')[0]}\n" for name in _REQUIRED),
+        }
+        folder.mkdir(exist_ok=True)
+        for file, text in texts.items():
+            (folder / file).write_text(text)
+        return [folder / file for file in texts]
 
 
 def write_server_services(federation: Federation) -> list[Path]:
-    """Write the server's unit and compose file below its folder, and return what was written."""
-    folder = federation.path / "server"
-    words = f"{command('fedmrn-deploy')} server {federation.path} --run"
-    inside = f'["server", "{federation.path}", "--run"]'
-    return _write(folder, "fedmrn-server", "fedmrn server", words, federation.path, inside, str(federation.path))
+    """Write the server's unit and compose file below the federation's folder, and return the files."""
+    service = _Service(
+        name="fedmrn-server",
+        description="fedmrn server",
+        user=getpass.getuser(),
+        place=federation.path,
+        mount=str(federation.path),
+        words=("server", "{folder}", "--run"),
+        command=command("fedmrn-deploy"),
+    )
+    return service.write(federation.path / "server")
 
 
 def write_device_services(federation: Federation, name: str) -> list[Path]:
-    """Write a device's unit and compose file into its bundle, and return what was written."""
-    bundle = federation.bundle(name)
-    place = Path("/opt/fedmrn") / name
-    words = f"{place.parent}/venv/bin/fedmrn-deploy device {place} --run"
-    return _write(
-        bundle, "fedmrn-device", f"fedmrn {name}", words, place, '["device", "/device", "--run"]', "/device", "fedmrn"
+    """Write a device's unit and compose file into its bundle, and return the files."""
+    service = _Service(
+        name="fedmrn-device",
+        description=f"fedmrn {name}",
+        user="fedmrn",
+        place=_DEVICES / name,
+        mount="/device",
+        words=("device", "{folder}", "--run"),
+        command=f"{_DEVICES}/venv/bin/fedmrn-deploy",
     )
-
-
-def _write(
-    folder: Path, name: str, description: str, words: str, place: Path, inside: str, mount: str, user: str | None = None
-) -> list[Path]:
-    folder.mkdir(exist_ok=True)
-    user = user or getpass.getuser()
-    files = {
-        f"{name}.service": _UNIT.format(name=name, description=description, user=user, folder=place, words=words),
-        "compose.yaml": _COMPOSE.format(
-            service=name,
-            version=version("fedmrn"),
-            words=inside,
-            user="${UID:-1000}:${GID:-1000}",
-            folder=place,
-            inside=mount,
-        ),
-        "Dockerfile": _IMAGE.format(python=".".join(map(str, sys.version_info[:2]))),
-        "requirements.txt": requirements(),
-    }
-    for file, text in files.items():
-        (folder / file).write_text(text)
-    return [folder / file for file in files]
+    return service.write(federation.bundle(name))

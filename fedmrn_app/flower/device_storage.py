@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmrn_app.environment import STATE_FOLDER
+from fedmrn_app.environment import STATE_FOLDER, read_variable
 from fedmrn_app.errors import FedMRNError
 from fedmrn_app.layout import Float32Array
 
@@ -30,7 +30,7 @@ class StateError(FedMRNError):
 
 def state_folder() -> Path:
     """`$FEDMRN_STATE`, else `$XDG_STATE_HOME/fedmrn`, else `~/.local/state/fedmrn`."""
-    if folder := os.environ.get(STATE_FOLDER):
+    if folder := read_variable(STATE_FOLDER):
         return Path(folder)
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "fedmrn"
 

@@ -77,6 +77,15 @@ def read_state(folder: Path) -> tuple[State, list[str]]:
     return state, [f"{line}; going on from round {state.round}, which {state.file} holds" for line in wrong]
 
 
+def finished_rounds(folder: Path) -> int:
+    """Return the number of finished rounds of the run in a folder, 0 where it has no readable state."""
+    try:
+        with safe_open(folder / STATE, "pt") as file:
+            return int(json.loads(file.metadata()["facts"])["round"])
+    except Exception:  # of several kinds, some of them safetensors' own
+        return 0
+
+
 def put_back(folder: Path, state: State) -> None:
     """Let a state that was kept in case the latest is damaged be the latest, lest the next one take its place."""
     if state.file == BEFORE:

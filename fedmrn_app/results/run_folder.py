@@ -54,6 +54,12 @@ def must_be_free(path: Path) -> None:
         )
 
 
+def failure_lines(path: Path) -> list[str]:
+    """Return the lines about the recorded failure of the run in a folder, none where it records no failure."""
+    error = path / "error.txt"
+    return f"error: {error.read_text().strip()}".splitlines() if error.is_file() else []
+
+
 def finished(path: Path, values: Mapping[str, Any], defaults: Defaults) -> dict[str, Any] | None:
     """The summary of the run in a folder, if it is one of this configuration and has all its rounds; else None."""
     try:
