@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from fedmrn_app.deploy.folder import Federation
@@ -15,7 +14,6 @@ from fedmrn_app.errors import RunError
 from fedmrn_app.runtime.flower_cli import command, start
 
 START_TIMEOUT = 120.0  # seconds for the SuperLink to answer
-_POLL_SECONDS = 0.2
 
 
 def run_server(federation: Federation, host: str) -> None:
@@ -53,7 +51,7 @@ def start_server(
     gate = [sys.executable, "-m", "fedmrn_app.deploy.gateway", str(federation.path), host]
     for words, port in ((superlink_words(federation), federation.control_port), (gate, federation.port)):
         processes.append(start(words, federation.path, environment, log))
-        _wait(federation, port, processes[-1])
+        federation.connection(port).wait(processes[-1], START_TIMEOUT, "is the port taken by another process?")
 
 
 def superlink_words(federation: Federation) -> list[str]:
@@ -65,21 +63,3 @@ def superlink_words(federation: Federation) -> list[str]:
         *("--host", "127.0.0.1", "--port", str(federation.control_port)),
         *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
     ]
-
-
-def _wait(federation: Federation, port: int, process: subprocess.Popen[bytes]) -> None:
-    """Wait until a process answers on a port of the loopback address."""
-    connection = federation.connection(port)
-    deadline = time.monotonic() + START_TIMEOUT
-    fault: str | None = "it ended"
-    while time.monotonic() < deadline and process.poll() is None:
-        fault = connection.fault()
-        if fault is None:
-            if process.poll() is None:
-                return
-            break
-        time.sleep(_POLL_SECONDS)
-    raise RunError(
-        f"nothing serves 127.0.0.1:{port} ({fault}); is the port taken by another process?",
-        code="server-start", value=port,
-    )  # fmt: skip

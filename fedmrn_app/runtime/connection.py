@@ -6,6 +6,7 @@ import json
 import re
 import ssl
 import subprocess
+import time
 import tomllib
 import urllib.error
 import urllib.request
@@ -18,6 +19,7 @@ from fedmrn_app.environment import flower_environment, flower_home
 from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.runtime.flower_cli import command
 
+_POLL_SECONDS = 0.2
 _TIMEOUT = 120.0  # seconds; Flower's command alone takes seconds to start on a busy machine
 
 
@@ -52,6 +54,23 @@ class Connection:
             return str(error.reason)
         except OSError as error:
             return str(error)
+
+    def wait(self, process: subprocess.Popen[bytes], seconds: float, hint: str) -> None:
+        """Wait until a process that was just started answers.
+
+        Raises:
+            RunError: it has ended, or it does not answer within these seconds; the message closes with the hint.
+        """
+        fault: str | None = "it ended"
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and process.poll() is None:
+            fault = self.fault()
+            if fault is None:
+                if process.poll() is None:
+                    return
+                break  # another process answers
+            time.sleep(_POLL_SECONDS)
+        raise RunError(f"nothing serves {self.address} ({fault}); {hint}", code="no-server", value=self.address)
 
     def ask(self, *words: str, options: Sequence[str] = ()) -> dict[str, Any]:
         """Run `flwr WORDS NAME OPTIONS --format json` and return its answer.

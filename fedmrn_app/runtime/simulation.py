@@ -9,8 +9,6 @@ import secrets
 import socket
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -24,10 +22,11 @@ from fedmrn_app.environment import (
     VERSIONS_FOLDER,
     flower_environment,
 )
-from fedmrn_app.errors import ConfigError, DiedError, RunError
+from fedmrn_app.errors import ConfigError, DiedError
 from fedmrn_app.federation.reduce import cores
 from fedmrn_app.results.logs import shorten
 from fedmrn_app.runtime.cleanup import find_descendant, has_ended, private_home
+from fedmrn_app.runtime.connection import Connection
 from fedmrn_app.runtime.flower_cli import CompletionFlag, Tail, command, free_port, start, write_app, write_run_config
 
 START_TIMEOUT = 180.0  # seconds for the SuperLink to answer; several may start at once
@@ -134,9 +133,9 @@ def start_app(
     port, log = free_port(), folder / "flower.log"
     superlink = [command("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess"]
     superlink += ["--host", "127.0.0.1", "--port", str(port), "--disable-runtime-dependency-installation"]
-    process = start(superlink, home, environment, log)
-    _wait_until_healthy(process, port, folder)
-    (home / "config.toml").write_text(f'[superlink.private]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
+    connection = Connection("private", f"127.0.0.1:{port}", None, home)
+    connection.wait(start(superlink, home, environment, log), START_TIMEOUT, f"see {log}")
+    (home / "config.toml").write_text(f'[superlink.private]\naddress = "{connection.address}"\ninsecure = true\n')
     file = write_run_config(home / "run.toml", run_config)
     options = " ".join(f"{key}={value}" for key, value in federation.items())
     run = ["run", str(app), "private", "--stream", "-c", str(file), "--federation-config", options]
@@ -187,19 +186,6 @@ def _check_cluster(cluster: str) -> None:
             f"ray.address={cluster}: no Ray cluster answers there ({reason}); start one with `ray start`",
             code="unreachable", key="ray.address", value=cluster,
         ) from None  # fmt: skip
-
-
-def _wait_until_healthy(superlink: subprocess.Popen[bytes], port: int, folder: Path) -> None:
-    deadline = time.monotonic() + START_TIMEOUT
-    while time.monotonic() < deadline and superlink.poll() is None:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(POLL_SECONDS)
-    raise RunError(
-        f"Flower's SuperLink did not start on 127.0.0.1:{port}; see {folder / 'flower.log'}", code="superlink-start"
-    )
 
 
 def _death(folder: Path) -> str:
