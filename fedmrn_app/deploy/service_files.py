@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import json
 import sys
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -70,68 +69,53 @@ _DEVICES = Path("/opt/fedmrn")  # on a device: its virtual environment and its b
 _REQUIRED = ("fedmrn", "flwr", "torch", "torchvision", "numpy", "numba", "hydra-core", "safetensors", "constriction")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Service:
-    """One service, in the forms of systemd and of Docker Compose.
-
-    Attributes:
-        name: of the unit and of the container.
-        description: of the unit.
-        user: that the unit runs as.
-        place: the folder of the service on its machine.
-        mount: that folder inside the container.
-        words: of `fedmrn-deploy`; `{folder}` stands for the folder.
-        command: path of `fedmrn-deploy` on the service's machine.
-    """
-
-    name: str
-    description: str
-    user: str
-    place: Path
-    mount: str
-    words: tuple[str, ...]
-    command: str
-
-    def write(self, folder: Path) -> list[Path]:
-        """Write unit, compose file, Dockerfile and requirements into a folder, and return the files."""
-        outside, inside = ([word.format(folder=place) for word in self.words] for place in (self.place, self.mount))
-        unit = {"name": self.name, "description": self.description, "user": self.user, "folder": self.place}
-        compose = {"service": self.name, "folder": self.place, "inside": self.mount, "words": json.dumps(inside)}
-        texts = {
-            f"{self.name}.service": _UNIT.format(**unit, words=" ".join([self.command, *outside])),
-            "compose.yaml": _COMPOSE.format(**compose, user="${UID:-1000}:${GID:-1000}", version=version("fedmrn")),
-            "Dockerfile": _IMAGE.format(python=".".join(map(str, sys.version_info[:2]))),
-            "requirements.txt": "".join(f"{name}=={version(name).partition('+')[0]}\n" for name in _REQUIRED),
-        }
-        folder.mkdir(exist_ok=True)
-        for file, text in texts.items():
-            (folder / file).write_text(text)
-        return [folder / file for file in texts]
-
-
 def write_server_services(federation: Federation) -> list[Path]:
     """Write the server's unit and compose file below the federation's folder, and return the files."""
-    service = _Service(
-        name="fedmrn-server",
-        description="fedmrn server",
-        user=getpass.getuser(),
+    return _write(
+        federation.path / "server",
+        unit={"name": "fedmrn-server", "description": "fedmrn server", "user": getpass.getuser()},
+        words=[command("fedmrn-deploy"), "server", str(federation.path), "--run"],
         place=federation.path,
         mount=str(federation.path),
-        words=("server", "{folder}", "--run"),
-        command=command("fedmrn-deploy"),
     )
-    return service.write(federation.path / "server")
 
 
 def write_device_services(federation: Federation, name: str) -> list[Path]:
     """Write a device's unit and compose file into its bundle, and return the files."""
-    service = _Service(
-        name="fedmrn-device",
-        description=f"fedmrn {name}",
-        user="fedmrn",
+    return _write(
+        federation.bundle(name),
+        unit={"name": "fedmrn-device", "description": f"fedmrn {name}", "user": "fedmrn"},
+        words=[f"{_DEVICES}/venv/bin/fedmrn-deploy", "device", str(_DEVICES / name), "--run"],
         place=_DEVICES / name,
         mount="/device",
-        words=("device", "{folder}", "--run"),
-        command=f"{_DEVICES}/venv/bin/fedmrn-deploy",
     )
-    return service.write(federation.bundle(name))
+
+
+def _write(folder: Path, *, unit: dict[str, str], words: list[str], place: Path, mount: str) -> list[Path]:
+    """Write all files of a service into a folder and return them.
+
+    Args:
+        folder: to write into.
+        unit: name, description and user of the systemd unit.
+        words: the command on the service's machine.
+        place: the service's folder on its machine.
+        mount: that folder inside the container.
+    """
+    inside = [mount if word == str(place) else word for word in words[1:]]
+    texts = {
+        f"{unit['name']}.service": _UNIT.format(**unit, folder=place, words=" ".join(words)),
+        "compose.yaml": _COMPOSE.format(
+            service=unit["name"],
+            version=version("fedmrn"),
+            words=json.dumps(inside),
+            user="${UID:-1000}:${GID:-1000}",
+            folder=place,
+            inside=mount,
+        ),
+        "Dockerfile": _IMAGE.format(python=".".join(map(str, sys.version_info[:2]))),
+        "requirements.txt": "".join(f"{name}=={version(name).partition('+')[0]}\n" for name in _REQUIRED),
+    }
+    folder.mkdir(exist_ok=True)
+    for file, text in texts.items():
+        (folder / file).write_text(text)
+    return [folder / file for file in texts]

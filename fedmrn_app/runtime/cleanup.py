@@ -36,7 +36,8 @@ def private_home() -> Iterator[Path]:
     base = "/tmp" if os.path.isdir("/tmp") else None  # short: Ray's sockets below it have at most 107 characters
     home = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
     words = [sys.executable, "-m", "fedmrn_app.runtime.cleanup", str(home), str(os.getpid())]
-    watchdog = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
+    silent = subprocess.DEVNULL  # it must not hold open a pipe that somebody reads to its end
+    watchdog = subprocess.Popen(words, stdin=silent, stdout=silent, stderr=silent, start_new_session=True)
 
     def clean() -> None:
         _end_home(home)
