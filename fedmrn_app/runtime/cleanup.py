@@ -62,7 +62,7 @@ def _end_home(home: Path) -> None:
 
 @contextmanager
 def cleaned_up(clean: Callable[[], None]) -> Iterator[None]:
-    """Call `clean` on leaving, whatever the reason; SIGTERM and SIGHUP become SystemExit inside."""
+    """Call `clean` on leaving, also after an error; SIGTERM and SIGHUP become SystemExit inside."""
     previous = {number: signal.signal(number, _exit) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield

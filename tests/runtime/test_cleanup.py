@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from fedmrn_app.environment import RUN_FOLDER
 from fedmrn_app.errors import DiedError, RunError
 from fedmrn_app.flower.clock import Clock
+from fedmrn_app.results.checkpoint import State, write_state
 from fedmrn_app.runtime.cleanup import end_leftovers
 from fedmrn_app.runtime.restarts import run_supervised
 
@@ -84,7 +86,7 @@ def test_nothing_is_left_of_a_private_home(way: str, tmp_path: Path) -> None:
         _, running = psutil.wait_procs(started, timeout=20)
         assert running == []
         while way == "killed" and Path(home).exists():  # the watchdog removes it last
-            pass
+            time.sleep(0.05)
         assert not Path(home).exists()
 
 
@@ -118,3 +120,18 @@ def test_dead_runs_are_restarted_as_often_as_allowed(tmp_path: Path) -> None:
     assert supervise(died, died, None) == ("0 left", [5.0, 10.0], ["died; starting again after round 0"] * 2)
     assert supervise(died, died, died, None)[:2] == ("died", [5.0, 10.0])
     assert supervise(failed, None)[:2] == ("failed", [])
+
+
+def test_finished_rounds_allow_as_many_restarts_again(tmp_path: Path) -> None:
+    rounds, resumed, clock, lines = [1, 2, 3, 3], list[bool](), Pauses(), list[str]()
+
+    def run(values: dict[str, bool]) -> None:
+        resumed.append(values["resume"])
+        write_state(tmp_path, State({}, {"round": rounds[len(resumed) - 1]}))
+        raise DiedError("died")
+
+    with pytest.raises(DiedError):
+        run_supervised(run, {"resume": False}, tmp_path, restarts=1, on_line=lines.append, clock=clock)
+    assert resumed == [False, True, True, True]
+    assert lines == [f"died; starting again after round {number}" for number in (1, 2, 3)]
+    assert clock.seconds == [5.0] * 3
