@@ -1,11 +1,53 @@
-"""The environment variables that the package reads and sets. No other module spells their names."""
+"""The environment variables of the package, and the environment that it gives to Flower's processes.
+
+No other module spells the name of a FEDMRN_* variable or reads one.
+"""
 
 from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 CACHE = "FEDMRN_CACHE"  # folder of decoded data sets, instead of $XDG_CACHE_HOME/fedmrn
 STATE_FOLDER = "FEDMRN_STATE"  # folder of what clients keep between rounds, where the node's configuration names none
 VERSIONS_FOLDER = "FEDMRN_VERSIONS"  # set by a simulation: folder of the global models that its clients hold
 ALLOW_TARGETS = "FEDMRN_ALLOW_TARGETS"  # code that a node may run, where its configuration does not say `allow-targets`
 CLUSTER = "FEDMRN_RAY"  # set by a simulation: the address of the Ray cluster that it joins
-RUN_FOLDER = "FEDMRN_RUN_FOLDER"  # set by a simulation: the run's folder, by which processes left behind are found
+RUN_FOLDER = "FEDMRN_RUN_FOLDER"  # set by a simulation: the run's folder, by which a resumed run finds old processes
 CONNECTION = "FEDMRN_ON"  # the connection of `fedmrn --on`, for the processes of a sweep's launcher too
+
+
+def read_variable(name: str) -> str:
+    """Return the value of an environment variable, an empty text where it is not set."""
+    return os.environ.get(name, "")
+
+
+def set_connection(name: str) -> None:
+    """Set the connection that this process and the processes that it starts run on."""
+    os.environ[CONNECTION] = name
+
+
+def flower_home(default: str | Path = "~/.flwr") -> Path:
+    """Return the folder of Flower's configuration and unpacked apps: `$FLWR_HOME`, else `default`."""
+    return Path(os.environ.get("FLWR_HOME") or default).expanduser()
+
+
+def flower_environment(home: Path, *, commands: Sequence[Path] = ()) -> dict[str, str]:
+    """Return the environment of Flower's processes: no installation, no update check, unbuffered output.
+
+    Args:
+        home: folder of Flower's configuration and unpacked apps.
+        commands: folders whose commands take precedence over those of this Python environment.
+    """
+    folders = [*map(str, commands), str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    return {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        **os.environ,
+        "FLWR_HOME": str(home),
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "PATH": os.pathsep.join(folders),
+        "PYTHONUNBUFFERED": "1",
+    }

@@ -24,7 +24,7 @@ from fedmrn_app.learning.flat import state_sha256
 from fedmrn_app.learning.memory import keep_freed_memory
 from fedmrn_app.results.lock import locked
 from fedmrn_app.results.provenance import made_with
-from fedmrn_app.results.run_folder import RunFolder
+from fedmrn_app.results.run_folder import RunFolder, failure_lines
 from fedmrn_app.results.summary import summarize
 from fedmrn_app.runtime.cleanup import end_with_parent
 from fedmrn_app.tasks.task import Task
@@ -62,8 +62,9 @@ def _run(grid: Grid, context: Context, folder: RunFolder) -> None:
         _summarize(run)
     except Exception as error:
         reason = str(error) if isinstance(error, FedMRNError) else f"{type(error).__name__}: {error}"
-        report(f"error: {reason}")
-        folder.fail(reason)
+        folder.fail(reason)  # first, so that readers of run.log can tell the lines about it
+        for line in failure_lines(folder.path):
+            report(line)
         raise
 
 

@@ -18,7 +18,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from fedmrn_app.data.samples import Report
-from fedmrn_app.environment import CACHE
+from fedmrn_app.environment import CACHE, read_variable
 from fedmrn_app.errors import DataError
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -53,7 +53,7 @@ def cached_arrays(name: str, source: object, make: Callable[[], Arrays], report:
 
 
 def _cache_folder() -> Path:
-    if folder := os.environ.get(CACHE):
+    if folder := read_variable(CACHE):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedmrn"
 

@@ -1,1 +1,1 @@
-"""Real devices: keys, certificates, services, and what an operator asks of them; the command is `fedmrn-deploy`."""
+"""Deployment on real devices with the command `fedmrn-deploy`: keys, certificates, services and status."""

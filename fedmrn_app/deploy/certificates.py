@@ -1,4 +1,4 @@
-"""A certificate authority, the server's certificate and the devices' keys, all on elliptic curves."""
+"""Makes a certificate authority, the server's certificate and the devices' keys, all on elliptic curves."""
 
 from __future__ import annotations
 
@@ -21,23 +21,16 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-LOOPBACK = ("localhost", "127.0.0.1")  # the operator's side of the server, in every certificate
+LOOPBACK = ("localhost", "127.0.0.1")  # for the operator, in every server's certificate
 _AUTHORITY_DAYS, _SERVER_DAYS = 3650, 730
-_NO_USAGE = {
-    "digital_signature": False,
-    "content_commitment": False,
-    "key_encipherment": False,
-    "data_encipherment": False,
-    "key_agreement": False,
-    "key_cert_sign": False,
-    "crl_sign": False,
-    "encipher_only": False,
-    "decipher_only": False,
-}
+_USAGES = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+    *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+)
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file that only its owner may read, from its first moment on; an existing one is replaced whole."""
+    """Write a file that nobody but its owner can ever read; an existing file is replaced atomically."""
     partial = path.with_name(path.name + ".partial")
     partial.unlink(missing_ok=True)
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -46,10 +39,10 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def make_authority(key_path: Path, certificate_path: Path) -> None:
-    """Write a new authority's private key and its certificate, which signs itself."""
+    """Write the private key and the self-signed certificate of a new authority."""
     key = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedmrn CA")])
-    usage = x509.KeyUsage(**{**_NO_USAGE, "key_cert_sign": True, "crl_sign": True})
+    usage = _usage("key_cert_sign", "crl_sign")
     certificate = (
         _builder(name, name, key.public_key(), key.public_key(), _AUTHORITY_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -63,14 +56,14 @@ def make_authority(key_path: Path, certificate_path: Path) -> None:
 def make_server(
     hosts: Sequence[str], authority_key: Path, authority: Path, key_path: Path, certificate_path: Path
 ) -> None:
-    """Write a new key and certificate of a server.
+    """Write a new private key and certificate of a server.
 
     Args:
-        hosts: the names and addresses that devices reach it by; loopback is added.
+        hosts: names and addresses by which devices reach the server; loopback is added.
         authority_key: private key of the authority that signs.
-        authority: its certificate.
-        key_path: where the server's key goes.
-        certificate_path: where its certificate goes.
+        authority: certificate of that authority.
+        key_path: file to write the server's key to.
+        certificate_path: file to write the server's certificate to.
     """
     signer = load_pem_private_key(authority_key.read_bytes(), None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
@@ -81,7 +74,7 @@ def make_server(
     certificate = (
         _builder(subject, issuer.subject, key.public_key(), signer.public_key(), _SERVER_DAYS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.KeyUsage(**{**_NO_USAGE, "digital_signature": True}), critical=True)
+        .add_extension(_usage("digital_signature"), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .sign(signer, hashes.SHA256())
@@ -91,20 +84,24 @@ def make_server(
 
 
 def make_device_key(key_path: Path, public_path: Path) -> None:
-    """Write a device's private key and the public one, in the forms that a SuperNode and `flwr` read."""
+    """Write a device's private and public key, in the formats that a SuperNode and `flwr` read."""
     key = ec.generate_private_key(ec.SECP384R1())
     write_private(key_path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     public_path.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
 
 
 def public_pem(public_path: Path) -> bytes:
-    """A public key as a SuperNode sends it with each request."""
+    """Return a public key in the format in which a SuperNode sends it with each request."""
     key = load_ssh_public_key(public_path.read_bytes())
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _usage(*allowed: str) -> x509.KeyUsage:
+    return x509.KeyUsage(**{usage: usage in allowed for usage in _USAGES})
 
 
 def _builder(

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -21,16 +22,13 @@ errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def main() -> None:
-    """Entry point of `fedmrn-deploy`: exits with 0, with 1 if something failed, with 2 on wrong words."""
+    """Run the `fedmrn-deploy` command; exit with 0, with 1 if something failed, with 2 on a wrong command line."""
     words = _parser().parse_args()
     try:
         sys.exit(words.run(words))
-    except ConfigError as error:
-        errors.print(f"fedmrn-deploy: {error}", markup=False)
-        sys.exit(2)
     except FedMRNError as error:
         errors.print(f"fedmrn-deploy: {error}", markup=False)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -38,7 +36,7 @@ def main() -> None:
 def _init(words: argparse.Namespace) -> None:
     name = check_name(words.name)
     path = Path(words.folder).expanduser().resolve()
-    federation = create(path, words.host, words.devices, name, words.port, words.control_port)
+    federation = create(path, words.host, words.devices, name=name, port=words.port, control_port=words.control_port)
     service_files.write_server_services(federation)
     for each in federation.devices:
         service_files.write_device_services(federation, each)
@@ -95,13 +93,13 @@ def _rotate(words: argparse.Namespace) -> None:
 def _status(words: argparse.Namespace) -> None:
     found = status.read_status(load(words.folder))
     if words.json:
-        print(json.dumps(status.as_json(found), indent=2))
+        print(json.dumps([asdict(each) for each in found], indent=2))
     else:
         status.print_status(console, found)
 
 
 def _try(words: argparse.Namespace) -> int:
-    from fedmrn_app.deploy import local_trial  # brings PyTorch, which the other words can do without
+    from fedmrn_app.deploy import local_trial  # imports PyTorch, which the other commands do without
 
     return local_trial.run_trial(words.devices, words.overrides, console, warm=not words.cold)
 
@@ -109,7 +107,7 @@ def _try(words: argparse.Namespace) -> int:
 def _chosen(federation: Federation, words: argparse.Namespace) -> Sequence[str]:
     names: list[str] = list(federation.devices) if words.all else words.devices
     if not names:
-        raise ConfigError("say which devices, or --all")
+        raise ConfigError("name devices, or say --all", code="missing", key="devices")
     return [federation.device_name(name) for name in names]
 
 
@@ -140,16 +138,16 @@ def _parser() -> argparse.ArgumentParser:
 
     node = commands.add_parser("device", help="write a device's unit, compose file and settings, or run it there")
     node.add_argument("device", help="name or number of the device; with --run, the folder that was copied to it")
-    node.add_argument("--config", help='what else its node configuration says, such as data-path="/data/mine"')
+    node.add_argument("--config", help='more settings of its node configuration, such as data-path="/data/mine"')
     node.add_argument("--run", dest="run_now", action="store_true", help="run the device now, in the foreground")
-    node.add_argument("--cold", action="store_true", help="start each message's process anew: slower, less memory")
+    node.add_argument("--cold", action="store_true", help="start a new process for each message: slower, less memory")
     _add_folder(node)
     node.set_defaults(run=_device)
 
     for name, run, text in (
-        ("register", _register, "let devices in"),
-        ("revoke", _revoke, "shut devices out"),
-        ("rotate", _rotate, "give devices new keys and let only these in"),
+        ("register", _register, "register the keys of devices, which may then connect"),
+        ("revoke", _revoke, "revoke the keys of devices"),
+        ("rotate", _rotate, "replace the keys of devices by new ones"),
     ):
         keys = commands.add_parser(name, help=text)
         keys.add_argument("devices", nargs="*" if name != "revoke" else "+", help="names or numbers")
@@ -158,14 +156,14 @@ def _parser() -> argparse.ArgumentParser:
         keys.add_argument("--folder", type=Path, default=DEFAULT_FOLDER, help=f"default: {DEFAULT_FOLDER}")
         keys.set_defaults(run=run)
 
-    state = commands.add_parser("status", help="the devices: connected, last seen, clients, messages answered")
+    state = commands.add_parser("status", help="show the devices: connected, last seen, clients, messages answered")
     state.add_argument("--json", action="store_true", help="for programs")
     _add_folder(state)
     state.set_defaults(run=_status)
 
-    once = commands.add_parser("try", help="deploy on this machine for one run, and leave nothing behind")
+    once = commands.add_parser("try", help="deploy on this machine for one run, and clean up")
     once.add_argument("--devices", type=int, default=3, metavar="N", help="how many (default: 3)")
-    once.add_argument("--cold", action="store_true", help="start each message's process anew")
+    once.add_argument("--cold", action="store_true", help="start a new process for each message")
     once.add_argument("overrides", nargs="*", metavar="-- OVERRIDE", help="of the run, such as rounds=3")
     once.set_defaults(run=_try)
     return parser

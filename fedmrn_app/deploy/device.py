@@ -1,4 +1,4 @@
-"""A device's process: a SuperNode with the key, the authority and the settings of one bundle, and a warm process."""
+"""Runs a device: a SuperNode with the key, the authority and the settings of one bundle, and a warm process."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from typing import IO
 
 from fedmrn_app.deploy.folder import BUNDLE
 from fedmrn_app.deploy.fork_server import warm_words, write_forwarder
-from fedmrn_app.deploy.processes import service_environment, start, together
-from fedmrn_app.environment import CACHE, STATE_FOLDER
+from fedmrn_app.deploy.processes import together
+from fedmrn_app.environment import CACHE, STATE_FOLDER, flower_environment, flower_home
 from fedmrn_app.errors import ConfigError, RunError
-from fedmrn_app.runtime.flower_cli import command, free_port
+from fedmrn_app.runtime.flower_cli import command, free_port, start
 
-TASK_POLL_SECONDS = "0.2"  # how often the device looks for a message that it was sent; Flower's own is 1
+_TASK_POLL_SECONDS = "0.2"  # between two looks for a new message; Flower's own value is 1
 _TIMEOUT = 15.0  # seconds to reach the server
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """What one device is given.
+    """The folder that is copied to a device.
 
     Attributes:
-        path: its folder.
+        path: the folder.
         name: of the device.
         server: host and port.
-        node_config: as SuperNodes take it.
+        node_config: the device's settings in the form that SuperNodes take.
     """
 
     path: Path
@@ -48,24 +48,27 @@ def read_bundle(path: Path) -> Bundle:
     """Read a device's folder.
 
     Raises:
-        ConfigError: it is none, or lacks a file.
+        ConfigError: it is no device's folder, lacks a file, or others may read its key.
     """
     path = path.expanduser().resolve()
     try:
         values = json.loads((path / BUNDLE).read_text())
         bundle = Bundle(path, **{key: str(values[key]) for key in ("name", "server", "node_config")})
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: is no device's folder: {type(error).__name__}: {error}") from None
-    for name in ("device.key", "ca.crt"):
-        if not (path / name).is_file():
-            raise ConfigError(f"{path / name}: is missing; copy the whole folder that `fedmrn-deploy device` wrote")
+        reason = f"is no device's folder: {type(error).__name__}: {error}"
+        raise ConfigError(f"{path}: {reason}", code="no-bundle", value=str(path)) from None
+    for file in (path / "device.key", path / "ca.crt"):
+        if not file.is_file():
+            reason = "is missing; copy the whole folder that `fedmrn-deploy device` wrote"
+            raise ConfigError(f"{file}: {reason}", code="no-file", value=str(file))
     if (path / "device.key").stat().st_mode & 0o077:
-        raise ConfigError(f"{path / 'device.key'}: others may read it; say chmod 600")
+        file = path / "device.key"
+        raise ConfigError(f"{file}: others may read it; run chmod 600 {file}", code="permissions", value=str(file))
     return bundle
 
 
 def check_server(bundle: Bundle) -> None:
-    """Connect once, to say clearly what Flower would not.
+    """Connect to the server once, because Flower does not say why a connection fails.
 
     Raises:
         RunError: the server cannot be reached, speaks no TLS, or its certificate is not of the bundle's authority.
@@ -80,16 +83,17 @@ def check_server(bundle: Bundle) -> None:
         ):
             return
     except ssl.SSLCertVerificationError as error:
+        code = "certificate"
         reason = f"its certificate is refused: {error.verify_message}; is {bundle.path / 'ca.crt'} this server's?"
     except ssl.SSLError as error:
-        reason = f"it speaks no TLS: {error.reason or error}"
+        code, reason = "no-tls", f"it speaks no TLS: {error.reason or error}"
     except (OSError, ValueError) as error:
-        reason = f"it cannot be reached: {error}"
-    raise RunError(f"{bundle.name}: server {bundle.server}: {reason}")
+        code, reason = "unreachable", f"it cannot be reached: {error}"
+    raise RunError(f"{bundle.name}: server {bundle.server}: {reason}", code=code, value=bundle.server)
 
 
 def supernode_words(bundle: Bundle) -> list[str]:
-    """The command of the device's SuperNode."""
+    """Return the command of the device's SuperNode."""
     return [
         command("flower-supernode"),
         *("--root-certificates", str(bundle.path / "ca.crt")),
@@ -99,11 +103,25 @@ def supernode_words(bundle: Bundle) -> list[str]:
     ]
 
 
-def run_device(bundle: Bundle, *, warm: bool = True, on_line: Callable[[str], None] = print) -> None:
-    """Run a device until it is told to stop.
+def device_environment(home: Path, warm: Path | None) -> dict[str, str]:
+    """Return the environment of a device's SuperNode and warm process.
 
     Args:
-        bundle: the device's.
+        home: the FLWR_HOME.
+        warm: folder of the warm process, into which its forwarder is written; None to start each message cold.
+    """
+    if warm is not None:
+        write_forwarder(warm)
+    environment = flower_environment(home, commands=[] if warm is None else [warm])
+    environment.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", _TASK_POLL_SECONDS)
+    return environment
+
+
+def run_device(bundle: Bundle, *, warm: bool = True, on_line: Callable[[str], None] = print) -> None:
+    """Run a device until a signal stops it.
+
+    Args:
+        bundle: the device's folder.
         warm: whether to keep a warm process, which holds PyTorch in memory.
         on_line: called with each line that the SuperNode writes.
 
@@ -113,43 +131,37 @@ def run_device(bundle: Bundle, *, warm: bool = True, on_line: Callable[[str], No
     check_server(bundle)
     with tempfile.TemporaryDirectory(prefix="fedmrn-warm-") as temporary, together() as processes:
         folder = Path(temporary)
-        if warm:
-            write_forwarder(folder)
-        environment = service_environment(bundle.path / "home", [folder])
-        environment.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", TASK_POLL_SECONDS)
+        environment = device_environment(flower_home(bundle.path / "home"), folder if warm else None)
         environment.setdefault(STATE_FOLDER, str(bundle.path / "state"))  # a service's user may have no home
         environment.setdefault(CACHE, str(bundle.path / "cache"))
         if warm:
-            processes.append(start(warm_words(folder), bundle.path, environment, None))
-        node = subprocess.Popen(
-            supernode_words(bundle), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            cwd=bundle.path, env=environment, start_new_session=True,
-        )  # fmt: skip
+            processes.append(start(warm_words(folder), bundle.path, environment))
+        node = start(supernode_words(bundle), bundle.path, environment, subprocess.PIPE)
         processes.append(node)
         assert node.stdout is not None
         last: deque[str] = deque(maxlen=40)
-        reader = threading.Thread(target=_tell, args=(node.stdout, last, on_line), daemon=True)
+        reader = threading.Thread(target=_pass_on, args=(node.stdout, last, on_line), daemon=True)
         reader.start()
         status = node.wait()
-        reader.join(1)  # not to its end, for what the SuperNode has started may hold it open
+        reader.join(1)  # not to its end: processes that the SuperNode has started may hold the pipe open
     reason = explain(last) or (
         f"the SuperNode ended with status {status}"
         if status
         else "the server has shut it out: its key was revoked or replaced, or the clocks of the two differ"
     )
-    raise RunError(f"{bundle.name}: {reason}")
+    raise RunError(f"{bundle.name}: {reason}", code="supernode", value=status)
 
 
-def _tell(stream: IO[bytes], last: deque[str], on_line: Callable[[str], None]) -> None:
-    """Pass on each line, and keep the last ones."""
-    with suppress(ValueError):  # closed
+def _pass_on(stream: IO[bytes], last: deque[str], on_line: Callable[[str], None]) -> None:
+    """Pass on each line of a stream, and keep the last lines."""
+    with suppress(ValueError):  # the stream is closed
         for line in stream:
             last.append(line.decode(errors="replace").rstrip("\n"))
             on_line(last[-1])
 
 
 def explain(lines: Iterable[str]) -> str | None:
-    """Why a SuperNode was refused, from what it wrote; None if that does not say."""
+    """Return why a SuperNode was refused, from the lines that it wrote; None if they do not say so."""
     text = "\n".join(lines)
     if found := re.search(r"Failed to activate SuperNode\.\n(\S.*)", text):
         return f"the server does not let it in: {found[1]}"

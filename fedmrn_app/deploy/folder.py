@@ -1,4 +1,4 @@
-"""A federation's folder on the server: authority, certificates, devices, settings."""
+"""A federation's folder on the server: authority, certificates, devices and settings."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from fedmrn_app.deploy.certificates import make_authority, make_device_key, make_server, write_private
+from fedmrn_app.environment import flower_home
 from fedmrn_app.errors import ConfigError
+from fedmrn_app.runtime.connection import Connection
 
 DEFAULT_FOLDER = Path("~/fedmrn-federation")
 SETTINGS = "federation.json"
@@ -20,13 +21,13 @@ BUNDLE = "device.json"
 
 @dataclass
 class Device:
-    """One device.
+    """The server's record of one device.
 
     Attributes:
-        number: which client it is; `partition-id` in Flower's words.
-        node_id: as the SuperLink knows it, None before it is registered and after it is revoked.
-        revoked: whether it was shut out.
-        config: what else its node configuration says, such as `data-path="/data"`.
+        number: the client that it hosts; `partition-id` in Flower's words.
+        node_id: its id at the SuperLink; None before it is registered and after it is revoked.
+        revoked: whether its key was revoked.
+        config: more settings of its node configuration, such as `data-path="/data"`.
     """
 
     number: int
@@ -35,17 +36,18 @@ class Device:
     config: str = ""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Federation:
     """A federation's folder and settings.
 
     Attributes:
         path: the folder.
         name: of the connection in Flower's config.toml.
-        hosts: the server's names and addresses, the first of which devices are told.
+        hosts: the server's names and addresses; devices connect to the first one.
         port: that devices connect to.
         control_port: of the SuperLink itself, on loopback.
         devices: by name.
+        home: the FLWR_HOME of Flower's commands and processes, which is not saved; None for the usual one.
     """
 
     path: Path
@@ -54,6 +56,7 @@ class Federation:
     port: int
     control_port: int
     devices: dict[str, Device] = field(default_factory=dict)
+    home: Path | None = None
 
     @property
     def authority(self) -> Path:
@@ -82,39 +85,39 @@ class Federation:
 
     @property
     def seen(self) -> Path:
-        """When the gate last heard from each device."""
+        """The times at which the gate last heard from each device."""
         return self.path / "seen.json"
 
     def bundle(self, device: str) -> Path:
-        """The folder that one device is given, and nothing else."""
+        """Return the folder that is copied to a device."""
         return self.path / "devices" / device
 
     def public_key(self, device: str) -> Path:
-        """A device's public key."""
+        """Return the file of a device's public key."""
         return self.bundle(device) / "device.pub"
 
-    def device(self, name: str) -> Device:
-        """A device by its name, which may be its number.
-
-        Raises:
-            ConfigError: there is none.
-        """
-        name = self.device_name(name)
-        return self.devices[name]
+    def connection(self, port: int) -> Connection:
+        """Return the connection to a port of the server from the server's own machine."""
+        return Connection(self.name, f"127.0.0.1:{port}", self.authority, self.home or flower_home())
 
     def device_name(self, name: str) -> str:
-        """The full name of a device; see `device`."""
+        """Return the full name of a device from its name or number.
+
+        Raises:
+            ConfigError: the federation has no such device.
+        """
         full = f"device-{name}" if name.isdigit() else name
         if full not in self.devices:
             known = ", ".join(list(self.devices)[:5]) + (", ..." if len(self.devices) > 5 else "")
-            raise ConfigError(f"{full}: is no device of {self.path}, which has {known}")
+            raise ConfigError(
+                f"{full}: is no device of {self.path}, which has {known}", code="unknown", key="device", value=full
+            )
         return full
 
     def save(self) -> None:
-        """Write the settings, and each device's own into its bundle."""
-        values: dict[str, Any] = asdict(self)
-        del values["path"]
-        write_private(self.path / SETTINGS, (json.dumps(values, indent=2) + "\n").encode())
+        """Write the settings, and the settings of each device into its bundle."""
+        values = {key: value for key, value in asdict(self).items() if key not in ("path", "home")}
+        _write_json(self.path / SETTINGS, values)
         for name, device in self.devices.items():
             place = f"partition-id={device.number} num-partitions={len(self.devices)}"
             settings = {
@@ -122,46 +125,56 @@ class Federation:
                 "server": f"{bracketed(self.hosts[0])}:{self.port}",
                 "node_config": f"{place} {device.config}".strip(),
             }
-            write_private(self.bundle(name) / BUNDLE, (json.dumps(settings, indent=2) + "\n").encode())
+            _write_json(self.bundle(name) / BUNDLE, settings)
 
 
 def create(
-    path: Path, hosts: Sequence[str], devices: int, name: str = "fedmrn", port: int = 9091, control_port: int = 9092
+    path: Path,
+    hosts: Sequence[str],
+    devices: int,
+    *,
+    name: str = "fedmrn",
+    port: int = 9091,
+    control_port: int = 9092,
 ) -> Federation:
     """Make a new federation's folder with all keys and certificates; see `Federation`.
 
     Raises:
-        ConfigError: there is something at `path` already, or a value is out of range.
+        ConfigError: `path` exists already, or a value is out of range.
     """
     if devices < 1:
-        raise ConfigError(f"--devices={devices}: must be at least 1")
+        raise ConfigError(f"--devices={devices}: must be at least 1", code="range", key="--devices", value=devices)
     if not hosts or not all(host.strip() for host in hosts):
-        raise ConfigError("--host: say by which names or addresses devices reach the server")
+        raise ConfigError(
+            "--host: give a name or address by which devices reach the server", code="missing", key="--host"
+        )
     if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
-        raise ConfigError(f"{path}: is there already, and its keys would be lost; name another folder")
+        raise ConfigError(
+            f"{path}: exists already, and its keys would be lost; name another folder", code="exists", value=str(path)
+        )
     try:
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(0o700)
-        (path / ".gitignore").write_text("*\n")  # inside of a checkout nothing of it may be committed
-        federation = Federation(path, name, list(hosts), port, control_port)
+        (path / ".gitignore").write_text("*\n")  # the folder may be inside of a checkout
+        federation = Federation(path=path, name=name, hosts=list(hosts), port=port, control_port=control_port)
         make_authority(federation.authority_key, federation.authority)
         renew_server(federation)
         for number in range(devices):
-            add_device(federation, number)
+            _add_device(federation, number)
         federation.save()
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}", code="no-write", value=str(path)) from error
     return federation
 
 
 def renew_server(federation: Federation) -> None:
-    """Give the server a new key and certificate, of the same authority."""
+    """Give the server a new key and certificate of the same authority."""
     paths = (federation.authority_key, federation.authority, federation.key, federation.certificate)
     make_server(federation.hosts, *paths)
 
 
-def add_device(federation: Federation, number: int) -> None:
-    """Make a device's bundle: its key and the authority's certificate."""
+def _add_device(federation: Federation, number: int) -> None:
+    """Make a device's bundle with its key and the authority's certificate."""
     name = f"device-{number}"
     bundle = federation.bundle(name)
     bundle.mkdir(parents=True)
@@ -175,7 +188,7 @@ def load(path: Path) -> Federation:
     """Read a federation's folder.
 
     Raises:
-        ConfigError: it holds none, or what it holds is damaged.
+        ConfigError: the folder holds no federation, or its settings are damaged.
     """
     path = path.expanduser().resolve()
     file = path / SETTINGS
@@ -184,11 +197,19 @@ def load(path: Path) -> Federation:
         devices = {name: Device(**device) for name, device in values.pop("devices").items()}
         return Federation(path=path, devices=devices, **values)
     except FileNotFoundError:
-        raise ConfigError(f"{path}: holds no federation; make one with `fedmrn-deploy init --host NAME`") from None
+        raise ConfigError(
+            f"{path}: holds no federation; make one with `fedmrn-deploy init --host NAME`",
+            code="no-federation", value=str(path),
+        ) from None  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{file}: cannot be read: {type(error).__name__}: {error}") from error
+        reason = f"cannot be read: {type(error).__name__}: {error}"
+        raise ConfigError(f"{file}: {reason}", code="unreadable", value=str(file)) from error
 
 
 def bracketed(host: str) -> str:
-    """A host as it stands before a port."""
+    """Return a host in the form in which it stands before a port."""
     return f"[{host}]" if ":" in host else host
+
+
+def _write_json(path: Path, values: object) -> None:
+    write_private(path, (json.dumps(values, indent=2) + "\n").encode())

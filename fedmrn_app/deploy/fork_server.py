@@ -1,9 +1,9 @@
-"""A warm process on a device: it has imported and compiled everything, and each message's ClientApp is a copy of it.
+"""Runs a warm process on a device: it has imported and compiled everything, and each ClientApp is a fork of it.
 
 Flower starts the command `flwr-clientapp` for each message, and Python, PyTorch and Numba take seconds to start. A
-folder that comes first in the SuperNode's PATH holds another `flwr-clientapp`, which hands its arguments to the warm
-process; that one forks and runs Flower's own command in the child. Where nothing listens, Flower's command is started
-as usual.
+folder that comes first in the SuperNode's PATH holds another `flwr-clientapp`, which passes its arguments to the warm
+process. The warm process forks and runs Flower's own command in the child. If no warm process listens, the forwarder
+starts Flower's command as usual.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SOCKET = "warm.sock"
 _POLL_SECONDS = 1.0
 _LONGEST = 1 << 16  # bytes of a request
 
-# started for each message, so it imports nothing but what is built in
+# started for each message, so it imports the standard library only
 _FORWARDER = """\
 #!{python} -IS
 import os, sys
@@ -44,7 +44,7 @@ except OSError:
 
 
 def write_forwarder(folder: Path) -> None:
-    """Put the command that hands over to the warm process into a folder, which must not be open to others."""
+    """Write the command that forwards to the warm process into a folder, which only its owner may open."""
     path = folder / CLIENT_APP
     values = {"python": sys.executable, "socket": str(folder / SOCKET), "command": command(CLIENT_APP)}
     path.write_text(_FORWARDER.format(**values))
@@ -52,12 +52,12 @@ def write_forwarder(folder: Path) -> None:
 
 
 def warm_words(folder: Path) -> list[str]:
-    """The command of the warm process that serves a folder; it ends when its parent does."""
+    """Return the command of the warm process that serves a folder; the process ends when its parent does."""
     return [sys.executable, "-m", "fedmrn_app.deploy.fork_server", str(folder)]
 
 
 def serve(folder: Path) -> None:
-    """Import, then fork for each request until the parent is gone."""
+    """Import and compile, then fork for each request until the parent is gone."""
     parent = os.getppid()
     run = next(iter(entry_points(group="console_scripts", name=CLIENT_APP))).load()
     importlib.import_module("fedmrn_app.deploy.warm_up").prepare()  # here alone: `fedmrn-deploy` needs no PyTorch
@@ -95,7 +95,7 @@ def _receive(link: socket.socket) -> tuple[list[str] | None, list[int]]:
 
 
 def _become(run: object, words: list[str], files: list[int], link: socket.socket) -> None:
-    """Be Flower's command, with the outputs of who asked; never returns."""
+    """Run Flower's command in this child process, with the outputs of the forwarder; never returns."""
     link.close()
     status = 1
     try:

@@ -1,4 +1,4 @@
-"""The only thing that devices reach: it hands their requests to the SuperLink on loopback and refuses all others.
+"""The gate that devices reach: it forwards their requests to the SuperLink on loopback and refuses all others.
 
 Flower serves three interfaces on one port: the devices', the operator's (register a device, start a run) and that of
 the ServerApp. Only the first asks for a key, so only the first may be reached from outside.
@@ -27,25 +27,25 @@ from starlette.routing import Route
 from fedmrn_app.deploy.certificates import public_pem, write_private
 from fedmrn_app.deploy.folder import Federation, load
 
-OPEN = "/v1/fleet/"  # paths below it are the devices'
+OPEN = "/v1/fleet/"  # paths below it are for devices
 _ANSWER = "/v1/fleet/push-messages"  # the reply to one message
 _ENTER = "/v1/fleet/activate-node"  # the first request of a device that starts
 _KEY_HEADER = "flwr-public-key"  # base64 of the key's PEM; the SuperLink checks it against a signature
-_DROPPED = {"host", "connection", "transfer-encoding", "keep-alive"}  # they hold for one hop only
+_DROPPED = {"host", "connection", "transfer-encoding", "keep-alive"}  # they apply to one hop only
 _SAVE_SECONDS = 2.0
-_MOST_READ = 1 << 20  # bytes of a reply's envelope; what it carries comes in other requests
-_REMEMBERED = 16  # rounds of a device: runs that go on at the same time may take turns
+_MOST_READ = 1 << 20  # bytes of a reply's envelope; its content comes in other requests
+_REMEMBERED = 16  # latest rounds of a device, because concurrent runs may take turns
 
 
 class Keys:
-    """Whose key it is; devices' keys may be replaced while the gate is open."""
+    """The owners of keys; devices' keys may be replaced while the gate is open."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._names: dict[bytes, str] = {}
 
     def name(self, header: str) -> str | None:
-        """The device that sends a key, None for a stranger."""
+        """Return the device that sends a key, None for an unknown key."""
         try:
             key = base64.b64decode(header, validate=True)
         except ValueError:
@@ -56,7 +56,7 @@ class Keys:
         return self._names.get(key)
 
     def refusal(self, header: str) -> str:
-        """Why the SuperLink does not let a device in."""
+        """Return why the SuperLink refuses a device."""
         name = self.name(header)
         if name is None:
             return "its key is none of this federation's, or was replaced by a new one"
@@ -67,7 +67,7 @@ class Keys:
 
 
 class Seen:
-    """When each device was last heard of, how many messages it has answered, in how many rounds; kept in a file."""
+    """A file with the last request of each device, and the numbers of its answers and of its rounds."""
 
     def __init__(self, federation: Federation, keys: Keys) -> None:
         self.file = federation.seen
@@ -76,7 +76,7 @@ class Seen:
         self._saved = 0.0
 
     def note(self, path: str, header: str, status: int, rounds: set[str]) -> None:
-        """Count a request that the SuperLink has taken, and so has checked the key of; `rounds` as `read_rounds`."""
+        """Record a request that the SuperLink has accepted, whose key it has checked; `rounds` as of `read_rounds`."""
         name = self.keys.name(header) if status < 300 else None
         if name is None:
             return
@@ -93,18 +93,18 @@ class Seen:
 
 
 def read_rounds(body: bytes) -> set[str]:
-    """The rounds, named with their runs, that a device's replies to training messages belong to."""
+    """Return the rounds, named with their runs, that a device's replies to training messages belong to."""
     request = PushMessagesRequest()
     try:
         request.ParseFromString(body)
     except DecodeError:
         return set()  # the SuperLink refuses it
-    told = (message.metadata for message in request.messages_list)
-    return {f"{each.run_id}:{each.group_id}" for each in told if each.message_type.partition(".")[0] == "train"}
+    replies = (message.metadata for message in request.messages_list)
+    return {f"{each.run_id}:{each.group_id}" for each in replies if each.message_type.partition(".")[0] == "train"}
 
 
 def read_seen(file: Path) -> dict[str, dict[str, Any]]:
-    """What a gate has kept; nothing if it has kept none."""
+    """Return the records of a gate by device, none if the gate has written none."""
     try:
         devices: dict[str, dict[str, Any]] = json.loads(file.read_text())
     except (OSError, ValueError):
@@ -113,7 +113,7 @@ def read_seen(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def build_gate(federation: Federation) -> Starlette:
-    """The gate as an ASGI application."""
+    """Return the gate as an ASGI application."""
     context = ssl.create_default_context(cafile=str(federation.authority))
     inner = httpx.AsyncClient(
         base_url=f"https://127.0.0.1:{federation.control_port}",
@@ -162,7 +162,7 @@ async def _body(answer: httpx.Response) -> AsyncIterator[bytes]:
 
 
 async def _explained(answer: httpx.Response, reason: str) -> Response:
-    """Flower's answer to a device that is not let in, with the reason that it does not give."""
+    """Return Flower's answer to a device that is refused, with the reason, which Flower does not give."""
     try:
         content = json.loads(await answer.aread())
         content["extra"] = reason
@@ -179,10 +179,10 @@ def _kept(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def run_gate(federation: Federation, host: str) -> None:
-    """Serve until told to stop.
+    """Serve until a signal stops this process.
 
     Args:
-        federation: whose SuperLink is on loopback.
+        federation: the federation to serve; its SuperLink is on loopback.
         host: address to listen on.
     """
     uvicorn.run(

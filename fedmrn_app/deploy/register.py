@@ -1,4 +1,4 @@
-"""Who may connect: devices' keys at the SuperLink, registered, revoked and replaced."""
+"""Registers, revokes and replaces the keys with which devices may connect to the SuperLink."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ _AT_ONCE = 2  # Flower's command takes a core for a second
 
 
 def operator(federation: Federation) -> Connection:
-    """The operator's connection to the federation's SuperLink, on its own machine.
+    """Return the operator's connection to the federation's SuperLink, which is on this machine.
 
     Raises:
-        RunError: it does not answer.
+        RunError: the SuperLink does not answer.
     """
-    connection = Connection(federation.name, f"127.0.0.1:{federation.control_port}", federation.authority)
+    connection = federation.connection(federation.control_port)
     if fault := connection.fault():
         raise RunError(
             f"the SuperLink at {connection.address} does not answer ({fault}); start it with "
-            f"`fedmrn-deploy server {federation.path} --run`"
-        )
+            f"`fedmrn-deploy server {federation.path} --run`",
+            code="unreachable", value=connection.address,
+        )  # fmt: skip
     return connection
 
 
 def register(federation: Federation, names: Sequence[str]) -> list[str]:
-    """Register devices' keys; those that are registered stay as they are. Return the names of the new ones.
+    """Register the keys of those devices that are not registered yet, and return the names of these.
 
     Raises:
-        RunError: the SuperLink refuses one; those before it are registered.
+        RunError: the SuperLink refuses a key; the other keys are registered.
     """
     connection = operator(federation)
     new = [name for name in map(federation.device_name, names) if federation.devices[name].node_id is None]
@@ -50,12 +51,12 @@ def register(federation: Federation, names: Sequence[str]) -> list[str]:
     federation.save()
     for name, answer in answers.items():
         if (error := answer.exception()) is not None:
-            raise RunError(f"{name}: {error}")
+            raise RunError(f"{name}: {error}", code="refused", value=name)
     return new
 
 
 def revoke(federation: Federation, names: Iterable[str]) -> None:
-    """Shut devices out: their keys are good for nothing from now on.
+    """Revoke the keys of devices, which can no longer connect with them.
 
     Raises:
         RunError: the SuperLink refuses.
@@ -70,13 +71,12 @@ def revoke(federation: Federation, names: Iterable[str]) -> None:
 
 
 def rotate(federation: Federation, names: Sequence[str]) -> None:
-    """Give devices new keys and register these; the old ones are good for nothing, and the bundles are to be copied.
+    """Revoke the keys of devices, and make and register new ones; the bundles must be copied to the devices again.
 
     Raises:
         RunError: the SuperLink refuses.
     """
     revoke(federation, names)
     for name in map(federation.device_name, names):
-        bundle = federation.bundle(name)
-        make_device_key(bundle / "device.key", federation.public_key(name))
+        make_device_key(federation.bundle(name) / "device.key", federation.public_key(name))
     register(federation, names)

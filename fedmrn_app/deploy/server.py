@@ -5,58 +5,57 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from fedmrn_app.deploy.folder import Federation
-from fedmrn_app.deploy.processes import service_environment, start, together, wait_for_first
+from fedmrn_app.deploy.processes import together, wait_for_first
+from fedmrn_app.environment import flower_environment, flower_home
 from fedmrn_app.errors import RunError
-from fedmrn_app.runtime.connection import Connection
-from fedmrn_app.runtime.flower_cli import command
+from fedmrn_app.runtime.flower_cli import command, start
 
 START_TIMEOUT = 120.0  # seconds for the SuperLink to answer
-_POLL_SECONDS = 0.2
 
 
 def run_server(federation: Federation, host: str) -> None:
-    """Run both until they are told to stop.
+    """Run SuperLink and gate until a signal stops them.
 
     Args:
-        federation: whose server.
-        host: address that devices connect to; 0.0.0.0 for all of this machine's.
+        federation: the federation to serve.
+        host: address that devices connect to; 0.0.0.0 for all addresses of this machine.
 
     Raises:
         RunError: one of the two ended, or did not start.
     """
     with together() as processes:
-        start_server(federation, host, processes, None)
+        start_server(federation, host, processes)
         where = f"{host}:{federation.port}, for the operator on 127.0.0.1:{federation.control_port}"
         print(f"serving {len(federation.devices)} devices on {where}", flush=True)
         status = wait_for_first(processes)
-    raise RunError(f"the server's SuperLink or gate ended with status {status}; its last lines say why")
+    raise RunError(
+        f"the server's SuperLink or gate ended with status {status}; its last lines say why", code="died", value=status
+    )
 
 
-def start_server(federation: Federation, host: str, processes: list[subprocess.Popen[bytes]], log: int | None) -> None:
-    """Start both, add them to `processes`, and return when they serve.
+def start_server(
+    federation: Federation, host: str, processes: list[subprocess.Popen[bytes]], log: Path | int | None = None
+) -> None:
+    """Start SuperLink and gate, add them to `processes`, and return when they serve.
 
     Raises:
-        RunError: they do not.
+        RunError: they do not serve.
     """
     database = federation.database
     os.close(os.open(database, os.O_CREAT | os.O_WRONLY, 0o600))  # before Flower makes it readable for all
     database.chmod(0o600)
-    environment = service_environment(federation.path / "home")
-    superlink = start(superlink_words(federation), federation.path, environment, log)
-    processes.append(superlink)
-    _wait(federation, federation.control_port, superlink)
-    words = [sys.executable, "-m", "fedmrn_app.deploy.gateway", str(federation.path), host]
-    gate = start(words, federation.path, environment, log)
-    processes.append(gate)
-    _wait(federation, federation.port, gate)
+    environment = flower_environment(federation.home or flower_home(federation.path / "home"))
+    gate = [sys.executable, "-m", "fedmrn_app.deploy.gateway", str(federation.path), host]
+    for words, port in ((superlink_words(federation), federation.control_port), (gate, federation.port)):
+        processes.append(start(words, federation.path, environment, log))
+        federation.connection(port).wait(processes[-1], START_TIMEOUT, "is the port taken by another process?")
 
 
 def superlink_words(federation: Federation) -> list[str]:
-    """The command of a SuperLink that takes registered devices only, and serves loopback only."""
+    """Return the command of a SuperLink that accepts registered devices only, and serves loopback only."""
     return [
         command("flower-superlink"),
         *("--ssl-certfile", str(federation.certificate), "--ssl-keyfile", str(federation.key)),
@@ -64,17 +63,3 @@ def superlink_words(federation: Federation) -> list[str]:
         *("--host", "127.0.0.1", "--port", str(federation.control_port)),
         *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
     ]
-
-
-def _wait(federation: Federation, port: int, process: subprocess.Popen[bytes]) -> None:
-    connection = Connection(federation.name, f"127.0.0.1:{port}", Path(federation.authority))
-    deadline = time.monotonic() + START_TIMEOUT
-    fault: str | None = "it ended"
-    while time.monotonic() < deadline and process.poll() is None:
-        fault = connection.fault()
-        if fault is None:
-            if process.poll() is None:
-                return
-            break
-        time.sleep(_POLL_SECONDS)
-    raise RunError(f"nothing serves 127.0.0.1:{port} ({fault}); is the port taken by another process?")

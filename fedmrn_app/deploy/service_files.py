@@ -1,8 +1,9 @@
-"""Ready services for both sides: systemd units, and compose files with the image that both are run from."""
+"""Writes the services of server and devices: systemd units, and compose files with their common image."""
 
 from __future__ import annotations
 
 import getpass
+import json
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from fedmrn_app.deploy.folder import Federation
 from fedmrn_app.runtime.flower_cli import command
 
-# a device that is restarted is refused until the SuperLink has missed its heartbeats, so tries never end
+# the SuperLink refuses a restarted device until it has missed its heartbeats, so the service restarts without limit
 _UNIT = """\
 [Unit]
 Description={description}
@@ -63,50 +64,58 @@ COPY requirements.txt /
 RUN pip install --no-cache-dir --find-links /wheels -r /requirements.txt
 ENTRYPOINT ["fedmrn-deploy"]
 """
+_DEVICES = Path("/opt/fedmrn")  # on a device: its virtual environment and its bundle
+# the versions on which weights and protocol depend are the same on all machines
 _REQUIRED = ("fedmrn", "flwr", "torch", "torchvision", "numpy", "numba", "hydra-core", "safetensors", "constriction")
 
 
-def requirements() -> str:
-    """The versions of this environment on which weights and protocol depend: the same on all machines."""
-    return "".join(f"{name}=={version(name).partition('+')[0]}\n" for name in _REQUIRED)
-
-
 def write_server_services(federation: Federation) -> list[Path]:
-    """Write the server's unit and compose file below its folder, and return what was written."""
-    folder = federation.path / "server"
-    words = f"{command('fedmrn-deploy')} server {federation.path} --run"
-    inside = f'["server", "{federation.path}", "--run"]'
-    return _write(folder, "fedmrn-server", "fedmrn server", words, federation.path, inside, str(federation.path))
-
-
-def write_device_services(federation: Federation, name: str) -> list[Path]:
-    """Write a device's unit and compose file into its bundle, and return what was written."""
-    bundle = federation.bundle(name)
-    place = Path("/opt/fedmrn") / name
-    words = f"{place.parent}/venv/bin/fedmrn-deploy device {place} --run"
+    """Write the server's unit and compose file below the federation's folder, and return the files."""
     return _write(
-        bundle, "fedmrn-device", f"fedmrn {name}", words, place, '["device", "/device", "--run"]', "/device", "fedmrn"
+        federation.path / "server",
+        unit={"name": "fedmrn-server", "description": "fedmrn server", "user": getpass.getuser()},
+        words=[command("fedmrn-deploy"), "server", str(federation.path), "--run"],
+        place=federation.path,
+        mount=str(federation.path),
     )
 
 
-def _write(
-    folder: Path, name: str, description: str, words: str, place: Path, inside: str, mount: str, user: str | None = None
-) -> list[Path]:
-    folder.mkdir(exist_ok=True)
-    user = user or getpass.getuser()
-    files = {
-        f"{name}.service": _UNIT.format(name=name, description=description, user=user, folder=place, words=words),
+def write_device_services(federation: Federation, name: str) -> list[Path]:
+    """Write a device's unit and compose file into its bundle, and return the files."""
+    return _write(
+        federation.bundle(name),
+        unit={"name": "fedmrn-device", "description": f"fedmrn {name}", "user": "fedmrn"},
+        words=[f"{_DEVICES}/venv/bin/fedmrn-deploy", "device", str(_DEVICES / name), "--run"],
+        place=_DEVICES / name,
+        mount="/device",
+    )
+
+
+def _write(folder: Path, *, unit: dict[str, str], words: list[str], place: Path, mount: str) -> list[Path]:
+    """Write all files of a service into a folder and return them.
+
+    Args:
+        folder: to write into.
+        unit: name, description and user of the systemd unit.
+        words: the command on the service's machine.
+        place: the service's folder on its machine.
+        mount: that folder inside the container.
+    """
+    inside = [mount if word == str(place) else word for word in words[1:]]
+    texts = {
+        f"{unit['name']}.service": _UNIT.format(**unit, folder=place, words=" ".join(words)),
         "compose.yaml": _COMPOSE.format(
-            service=name,
+            service=unit["name"],
             version=version("fedmrn"),
-            words=inside,
+            words=json.dumps(inside),
             user="${UID:-1000}:${GID:-1000}",
             folder=place,
             inside=mount,
         ),
         "Dockerfile": _IMAGE.format(python=".".join(map(str, sys.version_info[:2]))),
-        "requirements.txt": requirements(),
+        "requirements.txt": "".join(f"{name}=={version(name).partition('+')[0]}\n" for name in _REQUIRED),
     }
-    for file, text in files.items():
+    folder.mkdir(exist_ok=True)
+    for file, text in texts.items():
         (folder / file).write_text(text)
-    return [folder / file for file in files]
+    return [folder / file for file in texts]

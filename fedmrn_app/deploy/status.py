@@ -1,9 +1,9 @@
-"""How the devices are: registered, connected, last heard of, which clients they host, and what they answered."""
+"""Shows the devices: whether they are registered and connected, which clients they host, and what they answered."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
@@ -13,18 +13,18 @@ from fedmrn_app.deploy.gateway import read_seen
 from fedmrn_app.deploy.register import operator
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DeviceStatus:
-    """One device.
+    """The status of one device.
 
     Attributes:
         device: its name.
-        node_id: as the SuperLink knows it.
+        node_id: its id at the SuperLink.
         state: online, offline, registered (and never connected), unregistered or revoked.
-        last_seen: seconds since its last request; None if there was none.
+        last_seen: seconds since its last request; None if it has sent none.
         clients: the clients of a run that it hosts.
-        rounds: in which it has trained.
-        answers: messages that it has replied to: one per round and client, and one at the start of each run.
+        rounds: number of rounds in which it has trained.
+        answers: number of messages that it has replied to: one per round and client, and one at the start of each run.
     """
 
     device: str
@@ -37,7 +37,7 @@ class DeviceStatus:
 
 
 def read_status(federation: Federation) -> list[DeviceStatus]:
-    """Ask the SuperLink and the gate.
+    """Return the status of all devices, from the SuperLink and the gate's record.
 
     Raises:
         RunError: the SuperLink does not answer.
@@ -48,16 +48,16 @@ def read_status(federation: Federation) -> list[DeviceStatus]:
     now = time.time()
     found = []
     for name, device in federation.devices.items():
-        there = seen.get(name)
+        record = seen.get(name, {})
         found.append(
             DeviceStatus(
                 device=name,
                 node_id=device.node_id,
                 state=_state(device, states),
-                last_seen=None if there is None else max(0.0, now - there["last_seen"]),
+                last_seen=max(0.0, now - record["last_seen"]) if record else None,
                 clients=_clients(device, len(federation.devices)),
-                rounds=0 if there is None else int(there.get("rounds", 0)),
-                answers=0 if there is None else int(there["answers"]),
+                rounds=int(record.get("rounds", 0)),
+                answers=int(record.get("answers", 0)),
             )
         )
     return found
@@ -70,19 +70,14 @@ def _state(device: Device, states: dict[int, str]) -> str:
 
 
 def _clients(device: Device, devices: int) -> str:
-    """Of a run with more clients than devices, each hosts every so-manyth; one with rows of its own is one client."""
+    """Return the clients that a device hosts: every `devices`-th one, or a single one if it has rows of its own."""
     if "data-path=" in device.config:
         return str(device.number)
     return f"{device.number}, {device.number + devices}, ..."
 
 
-def as_json(found: list[DeviceStatus]) -> list[dict[str, object]]:
-    """The same for programs."""
-    return [asdict(status) for status in found]
-
-
 def print_status(console: Console, found: list[DeviceStatus]) -> None:
-    """Print one row per device."""
+    """Print a table with one row per device."""
     table = Table("device", "node", "state", "last seen", "clients", "rounds", "answers")
     for status in found:
         seen = "never" if status.last_seen is None else f"{_duration(status.last_seen)} ago"

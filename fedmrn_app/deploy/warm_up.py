@@ -1,4 +1,4 @@
-"""What a device's warm process does once: import what clients need, and compile what FedMRN and FedMRNS do."""
+"""Prepares a device's warm process: imports what clients need, and compiles the kernels of FedMRN and FedMRNS."""
 
 import importlib
 
@@ -13,11 +13,11 @@ from fedmrn_app.methods.method import RunOptions
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import Noise
 
-_FEW = 64  # elements: too few to start threads, which copies of the process would lack
+_FEW = 64  # elements: too few to start threads, which do not survive a fork
 
 
 def prepare() -> None:
-    """Do it, on vectors that mean nothing."""
+    """Import the modules of clients, and run the kernels once on dummy vectors."""
     for module in ("fedmrn_app.client_app", "sklearn.datasets", "fedmrn_app.learning.models.resnet"):
         importlib.import_module(module)
     find_methods()

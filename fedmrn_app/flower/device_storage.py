@@ -22,7 +22,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from fedmrn_app.environment import STATE_FOLDER
+from fedmrn_app.environment import STATE_FOLDER, read_variable
 from fedmrn_app.errors import FedMRNError
 from fedmrn_app.federation.versions import Version, most_versions
 from fedmrn_app.layout import Float32Array
@@ -41,7 +41,7 @@ class StateError(FedMRNError):
 
 def state_folder() -> Path:
     """Return `$FEDMRN_STATE`, else `$XDG_STATE_HOME/fedmrn`, else `~/.local/state/fedmrn`."""
-    if folder := os.environ.get(STATE_FOLDER):
+    if folder := read_variable(STATE_FOLDER):
         return Path(folder)
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "fedmrn"
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from flwr.app import ConfigRecord, Context, Message
 
-from fedmrn_app.environment import ALLOW_TARGETS, VERSIONS_FOLDER
+from fedmrn_app.environment import ALLOW_TARGETS, VERSIONS_FOLDER, read_variable
 from fedmrn_app.errors import ConfigError, PayloadError
 from fedmrn_app.flower.device_storage import KeptVersions, Residuals, state_folder
 from fedmrn_app.flower.messages import unpack_config, unpack_run
@@ -54,7 +53,7 @@ class Node:
     def allowed_targets(self) -> str:
         """Return the prefixes of code that this node runs for others, separated by spaces or commas."""
         allowed = self.setting("allow-targets")
-        return os.environ.get(ALLOW_TARGETS, "") if allowed is None else allowed
+        return read_variable(ALLOW_TARGETS) if allowed is None else allowed
 
     def clients(self) -> range:
         """Return the clients that this node hosts.
@@ -77,7 +76,7 @@ class Node:
     def versions(self) -> KeptVersions:
         """Return the versions of the global model that this node's clients hold."""
         folder = self.residuals().folder
-        elsewhere = os.environ.get(VERSIONS_FOLDER)
+        elsewhere = read_variable(VERSIONS_FOLDER)
         return KeptVersions(Path(elsewhere) / folder.name if elsewhere else folder)
 
 

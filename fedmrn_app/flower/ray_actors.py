@@ -7,7 +7,6 @@ training of a client depends on its message only, so it can be repeated.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from pathlib import Path
 from threading import Condition
@@ -17,7 +16,7 @@ import ray
 from flwr.server.superlink.fleet.vce.backend import raybackend
 from flwr.simulation.ray_transport.ray_actor import BasicActorPool, VirtualClientEngineActor
 
-from fedmrn_app.environment import CLUSTER
+from fedmrn_app.environment import CLUSTER, read_variable
 
 _ROOM = 2  # messages that an actor may hold
 SHORT = 0.1  # seconds below which a message counts as short, so that an actor may hold a second one
@@ -91,7 +90,7 @@ class QueueingPool(BasicActorPool):
 def keep_actors() -> None:
     """Make the simulation of this process, which has not made its actors yet, use these actors and this pool."""
     # after a machine of a cluster has died, its actors wait for room elsewhere instead of failing
-    retries = -1 if os.environ.get(CLUSTER) else RETRIES
+    retries = -1 if read_variable(CLUSTER) else RETRIES
     lasting = ray.remote(max_restarts=-1, max_task_retries=retries)
     setattr(raybackend, "ClientAppActor", lasting(LastingActor))  # noqa: B010 (a name that mypy takes for private)
     setattr(raybackend, "BasicActorPool", QueueingPool)  # noqa: B010
@@ -105,7 +104,7 @@ def join_cluster() -> None:
     Raises:
         ConnectionError: no cluster answers at the address.
     """
-    address = os.environ.get(CLUSTER)
+    address = read_variable(CLUSTER)
     if not address or ray.is_initialized():
         return
     package = str(Path(__file__).resolve().parents[1])

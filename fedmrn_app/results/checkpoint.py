@@ -85,6 +85,15 @@ def read_state(folder: Path) -> tuple[State, list[str]]:
     return state, [f"{line}; resuming from round {state.round} in {state.file}" for line in damaged]
 
 
+def finished_rounds(folder: Path) -> int:
+    """Return the number of finished rounds of the run in a folder, 0 where it has no readable state."""
+    try:
+        with safe_open(folder / STATE, "pt") as file:
+            return int(json.loads(file.metadata()["facts"])["round"])
+    except Exception:  # of several kinds, some of them safetensors' own
+        return 0
+
+
 def put_back(folder: Path, state: State) -> None:
     """Make the previous file the current one if the state comes from it; otherwise the next write would replace it."""
     if state.file == BEFORE:

@@ -25,6 +25,12 @@ from fedmrn_app.results.round_row import Round, columns, from_row, to_row
 END_FILES = ("summary.json", "error.txt")  # a run writes one of them as its last file
 
 
+def failure_lines(path: Path) -> list[str]:
+    """Return the lines about the recorded failure of the run in a folder, none where it records no failure."""
+    error = path / "error.txt"
+    return f"error: {error.read_text().strip()}".splitlines() if error.is_file() else []
+
+
 class RunFolder:
     """The folder of one run. Every write is on disk when its method returns.
 

@@ -1,14 +1,21 @@
-"""Processes that end with what started them: by a private home, or by any other mark in their environment."""
+"""Ends processes: those of a command that stops, those of a command that is killed, and those that a kill has left.
+
+Everything that a run starts has a private FLWR_HOME in its environment. When the command stops, it ends the processes
+with this home. A watchdog process does the same when the command is killed. If the watchdog is killed too, the resumed
+run finds the processes by the run's folder in their environment.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 from types import FrameType
@@ -16,26 +23,46 @@ from types import FrameType
 import psutil
 
 _PREFIX = "fedmrn-"  # of private homes
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 0.5
+_PASSES = 10  # a process may start another one while it is killed
 
 
 @contextmanager
 def private_home() -> Iterator[Path]:
-    """A temporary FLWR_HOME; on leaving, every process started with it is ended and the folder removed."""
+    """Make a temporary FLWR_HOME; on leaving, end every process started with it and remove the folder.
+
+    A watchdog does so if this process is killed.
+    """
     base = "/tmp" if os.path.isdir("/tmp") else None  # short: Ray's sockets below it have at most 107 characters
     home = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+    words = [sys.executable, "-m", "fedmrn_app.runtime.cleanup", str(home), str(os.getpid())]
+    silent = subprocess.DEVNULL  # it must not hold open a pipe that somebody reads to its end
+    watchdog = subprocess.Popen(words, stdin=silent, stdout=silent, stderr=silent, start_new_session=True)
 
     def clean() -> None:
-        end_processes("FLWR_HOME", str(home))
-        shutil.rmtree(home, ignore_errors=True)
+        _end_home(home)
+        watchdog.kill()
+        watchdog.wait()
 
     with cleaned_up(clean):
         yield home
 
 
+def watch(home: Path, parent: int) -> None:
+    """Wait until the parent process is gone, then end every process started with a private home and remove it."""
+    while os.getppid() == parent:
+        time.sleep(_POLL_SECONDS)
+    _end_home(home)
+
+
+def _end_home(home: Path) -> None:
+    end_processes("FLWR_HOME", str(home))
+    shutil.rmtree(home, ignore_errors=True)
+
+
 @contextmanager
 def cleaned_up(clean: Callable[[], None]) -> Iterator[None]:
-    """On leaving, for whatever reason, clean up; SIGTERM and SIGHUP leave."""
+    """Call `clean` on leaving, also after an error; SIGTERM and SIGHUP become SystemExit inside."""
     previous = {number: signal.signal(number, _exit) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
@@ -50,32 +77,37 @@ def _exit(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-def end_with_parent(grace: float = 5.0) -> None:
-    """From now on, end this process so many seconds after its parent, whatever it waits for by then.
+def end_with_parent(grace: float = 5.0, poll: float = 1.0) -> None:
+    """Exit this process some seconds after its parent has died, even if it waits for something then.
 
-    Flower asks a process whose parent has died to end, which one that waits for a dead SuperLink does not do.
+    Flower asks a process whose parent has died to end, but a process that waits for a dead SuperLink does not do so.
+
+    Args:
+        grace: seconds between the parent's death and the exit.
+        poll: seconds between two looks at the parent.
     """
     parent = os.getppid()
 
-    def watch() -> None:
+    def wait() -> None:
         while os.getppid() == parent:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(poll)
         time.sleep(grace)
         os._exit(1)
 
-    Thread(target=watch, daemon=True).start()
+    Thread(target=wait, daemon=True).start()
 
 
-def find_process(variable: str, value: str, command: str) -> psutil.Process | None:
-    """The process of a command that has this in its environment, if there is one now."""
-    for process in psutil.process_iter():
-        if _environ(process).get(variable) == value and any(command in word for word in process.cmdline()):
-            return process
+def find_descendant(command: str, home: Path) -> psutil.Process | None:
+    """Return a process that this process has started, directly or not, by its command and its FLWR_HOME."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error, OSError):
+            if any(command in word for word in process.cmdline()) and process.environ().get("FLWR_HOME") == str(home):
+                return process
     return None
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether a process is no longer at work, be it waited for or not."""
+    """Return whether a process no longer runs; one that nobody has waited for yet counts as ended."""
     try:
         return bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -83,42 +115,38 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def end_leftovers(variable: str, value: str) -> None:
-    """End what a killed process has left, see `end_processes`, and remove the private homes that it worked in."""
-    processes = [process for process in psutil.process_iter() if _environ(process).get(variable) == value]
-    homes = {Path(_environ(process).get("FLWR_HOME", "")) for process in processes}
-    end_processes(variable, value)
-    for home in homes:
+    """End the processes with this variable in their environment, and remove the private homes that they worked in."""
+    for home in map(Path, {environment.get("FLWR_HOME", "") for environment in _marked(variable, value).values()}):
         if home.name.startswith(_PREFIX):
-            shutil.rmtree(home, ignore_errors=True)
+            _end_home(home)
+    end_processes(variable, value)
 
 
 def end_processes(variable: str, value: str) -> None:
-    """End all processes with this in their environment, and what they started: SuperLink, simulation, Ray, actors."""
-    for _ in range(50):
-        found = {process for process in psutil.process_iter() if _environ(process).get(variable) == value}
+    """Kill all processes with this variable in their environment, and all processes that those have started."""
+    for _ in range(_PASSES):
+        found = set(_marked(variable, value))
+        for process in tuple(found):
+            with suppress(psutil.Error):
+                found.update(process.children(recursive=True))  # Ray's agents write their names over their environment
         if not found:
             return
-        for process in list(found):
-            found.update(_descendants(process))  # Ray's agents write their names over their environment
         for process in found:
-            try:
+            with suppress(psutil.Error):
                 process.kill()
-            except psutil.Error:
-                continue
         psutil.wait_procs(found, timeout=5)
 
 
-def _descendants(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        children: list[psutil.Process] = process.children(recursive=True)
-    except psutil.Error:
-        return []
-    return children
+def _marked(variable: str, value: str) -> dict[psutil.Process, dict[str, str]]:
+    """Return the processes with this variable in their environment, and their environments."""
+    found = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            environment = process.environ()
+            if environment.get(variable) == value:
+                found[process] = environment
+    return found
 
 
-def _environ(process: psutil.Process) -> Mapping[str, str]:
-    try:
-        environ: Mapping[str, str] = process.environ()
-    except (psutil.Error, OSError):
-        return {}
-    return environ
+if __name__ == "__main__":
+    watch(Path(sys.argv[1]), int(sys.argv[2]))

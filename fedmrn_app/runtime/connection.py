@@ -1,29 +1,26 @@
-"""The operator's connections to SuperLinks, in Flower's own config.toml, and what `flwr` answers over one of them."""
+"""The operator's connections to SuperLinks in Flower's config.toml, and the questions that `flwr` answers over them."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import ssl
 import subprocess
+import time
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedmrn_app.environment import flower_environment, flower_home
 from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.runtime.flower_cli import command
 
+_POLL_SECONDS = 0.2
 _TIMEOUT = 120.0  # seconds; Flower's command alone takes seconds to start on a busy machine
-
-
-def flower_home(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where Flower's command looks for config.toml."""
-    return Path(environment.get("FLWR_HOME") or "~/.flwr").expanduser()
 
 
 @dataclass(frozen=True)
@@ -33,15 +30,17 @@ class Connection:
     Attributes:
         name: in config.toml.
         address: host and port.
-        authority: certificate that its own is checked with; None for one without TLS.
+        authority: certificate that the SuperLink's own is checked with; None for a SuperLink without TLS.
+        home: the folder of config.toml.
     """
 
     name: str
     address: str
     authority: Path | None
+    home: Path
 
     def fault(self) -> str | None:
-        """Why the SuperLink cannot be reached now; None if it answers."""
+        """Return why the SuperLink cannot be reached now; None if it answers."""
         context = None
         try:
             if self.authority is not None:
@@ -50,68 +49,96 @@ class Connection:
             with urllib.request.urlopen(url, timeout=10, context=context):
                 return None
         except urllib.error.HTTPError:
-            return None  # it answers
+            return None  # a refusal is an answer too
         except urllib.error.URLError as error:
             return str(error.reason)
         except OSError as error:
             return str(error)
 
+    def wait(self, process: subprocess.Popen[bytes], seconds: float, hint: str) -> None:
+        """Wait until a process that was just started answers.
+
+        Raises:
+            RunError: it has ended, or it does not answer within these seconds; the message closes with the hint.
+        """
+        fault: str | None = "it ended"
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and process.poll() is None:
+            fault = self.fault()
+            if fault is None:
+                if process.poll() is None:
+                    return
+                break  # another process answers
+            time.sleep(_POLL_SECONDS)
+        raise RunError(f"nothing serves {self.address} ({fault}); {hint}", code="no-server", value=self.address)
+
     def ask(self, *words: str, options: Sequence[str] = ()) -> dict[str, Any]:
         """Run `flwr WORDS NAME OPTIONS --format json` and return its answer.
 
         Raises:
-            RunError: it failed, with Flower's own reason.
+            RunError: it failed; the message has Flower's own reason.
         """
         asked = [command("flwr"), *words, self.name, *options, "--format", "json"]
-        environment = {**os.environ, "FLWR_DISABLE_UPDATE_CHECK": "1"}
+        title = f"flwr {' '.join(words)}"
         try:
             done = subprocess.run(
                 asked, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                timeout=_TIMEOUT, env=environment, check=False,
+                timeout=_TIMEOUT, env=flower_environment(self.home), check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            raise RunError(f"flwr {' '.join(words)}: no answer from {self.address} within {_TIMEOUT:g} s") from None
+            raise RunError(
+                f"{title}: no answer from {self.address} within {_TIMEOUT:g} s", code="no-answer", value=self.address
+            ) from None
         answer = _last_json(done.stdout)
         if done.returncode == 0 and answer.get("success", True):
             return answer
         reason = answer.get("error-message") or (done.stderr.strip() or done.stdout.strip() or "no reason given")
-        raise RunError(f"flwr {' '.join(words)}: {' '.join(str(reason).split())}")
+        raise RunError(f"{title}: {' '.join(str(reason).split())}", code="flwr")
 
 
 def read_connection(name: str, home: Path | None = None) -> Connection:
-    """A connection by its name.
+    """Return the connection of a name.
 
     Raises:
-        ConfigError: there is none of that name, or it cannot be used.
+        ConfigError: no connection has that name, or it cannot be used.
     """
-    file = (home or flower_home()) / "config.toml"
+    home = home or flower_home()
+    file = home / "config.toml"
     known = _connections(file)
+
+    def refuse(reason: str, code: str) -> ConfigError:
+        return ConfigError(f"--on {name}: {reason}", code=code, key="--on", value=name)
+
     if name not in known:
-        there = ", ".join(sorted(known)) or "none"
-        raise ConfigError(f"--on {name}: is no connection of {file}, which has {there}")
+        raise refuse(f"is no connection of {file}, which has {', '.join(sorted(known)) or 'none'}", "unknown")
     values = known[name]
     address, authority = values.get("address"), values.get("root-certificates")
     if not isinstance(address, str):
-        raise ConfigError(f"--on {name}: has no address in {file}")
-    if not values.get("insecure") and not (isinstance(authority, str) and Path(authority).expanduser().is_file()):
-        raise ConfigError(f"--on {name}: root-certificates={authority}: is no file; {file} says so")
-    return Connection(name, address, None if values.get("insecure") else Path(str(authority)).expanduser())
+        raise refuse(f"has no address in {file}", "missing")
+    if values.get("insecure"):
+        return Connection(name, address, None, home)
+    if not (isinstance(authority, str) and Path(authority).expanduser().is_file()):
+        raise refuse(f"root-certificates={authority}: is no file; correct it in {file}", "no-file")
+    return Connection(name, address, Path(authority).expanduser(), home)
 
 
 def add_connection(name: str, address: str, authority: Path, home: Path | None = None) -> Path:
-    """Add a connection to config.toml, or leave it if it is there already; return the file.
+    """Add a connection to config.toml unless it is present already; return the file.
 
     Raises:
-        ConfigError: another one has that name.
+        ConfigError: another connection has that name.
     """
     home = home or flower_home()
     file = home / "config.toml"
     section = {"address": address, "root-certificates": str(authority)}
-    there = _connections(file).get(name)
-    if there == section:
+    present = _connections(file).get(name)
+    if present == section:
         return file
-    if there is not None:
-        raise ConfigError(f"{name}: is another connection in {file} already; take another --name, or remove it there")
+    if present is not None:
+        raise ConfigError(
+            f"{name}: is another connection in {file} already; take another --name, or remove it there",
+            code="exists", key="--name", value=name,
+        )  # fmt: skip
     home.mkdir(parents=True, exist_ok=True)
     lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in section.items())
     before = file.read_text().rstrip("\n") + "\n\n" if file.is_file() else ""
@@ -120,13 +147,13 @@ def add_connection(name: str, address: str, authority: Path, home: Path | None =
 
 
 def check_name(name: str) -> str:
-    """A name that may stand in config.toml.
+    """Return a name that may stand in config.toml.
 
     Raises:
-        ConfigError: it may not.
+        ConfigError: it has other characters than letters, digits, - and _.
     """
     if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
-        raise ConfigError(f"--name={name}: may have letters, digits, - and _")
+        raise ConfigError(f"--name={name}: may have letters, digits, - and _", code="name", key="--name", value=name)
     return name
 
 
@@ -136,15 +163,15 @@ def _connections(file: Path) -> dict[str, dict[str, Any]]:
     try:
         values = tomllib.loads(file.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: cannot be read: {error}") from None
+        raise ConfigError(f"{file}: cannot be read: {error}", code="unreadable", value=str(file)) from None
     return {name: value for name, value in values.get("superlink", {}).items() if isinstance(value, dict)}
 
 
 def _last_json(text: str) -> dict[str, Any]:
-    """The JSON object that a text ends with, empty if it has none."""
-    for start in (match.start() for match in re.finditer(r"^\{", text, re.MULTILINE)):
+    """Return the JSON object that a text ends with, an empty one if there is none."""
+    for match in re.finditer(r"^\{", text, re.MULTILINE):
         try:
-            found: dict[str, Any] = json.loads(text[start:])
+            found: dict[str, Any] = json.loads(text[match.start() :])
         except ValueError:
             continue
         return found

@@ -1,78 +1,82 @@
-"""A run on a SuperLink that is there already, `fedmrn --on NAME`: handed over, followed, stopped by Ctrl-C."""
+"""Runs on a SuperLink that is up already, `fedmrn --on NAME`: the run is handed over, followed, stopped by Ctrl-C."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedmrn_app.config.resolved import write_resolved
 from fedmrn_app.config.schema import Values
+from fedmrn_app.environment import flower_environment
 from fedmrn_app.errors import ConfigError, DiedError, RunError
 from fedmrn_app.runtime.connection import Connection, read_connection
-from fedmrn_app.runtime.flower_cli import CompletionFlag, Tail, command, write_app, write_run_config
+from fedmrn_app.runtime.flower_cli import CompletionFlag, Tail, command, start, write_app, write_run_config
 
 _POLL_SECONDS = 0.2
-_LOST_SECONDS = 10.0  # without a sign of life, then the SuperLink counts as gone
-_END_SECONDS = 5.0  # for the last lines of a run that Flower calls finished to be on disk
+_CHECK_SECONDS = 2.0  # between two checks of the SuperLink
+_LOST_SECONDS = 10.0  # without an answer, then the SuperLink counts as gone
+_END_SECONDS = 5.0  # for the last lines of a run that Flower calls finished to reach the disk
 
 
 def take_on(arguments: list[str]) -> tuple[list[str], str | None]:
-    """Take `--on NAME` out of a command line; return what is left, and the name.
+    """Take `--on NAME` out of a command line; return the other arguments and the name.
 
     Raises:
         ConfigError: the name is missing.
     """
     for place, word in enumerate(arguments):
         if word == "--on":
-            if len(arguments) <= place + 1 or "=" in arguments[place + 1] or arguments[place + 1].startswith("-"):
-                raise ConfigError("--on: say the name of a connection in Flower's config.toml")
-            return arguments[:place] + arguments[place + 2 :], arguments[place + 1]
+            name = arguments[place + 1] if len(arguments) > place + 1 else "-"
+            if "=" in name or name.startswith("-"):
+                raise ConfigError("--on: name a connection of Flower's config.toml", code="missing", key="--on")
+            return arguments[:place] + arguments[place + 2 :], name
         if word.startswith("--on="):
             return arguments[:place] + arguments[place + 1 :], word.removeprefix("--on=")
     return arguments, None
 
 
 def run_on(name: str, values: Values, folder: Path, on_line: Callable[[str], None]) -> None:
-    """Run on a SuperLink until the run ends; Ctrl-C stops the run there.
+    """Run on a SuperLink until the run ends; Ctrl-C stops the run on the SuperLink too.
 
     Args:
         name: of a connection in Flower's config.toml.
         values: the resolved configuration.
-        folder: the run's folder, which must be the SuperLink's machine's too.
+        folder: the run's folder, which must be on the SuperLink's machine too.
         on_line: called with each line that the run adds to run.log.
 
     Raises:
-        ConfigError: there is no such connection.
-        DiedError: its ServerApp or the SuperLink died; the message says what to do.
+        ConfigError: config.toml has no such connection.
+        DiedError: the ServerApp or the SuperLink died; the message says what to do.
         RunError: the run did not complete for another reason; the message says why.
     """
     connection = read_connection(name)
     if fault := connection.fault():
         raise DiedError(
             f"--on {name}: the SuperLink at {connection.address} does not answer ({fault}); is it running, and is this "
-            "its machine or the tunnel to it open?"
-        )
+            "its machine or the tunnel to it open?",
+            code="unreachable", key="--on", value=name,
+        )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
-    ending = CompletionFlag(folder)
-    tail = Tail(folder / "run.log")
+    ending, tail = CompletionFlag(folder), Tail(folder / "run.log")
     run = _submit(connection, values, folder)
     try:
         with _stream(connection, run, folder) as log:
             _follow(connection, log, ending, lambda: tail.read(on_line))
     except KeyboardInterrupt:
-        _stop(connection, run)
+        with suppress(RunError):  # the run or the SuperLink has ended
+            connection.ask("stop", run)
         raise
     if not ending.reached():
-        raise DiedError(_reason(connection, run, folder))
+        raise DiedError(_reason(connection, run, folder), code="died")
     ending.check()
 
 
 def _submit(connection: Connection, values: Values, folder: Path) -> str:
+    """Start the run and return its id."""
     with tempfile.TemporaryDirectory(prefix="fedmrn-") as temporary:
         app = write_app(Path(temporary) / "app")
         settings = {"config": write_resolved(values), "run-dir": str(folder)}
@@ -82,24 +86,20 @@ def _submit(connection: Connection, values: Values, folder: Path) -> str:
 
 @contextmanager
 def _stream(connection: Connection, run: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Flower's own log of the run, into flower.log; the process ends when the run does."""
-    with (folder / "flower.log").open("ab") as file:
-        process = subprocess.Popen(
-            [command("flwr"), "log", run, connection.name, "--stream"],
-            stdin=subprocess.DEVNULL, stdout=file, stderr=file,
-            env={**os.environ, "FLWR_DISABLE_UPDATE_CHECK": "1", "PYTHONUNBUFFERED": "1"}, start_new_session=True,
-        )  # fmt: skip
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
+    """Append Flower's own log of the run to flower.log; the process ends when the run does."""
+    words = [command("flwr"), "log", run, connection.name, "--stream"]
+    process = start(words, Path.cwd(), flower_environment(connection.home), folder / "flower.log")
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _follow(
     connection: Connection, log: subprocess.Popen[bytes], ending: CompletionFlag, read: Callable[[], None]
 ) -> None:
-    """Return when the run has left its last file, Flower says that it has ended, or the SuperLink is gone."""
+    """Return when the run has left its last file, when Flower says that it has ended, or when the SuperLink is gone."""
     heard = checked = time.monotonic()
     ended = None
     while not ending.reached():
@@ -109,7 +109,7 @@ def _follow(
             ended = ended or now
             if now > ended + _END_SECONDS:
                 break
-        if now > checked + _LOST_SECONDS / 5:
+        if now > checked + _CHECK_SECONDS:
             checked = now
             if connection.fault() is None:
                 heard = now
@@ -119,15 +119,8 @@ def _follow(
     read()
 
 
-def _stop(connection: Connection, run: str) -> None:
-    try:
-        connection.ask("stop", run)
-    except RunError:
-        return  # it has ended, or the SuperLink has
-
-
 def _reason(connection: Connection, run: str, folder: Path) -> str:
-    """Why a run has no summary, and what to do."""
+    """Return why a run has no summary, and what to do."""
     again = f"`fedmrn --on {connection.name} resume=true hydra.run.dir={folder}` with the same settings goes on with it"
     if fault := connection.fault():
         return f"the SuperLink at {connection.address} is gone ({fault}); once it is up again, {again}"

@@ -1,11 +1,9 @@
-"""One run of the `fedmrn` command: checked against its folder, started, followed, and told on the console."""
+"""Runs what the `fedmrn` command asks for: it checks a run against its folder, starts it and shows its progress."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import re
 import sys
 import traceback
 from pathlib import Path
@@ -18,40 +16,42 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fedmrn_app.config.build import resolve_from_data
 from fedmrn_app.config.compose import default_values, plain_values
-from fedmrn_app.config.schema import Values
+from fedmrn_app.config.schema import Config, Values
 from fedmrn_app.data.partitions import load_partitions
 from fedmrn_app.data.place import Place
-from fedmrn_app.environment import CONNECTION, RUN_FOLDER
+from fedmrn_app.environment import CONNECTION, RUN_FOLDER, read_variable
 from fedmrn_app.errors import ConfigError, FedMRNError
 from fedmrn_app.report.tables import print_summary
 from fedmrn_app.results.lock import locked
 from fedmrn_app.results.loggers.feed import Feed, check_library
 from fedmrn_app.results.resume import finished, holds_run, must_be_free, resumable
 from fedmrn_app.results.round_row import RowReader
+from fedmrn_app.results.run_folder import failure_lines
 from fedmrn_app.runtime.cleanup import end_leftovers
 from fedmrn_app.runtime.remote import run_on
 from fedmrn_app.runtime.restarts import run_supervised
 from fedmrn_app.runtime.simulation import run_simulation
 from fedmrn_app.runtime.sweeps import in_parallel, is_sweep, leave_outcome, runs_at_once
 from fedmrn_app.seeds import derive_seed
+from fedmrn_app.tasks.task import Task
 from fedmrn_app.tasks.validation import load_training
 
 _WIDTH = None if sys.stdout.isatty() else 160  # room for tables in files and pipes
 console = Console(highlight=False, soft_wrap=True, width=_WIDTH)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
-reasons: list[str] = []  # why runs of this process failed
 
 
 def task(composed: DictConfig) -> float:
-    """What Hydra calls for each run; returns the final headline for its sweepers, NaN where the run has failed.
+    """Run once for Hydra and return the final headline metric, which Hydra's sweepers read.
 
-    The reason why a run failed is left in the sweep's folder, or in `reasons` where there is no sweep.
+    The failure of a single run ends the process with status 1. The failure of a run of a sweep is left in the sweep's
+    folder, and the returned metric is NaN.
     """
     settings = HydraConfig.get()
     folder, sweeps = Path(settings.runtime.output_dir), is_sweep()
     result: dict[str, Any] | str
     try:
-        result = launch(plain_values(composed), folder, os.environ.get(CONNECTION))
+        result = launch(plain_values(composed), folder, read_variable(CONNECTION) or None)
     except FedMRNError as error:
         result = str(error)
     except Exception as error:
@@ -63,42 +63,50 @@ def task(composed: DictConfig) -> float:
         leave_outcome(" ".join(settings.overrides.task), result)
     if isinstance(result, str):
         errors.print(f"fedmrn: {f'run {settings.job.num}: ' if sweeps else ''}{result}", markup=False)
-        reasons.append(result)
+        if not sweeps:
+            sys.exit(1)
         return math.nan
     return float(result[f"final_{result['metric']}"])
 
 
 def launch(values: Values, folder: Path, on: str | None = None) -> dict[str, Any]:
-    """Run once with progress on the console, print the table and return the summary.
+    """Run once with progress on the console, print the summary table and return the summary.
 
     Args:
         values: the configuration.
-        folder: the run's.
+        folder: the run's folder.
         on: name of the connection to a SuperLink, see `run_on`; None for a simulation.
     """
     with locked(folder, "fedmrn"):
-        end_leftovers(RUN_FOLDER, str(folder))  # of a command that was killed
-        return _launch(values, folder, on)
+        end_leftovers(RUN_FOLDER, str(folder))  # of a command that was killed together with its watchdog
+        for group in ("dataset", "task"):  # relative to this folder, and the run's processes work in another one
+            if values[group].get("path"):
+                values[group]["path"] = str(Place(f"{group}.path", str(values[group]["path"])).absolute())
+        values, config, task = resolve_from_data(values, console.print)
+        summary = finished(folder, values, default_values) if values["resume"] else None
+        if summary is not None:
+            console.print(f"{folder}: has its {config.rounds} rounds already", markup=False)
+        else:
+            if not holds_run(folder) and is_sweep():
+                values = {**values, "resume": False}  # this run of the resumed sweep has not begun yet
+            _check(values, config, task, folder, on)
+            summary = _run(values, config, folder, on)
+        print_summary(console, summary, folder)
+        return summary
 
 
-def _launch(values: Values, folder: Path, on: str | None) -> dict[str, Any]:
-    for group in ("dataset", "task"):  # relative to here, and the run's processes live elsewhere
-        if values[group].get("path"):
-            values[group]["path"] = str(Place(f"{group}.path", str(values[group]["path"])).absolute())
-    values, config, task = resolve_from_data(values, console.print)
-    if values["resume"] and (before := finished(folder, values, default_values)) is not None:
-        console.print(f"{folder}: has its {config.rounds} rounds already", markup=False)
-        print_summary(console, before, folder)
-        return before
-    if not holds_run(folder) and is_sweep():
-        values = {**values, "resume": False}  # of a sweep that goes on, a run that had not begun
+def _check(values: Values, config: Config, task: Task, folder: Path, on: str | None) -> None:
+    """Refuse a run that cannot work before any process starts, and announce the others."""
     if values["resume"]:
-        resumable(folder, values, default_values)  # in vain, it costs no start of processes
+        resumable(folder, values, default_values)
     else:
         must_be_free(folder)
     check_library(config.log.name)
-    if on is not None and config.ray.address is not None:
-        raise ConfigError(f"ray.address={config.ray.address}: simulates, and --on does not; leave out one of them")
+    if on is not None and (address := config.ray.address) is not None:
+        raise ConfigError(
+            f"ray.address={address}: is for simulations, and --on starts none; leave out one of them",
+            code="conflict", key="ray.address", value=address,
+        )  # fmt: skip
     if on is None:  # devices may have data of their own
         train = load_training(task, config.validation, config.seed, console.print)
         load_partitions(train, config.partition, config.clients, derive_seed(config.seed, "partition"), task.name)
@@ -106,24 +114,29 @@ def _launch(values: Values, folder: Path, on: str | None) -> dict[str, Any]:
         f"{config.strategy['name']} on {task.name}, {config.partition.name}: {config.rounds} rounds, "
         f"{config.clients_per_round} of {config.clients} clients per round"
     )
-    if (each := config.partition.samples_per_client) is not None:
-        console.print(f"each client's {each} rows are drawn with replacement, and clients may share rows")
+    if (rows := config.partition.samples_per_client) is not None:
+        console.print(f"each client's {rows} rows are drawn with replacement, and clients may share rows")
+
+
+def _run(values: Values, config: Config, folder: Path, on: str | None) -> dict[str, Any]:
+    """Run, show progress, feed the logger, and return the summary."""
     columns = (TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     rows = RowReader(folder)
     feed = Feed(values, folder, lambda line: errors.print(f"fedmrn: {line}", markup=False))
     summary: dict[str, Any] | None = None
-    shown = console.is_terminal and not in_parallel()
+    hidden = in_parallel() or not console.is_terminal
     mark = f"[{HydraConfig.get().job.num}] " if in_parallel() else ""
-    with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         bar = progress.add_task("rounds", total=config.rounds)
 
         def show(line: str) -> None:
-            if line.startswith("error: "):
-                return  # told on standard error at the end
+            if line in failure_lines(folder):
+                return  # printed on standard error at the end
             progress.console.print(mark + line, markup=False)
-            if ended := re.match(r"round +(\d+)/", line):
-                progress.update(bar, completed=int(ended[1]))
-                feed.add(rows.read())
+            finished_rows = list(rows.read())
+            if finished_rows:
+                progress.update(bar, completed=int(finished_rows[-1]["round"]))
+                feed.add(finished_rows)
 
         def run(values: Values) -> None:
             if on is None:
@@ -132,10 +145,9 @@ def _launch(values: Values, folder: Path, on: str | None) -> dict[str, Any]:
                 run_on(on, values, folder, show)
 
         try:
-            run_supervised(run, values, folder, config.restarts, show)
+            run_supervised(run, values, folder, restarts=config.restarts, on_line=show)
             summary = dict(json.loads((folder / "summary.json").read_text()))
         finally:
             feed.add(rows.read())
             feed.end(summary)
-    print_summary(console, summary, folder)
     return summary

@@ -1,4 +1,4 @@
-"""A sweep's runs, wherever they run: each leaves its outcome in the sweep's folder, and the command reads them."""
+"""The runs of a sweep: each run leaves its outcome in the sweep's folder, where the command reads it."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _BEST = "optimization_results.yaml"  # of Hydra's sweepers that search
 
 
 def is_sweep() -> bool:
-    """Whether the run that this process is in is one of a sweep."""
+    """Return whether this process works on a run of a sweep."""
     return bool(HydraConfig.get().mode == RunMode.MULTIRUN)
 
 
 def forget_outcomes(folder: Path) -> None:
-    """Before a sweep starts: its folder may hold the outcomes of the command before."""
+    """Remove the outcomes that an earlier command has left in a sweep's folder."""
     shutil.rmtree(folder / _OUTCOMES, ignore_errors=True)
     (folder / _BEST).unlink(missing_ok=True)
 
 
 def leave_outcome(overrides: str, result: Mapping[str, Any] | str) -> None:
-    """Leave what became of a run of a sweep: its summary, or the reason why it has none."""
+    """Write the outcome of this run of a sweep: its summary, or the reason why it has none."""
     settings = HydraConfig.get()
     folder = Path(settings.sweep.dir) / _OUTCOMES
     folder.mkdir(parents=True, exist_ok=True)
@@ -42,13 +42,13 @@ def leave_outcome(overrides: str, result: Mapping[str, Any] | str) -> None:
 
 
 def read_outcomes(folder: Path) -> list[tuple[int, Outcome]]:
-    """The outcomes of a sweep's runs with their numbers, in ascending order."""
+    """Return the numbers and outcomes of a sweep's runs, in ascending order."""
     found = [json.loads(path.read_text()) for path in (folder / _OUTCOMES).glob("*.json")]
     return sorted((one["number"], (one["overrides"], one["result"])) for one in found)
 
 
 def read_best(folder: Path) -> str | None:
-    """What a sweeper that searches has found, in a line; None where there was none."""
+    """Return the best settings that a searching sweeper has found, as one line; None where it has found none."""
     path = folder / _BEST
     if not path.is_file():
         return None
@@ -58,9 +58,9 @@ def read_best(folder: Path) -> str | None:
 
 
 def runs_at_once() -> int:
-    """How many runs of this sweep share this machine, as far as Hydra's settings say."""
+    """Return how many runs of this sweep share this machine, as far as Hydra's settings tell."""
     settings = HydraConfig.get()
-    if settings.mode != RunMode.MULTIRUN:
+    if not is_sweep():
         return 1
     if "n_jobs" in settings.launcher:  # joblib; -1 for all cores
         return cores() if settings.launcher.n_jobs < 0 else max(1, settings.launcher.n_jobs)
@@ -69,5 +69,5 @@ def runs_at_once() -> int:
 
 
 def in_parallel() -> bool:
-    """Whether runs of this sweep share the console, or have none."""
+    """Return whether runs of this sweep share the console or have none."""
     return is_sweep() and not str(HydraConfig.get().launcher["_target_"]).endswith("BasicLauncher")

@@ -108,11 +108,10 @@ def peer(overrides: tuple[str, ...]) -> dict[str, Any]:
         folder = Path(name)
         results = folder / "results.json"
         run = {"overrides": json.dumps(overrides), "results": str(results)}
-        with (folder / "flower.log").open("ab") as log:
-            environment = private_environment(home, values)
-            process = start_app(PEER, run, federation, folder, home, environment, log.fileno())
-            while process.poll() is None and not results.is_file():
-                time.sleep(0.2)
+        environment = private_environment(home, values)
+        process = start_app(PEER, run, federation, folder=folder, home=home, environment=environment)
+        while process.poll() is None and not results.is_file():
+            time.sleep(0.2)
         worked = usage.worked()
         if not results.is_file():
             raise SystemExit((folder / "flower.log").read_text()[-3000:])

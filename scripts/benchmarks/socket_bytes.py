@@ -24,12 +24,13 @@ from fedmrn_app.config.compose import compose_values
 from fedmrn_app.deploy.device import Bundle, supernode_words
 from fedmrn_app.deploy.folder import Federation, create
 from fedmrn_app.deploy.fork_server import warm_words, write_forwarder
-from fedmrn_app.deploy.processes import service_environment, start, together
+from fedmrn_app.deploy.processes import together
 from fedmrn_app.deploy.register import register
 from fedmrn_app.deploy.server import start_server
+from fedmrn_app.environment import flower_environment
 from fedmrn_app.runtime.cleanup import private_home
 from fedmrn_app.runtime.connection import Connection, add_connection
-from fedmrn_app.runtime.flower_cli import command, free_port
+from fedmrn_app.runtime.flower_cli import command, free_port, start
 from fedmrn_app.runtime.remote import run_on
 from scripts.tools.relay import Counts, Relay
 
@@ -89,7 +90,8 @@ def _measure(method: str, tls: bool, rounds: int, console: Console) -> dict[str,
 @contextmanager
 def _server(home: Path, tls: bool, processes: list[subprocess.Popen[bytes]]) -> Iterator[tuple[Federation, int]]:
     """Yield a server and the port that devices connect to."""
-    federation = create(home / "federation", ["127.0.0.1"], NODES, "bench", free_port(), free_port())
+    ports = {"port": free_port(), "control_port": free_port()}
+    federation = create(home / "federation", ["127.0.0.1"], NODES, name="bench", **ports)
     with (home / "server.log").open("wb") as log:
         if tls:
             start_server(federation, "127.0.0.1", processes, log.fileno())
@@ -98,12 +100,12 @@ def _server(home: Path, tls: bool, processes: list[subprocess.Popen[bytes]]) -> 
             yield federation, federation.port
             return
         words = ["--insecure", "--host", "127.0.0.1", "--port", str(federation.control_port)]
-        environment = service_environment(home)
+        environment = flower_environment(home)
         words = [command("flower-superlink"), *words, "--disable-runtime-dependency-installation"]
         processes.append(start(words, home, environment, log.fileno()))
         address = f"127.0.0.1:{federation.control_port}"
         (home / "config.toml").write_text(f'[superlink.bench]\naddress = "{address}"\ninsecure = true\n')
-        while Connection("bench", address, None).fault():
+        while Connection("bench", address, None, home).fault():
             time.sleep(0.5)
         yield federation, federation.control_port
 
@@ -114,7 +116,7 @@ def _start_devices(
     folder = home / "warm"
     folder.mkdir(mode=0o700)
     write_forwarder(folder)
-    environment = service_environment(home, [folder])
+    environment = flower_environment(home, commands=[folder])
     processes.append(start(warm_words(folder), home, environment, None))
     for number, relay in enumerate(relays):
         name = f"device-{number}"

@@ -1,8 +1,7 @@
-"""An operator's folder: keys that only their owner may read, bundles, certificates that hold, connections, services."""
+"""The operator's folder: private keys, bundles, certificates, connections, services, and the command's refusals."""
 
 import base64
 import json
-import os
 import shutil
 import socket
 import ssl
@@ -18,13 +17,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fedmrn_app.deploy import cli
 from fedmrn_app.deploy import service_files as units
 from fedmrn_app.deploy.certificates import public_pem
 from fedmrn_app.deploy.device import check_server, explain, read_bundle
 from fedmrn_app.deploy.folder import Federation, create, load
 from fedmrn_app.deploy.gateway import Keys
 from fedmrn_app.deploy.server import superlink_words
-from fedmrn_app.errors import ConfigError, RunError
+from fedmrn_app.errors import ConfigError, FedMRNError, RunError
 from fedmrn_app.runtime.connection import add_connection, read_connection
 from fedmrn_app.runtime.remote import take_on
 from scripts.tools.relay import Relay
@@ -35,13 +35,14 @@ def federation(tmp_path: Path) -> Federation:
     return create(tmp_path / "fed", ["127.0.0.1", "server.example"], 2, port=49390, control_port=49391)
 
 
-def run(*words: str, home: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "FLWR_HOME": str(home)}
-    words = (sys.executable, "-m", "fedmrn_app.deploy.cli", *words)
-    return subprocess.run(words, capture_output=True, text=True, env=environment, timeout=60, check=False)
+@contextmanager
+def refused(kind: type[FedMRNError], code: str) -> Iterator[None]:
+    with pytest.raises(kind) as caught:
+        yield
+    assert caught.value.code == code
 
 
-def test_only_the_owner_reads_what_is_secret(federation: Federation) -> None:
+def test_private_keys_are_readable_by_their_owner_only(federation: Federation) -> None:
     secret = [
         file for file in federation.path.rglob("*") if b"PRIVATE" in (file.read_bytes() if file.is_file() else b"")
     ]
@@ -51,7 +52,7 @@ def test_only_the_owner_reads_what_is_secret(federation: Federation) -> None:
     assert (federation.path / ".gitignore").read_text() == "*\n"
 
 
-def test_a_bundle_holds_what_its_device_needs_and_nothing_else(federation: Federation) -> None:
+def test_bundle_holds_the_files_of_its_device_only(federation: Federation) -> None:
     units.write_device_services(federation, "device-1")
     bundle = federation.bundle("device-1")
     services = {"fedmrn-device.service", "compose.yaml", "Dockerfile", "requirements.txt"}
@@ -62,20 +63,20 @@ def test_a_bundle_holds_what_its_device_needs_and_nothing_else(federation: Feder
     read = read_bundle(bundle)
     assert (read.server, read.node_config) == ("127.0.0.1:49390", "partition-id=1 num-partitions=2")
     (bundle / "device.key").chmod(0o644)
-    with pytest.raises(ConfigError, match=r"device\.key: others may read it; say chmod 600"):
+    with refused(ConfigError, "permissions"):
         read_bundle(bundle)
 
 
-def test_settings_are_read_as_they_were_written(federation: Federation) -> None:
+def test_settings_are_read_back_unchanged(federation: Federation) -> None:
     federation.devices["device-1"].config = 'data-path="/data"'
     federation.save()
     again = load(federation.path)
     assert again == federation
     assert again.device_name("1") == "device-1"
-    with pytest.raises(ConfigError, match=r"device-7: is no device of .*, which has device-0, device-1"):
+    with refused(ConfigError, "unknown"):
         again.device_name("7")
     (federation.path / "federation.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"federation\.json: cannot be read"):
+    with refused(ConfigError, "unreadable"):
         load(federation.path)
 
 
@@ -118,7 +119,7 @@ def served(federation: Federation, *, tls: bool) -> Iterator[int]:
         thread.join(10)
 
 
-def test_a_device_says_why_it_does_not_trust_a_server(federation: Federation, tmp_path: Path) -> None:
+def test_device_says_why_it_refuses_a_server(federation: Federation, tmp_path: Path) -> None:
     def check(host: str, port: int) -> None:
         bundle = federation.bundle("device-0")
         settings = json.loads((bundle / "device.json").read_text())
@@ -128,16 +129,13 @@ def test_a_device_says_why_it_does_not_trust_a_server(federation: Federation, tm
     for host in ("127.0.0.1", "localhost"):
         with served(federation, tls=True) as port:
             check(host, port)
-    with served(federation, tls=False) as port, pytest.raises(RunError, match="it speaks no TLS"):
+    with served(federation, tls=False) as port, refused(RunError, "no-tls"):
         check("127.0.0.1", port)
-    with pytest.raises(RunError, match="it cannot be reached"):
+    with refused(RunError, "unreachable"):
         check("127.0.0.1", port)
     stranger = create(tmp_path / "other", ["127.0.0.1"], 1)
     shutil.copy(stranger.authority, federation.bundle("device-0") / "ca.crt")
-    with (
-        served(federation, tls=True) as port,
-        pytest.raises(RunError, match=r"its certificate is refused: .*is .*ca.crt"),
-    ):
+    with served(federation, tls=True) as port, refused(RunError, "certificate"):
         check("127.0.0.1", port)
 
 
@@ -155,7 +153,7 @@ def test_the_superlink_serves_loopback_and_registered_devices_only(federation: F
     assert "--insecure" not in words
 
 
-def test_services_restart_for_ever_and_rotate_their_logs(federation: Federation) -> None:
+def test_services_restart_without_limit_and_rotate_their_logs(federation: Federation) -> None:
     for files in (units.write_server_services(federation), units.write_device_services(federation, "device-0")):
         unit, compose, _, pinned = (file.read_text() for file in files)
         assert "Restart=on-failure" in unit
@@ -167,7 +165,7 @@ def test_services_restart_for_ever_and_rotate_their_logs(federation: Federation)
         assert f"flwr=={version('flwr')}\n" in pinned
 
 
-def test_connections_are_added_to_those_that_are_there(tmp_path: Path, federation: Federation) -> None:
+def test_connections_are_added_to_the_existing_ones(tmp_path: Path, federation: Federation) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (home / "config.toml").write_text('# mine\n[superlink.mine]\naddress = "a:1"\ninsecure = true\n')
@@ -176,30 +174,42 @@ def test_connections_are_added_to_those_that_are_there(tmp_path: Path, federatio
     assert (home / "config.toml").read_text().startswith("# mine\n")
     assert read_connection("fedmrn", home).authority == federation.authority
     assert read_connection("mine", home).authority is None
-    with pytest.raises(ConfigError, match=r"fedmrn: is another connection in .* already"):
+    with refused(ConfigError, "exists"):
         add_connection("fedmrn", "127.0.0.1:2", federation.authority, home)
-    with pytest.raises(ConfigError, match=r"--on lab: is no connection of .*, which has fedmrn, mine"):
+    with refused(ConfigError, "unknown"):
         read_connection("lab", home)
 
 
-def test_the_command_refuses_what_it_cannot_do(tmp_path: Path) -> None:
-    made = run("init", "--host", "127.0.0.1", "--devices", "1", str(tmp_path / "fed"), home=tmp_path / "home")
-    assert made.returncode == 0, made.stderr
-    assert "PRIVATE" not in made.stdout + made.stderr
-    for words, reason in (
-        (["init", "--host", "x", "--devices", "1", str(tmp_path / "fed")], "is there already"),
-        (["init", "--host", "x", "--devices", "0", str(tmp_path / "new")], "--devices=0: must be at least 1"),
-        (["init", "--host", "x", "--devices", "1", "--name", "a b", str(tmp_path / "new")], "--name=a b"),
-        (["status", str(tmp_path / "none")], "holds no federation"),
-        (["device", "--run", str(tmp_path)], "is no device's folder"),
+def test_command_refuses_wrong_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedmrn-deploy", *words])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        return int(left.value.code or 0), *capsys.readouterr()
+
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
+    status, output, errors = run("init", "--host", "127.0.0.1", "--devices", "1", str(tmp_path / "fed"))
+    assert status == 0
+    assert "PRIVATE" not in output + errors
+    new = str(tmp_path / "new")
+    for words, names in (
+        (["init", "--host", "x", "--devices", "1", str(tmp_path / "fed")], str(tmp_path / "fed")),
+        (["init", "--host", "x", "--devices", "0", new], "--devices=0"),
+        (["init", "--host", " ", "--devices", "1", new], "--host"),
+        (["init", "--host", "x", "--devices", "1", "--name", "a b", new], "--name=a b"),
+        (["status", str(tmp_path / "none")], str(tmp_path / "none")),
+        (["device", "--run", str(tmp_path)], str(tmp_path)),
+        (["register", "--folder", str(tmp_path / "fed")], "devices"),
     ):
-        done = run(*words, home=tmp_path / "home")
-        assert (done.returncode, done.stdout) == (2, "")
-        (line,) = done.stderr.splitlines()
-        assert reason in line
-    down = run("status", str(tmp_path / "fed"), home=tmp_path / "home")
-    assert down.returncode == 1
-    assert "start it with `fedmrn-deploy server" in down.stderr
+        status, output, errors = run(*words)
+        assert (status, output) == (2, "")
+        (line,) = errors.splitlines()
+        assert names in line
+    status, _, errors = run("status", str(tmp_path / "fed"))
+    assert status == 1
+    assert "fedmrn-deploy server" in errors
 
 
 def test_on_is_taken_out_of_the_command_line() -> None:
@@ -207,7 +217,7 @@ def test_on_is_taken_out_of_the_command_line() -> None:
     assert take_on(["--on=lab", "a=1"]) == (["a=1"], "lab")
     assert take_on(["a=1"]) == (["a=1"], None)
     for words in (["--on"], ["--on", "a=1"], ["--on", "--multirun"]):
-        with pytest.raises(ConfigError, match="--on: say the name"):
+        with refused(ConfigError, "missing"):
             take_on(words)
 
 

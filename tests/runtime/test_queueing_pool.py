@@ -1,12 +1,12 @@
-"""Each actor has its next message while it works on a short one; a long one is sent only to an actor that is free."""
+"""An actor has its next message while it works on a short one; a long message is sent only to a free actor."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,59 +14,64 @@ import pytest
 import ray
 from flwr.app import Context, RecordDict
 
-from fedmrn_app.flower.ray_actors import SHORT, LastingActor, QueueingPool
+from fedmrn_app.flower import ray_actors
 
 pytestmark = [pytest.mark.slow, pytest.mark.flower]
 CONTEXT = Context(1, 1, {}, RecordDict(), {})
 
 
-class Sleeper:
-    """A client app that takes some seconds, and says when it worked and where."""
+class GatedApp:
+    """A client app that waits for a file, and fails where its process works on two messages at once."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+    def __init__(self, gate: Path) -> None:
+        self.gate = gate
 
     def __call__(self, message: object, context: Context) -> Any:
-        """Reply."""
-        begun = time.time()
-        time.sleep(self.seconds)
-        return os.getpid(), begun, time.time()
+        """Return the process that works on the message."""
+        busy = self.gate.with_name(f"busy-{os.getpid()}")
+        busy.touch(exist_ok=False)
+        while not self.gate.exists():
+            time.sleep(0.01)
+        busy.unlink()
+        return os.getpid()
 
 
 @pytest.fixture
-def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[QueueingPool]:
+def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[ray_actors.QueueingPool]:
     monkeypatch.setenv("RAY_ADDRESS", "local")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    pool = QueueingPool(ray.remote(LastingActor), {"num_cpus": 1}, {})
+    pool = ray_actors.QueueingPool(ray.remote(ray_actors.LastingActor), {"num_cpus": 1}, {})
     pool.add_actors_to_pool(pool.actors_capacity)
     yield pool
     pool.terminate_all_actors()
     ray.shutdown()
 
 
-def test_short_messages_queue_and_long_ones_do_not(pool: QueueingPool) -> None:
-    assert pool.num_actors == 4
-    assert set(pool.free.values()) == {2}
-    most = 0
+@pytest.mark.parametrize(("limit", "expected"), [(float("inf"), 4), (0.0, 2)], ids=["short", "long"])
+def test_short_messages_queue_and_long_ones_do_not(
+    pool: ray_actors.QueueingPool, limit: float, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_actors, "SHORT", limit)
+    assert (pool.num_actors, set(pool.free.values())) == (4, {2})
+    gate = tmp_path / "gate"
+    job = (lambda: GatedApp(gate), SimpleNamespace(metadata=SimpleNamespace(message_type="train")), "0", CONTEXT)
+    sent: list[int] = []
 
-    def ask(seconds: float, kind: str) -> tuple[int, float, float]:
-        nonlocal most
-        message = SimpleNamespace(metadata=SimpleNamespace(message_type=kind))
-        app = Sleeper(seconds)
-        future = pool.submit(lambda actor, *job: actor.run.remote(*job), (lambda: app, message, "0", CONTEXT))
-        most = max(most, 4 - sum(pool.free.values()))
+    def ask(_: int) -> int:
+        future = pool.submit(lambda actor, *job: actor.run.remote(*job), job)
+        sent.append(4 - sum(pool.free.values()))
         reply: object = pool.fetch_result_and_return_actor_to_pool(future)[0]
-        return cast(tuple[int, float, float], reply)
+        return cast(int, reply)
 
+    gate.touch()
+    ask(0)  # the first message says how long such messages take
+    gate.unlink()
+    sent.clear()
     with ThreadPoolExecutor(pool.num_actors) as threads:
-        for kind, seconds, expected in (("query", SHORT / 5, 4), ("train", 3 * SHORT, 2)):
-            ask(seconds, kind)  # the first says how long such messages take
-            most = 0
-            replies = list(threads.map(lambda _: ask(seconds, kind), range(16)))  # noqa: B023
-            assert most == expected
-            assert len({process for process, _, _ in replies}) == 2
-            assert set(pool.free.values()) == {2}
-    # one after the other in each process
-    for process in {reply[0] for reply in replies}:
-        times = sorted(reply[1:] for reply in replies if reply[0] == process)
-        assert all(ended <= begun for (_, ended), (begun, _) in itertools.pairwise(times))
+        replies = threads.map(ask, range(16))
+        while len(sent) < expected:
+            time.sleep(0.01)
+        gate.touch()
+        assert len(set(replies)) == 2
+    assert max(sent) == expected
+    assert set(pool.free.values()) == {2}
