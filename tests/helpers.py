@@ -88,9 +88,9 @@ def new_known(vector: Float32Array | None = None) -> SharedContext:
     return SharedContext(model.layout, vector, vector * np.linspace(0.5, 1, vector.size, dtype=np.float32))
 
 
-def local_round(epochs: int = 2, known: SharedContext | None = None) -> TrainContext:
+def local_round(epochs: int = 2, context: SharedContext | None = None) -> TrainContext:
     batches = Batches(IMAGES, images(), batch_size=8, epochs=epochs, seed=1)
-    return TrainContext(batches, LR, "float32", SEED, new_known() if known is None else known, private_seed=2)
+    return TrainContext(batches, LR, "float32", SEED, new_known() if context is None else context, private_seed=2)
 
 
 class Client:
@@ -104,12 +104,12 @@ class Client:
         before = vector * np.linspace(0.5, 1, vector.size, dtype=np.float32)
         sizes = self.model.dense_sizes
         self.protocol = RunProtocol(
-            method=method, layout=self.model.layout, dense_sizes=sizes, first=before, seed=3, dense_bits=32
+            method=method, layout=self.model.layout, dense_sizes=sizes, initial=before, seed=3, dense_bits=32
         )
         self.samples = images()
         self.round = OpenRound(self.protocol, 1, GlobalState(vector, dense), {CLIENT: len(self.samples)})
         self.order = self.round.order(CLIENT)
-        self.known = self.round.known(CLIENT)
+        self.context = self.round.context(CLIENT)
 
     @property
     def layout(self) -> Layout:
@@ -124,8 +124,8 @@ class Client:
         settings = LocalSettings(epochs=2, batch_size=8, lr=LR)
         state = ClientState(residual)
         reply = train_client(self.protocol, self.model, IMAGES, self.samples, self.order, local=settings, state=state)
-        header = self.round.header(CLIENT, self.known)
-        return read_upload(reply.payload, self.protocol, header, self.known, self.round.dense), reply.state.residual
+        header = self.round.header(CLIENT, self.context)
+        return read_upload(reply.payload, self.protocol, header, self.context, self.round.dense), reply.state.residual
 
 
 # vectors

@@ -51,5 +51,5 @@ def ask(context: Context, order: Order) -> Message:
 
 def train_on(context: Context, round_: OpenRound, client: int) -> Upload:
     reply = ask(context, round_.order(client))
-    known = round_.known(client)
+    known = round_.context(client)
     return read_upload(read_payload(reply), round_.protocol, round_.header(client, known), known, round_.dense)

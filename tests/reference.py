@@ -32,11 +32,11 @@ AGREEMENT = RunProtocol(
     method=build_method("fedmrn", {}, RunOptions(Noise())),
     layout=Layout(((10, 60), (20, 20))),
     dense_sizes=(M,),
-    first=np.zeros(D, np.float32),
+    initial=np.zeros(D, np.float32),
     seed=9,
     dense_bits=32,
 )
-KNOWN = SharedContext(AGREEMENT.layout, STATE.vector, AGREEMENT.first)
+KNOWN = SharedContext(AGREEMENT.layout, STATE.vector, AGREEMENT.initial)
 
 
 def reference_run(overrides: tuple[str, ...], left_out: frozenset[int] = frozenset()) -> str:

@@ -149,7 +149,7 @@ def build_run_method(config: Config) -> Method:
         coder=config.uplink.coder,
         downlink=config.downlink.dtype,
         bits=bits,
-        flips=config.privacy.flips,
+        randomized_response=config.privacy.randomized_response,
         rounds=config.rounds,
         clients=config.clients,
     )
@@ -158,7 +158,7 @@ def build_run_method(config: Config) -> Method:
     fixed = f"{method.name} has no noise whose scale could be set; say uplink.bits=null"
     packed = "uplink.coder=packed is a bit per weight; say uplink.bits=null"
     conflicts = [
-        (bits is not None and method.steering is None, "uplink.bits", fixed),
+        (bits is not None and method.rate_control is None, "uplink.bits", fixed),
         (bits is not None and config.uplink.coder == "packed", "uplink.bits", packed),
     ]
     refuse(config, conflicts)

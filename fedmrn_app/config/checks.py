@@ -97,7 +97,7 @@ def check_data(config: Config, task: Task) -> None:
 
 def check_layers(config: Config, module: nn.Module, label: str) -> None:
     """Refuse a model with layers that privacy or `static_norm` do not allow; `label` is its name in errors."""
-    private = config.privacy.noised or config.privacy.flips is not None
+    private = config.privacy.noised or config.privacy.randomized_response is not None
     by_train, statistics = config.static_norm == "train", any(b.is_floating_point() for b in module.buffers())
     # With noise a variance may become negative, and with flipped masks alone it would never change.
     averaged = (

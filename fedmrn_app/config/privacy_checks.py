@@ -20,7 +20,7 @@ from fedmrn_app.validation import refusal
 def check_privacy(config: Config, method: Method) -> None:
     """Refuse a configuration that cannot keep what `privacy` asks for. The noise multiplier is not computed."""
     privacy, server = config.privacy, method.server
-    private = privacy.noised or privacy.flips is not None
+    private = privacy.noised or privacy.randomized_response is not None
     flip = "privacy.flip" if privacy.local_epsilon is None else "privacy.local_epsilon"
     conflicts = [
         (
@@ -45,7 +45,7 @@ def check_privacy(config: Config, method: Method) -> None:
             "publishes the model's loss on clients' rows; with privacy say evaluate_train=false",
         ),
         (
-            privacy.flips is not None and method.flips is None,
+            privacy.randomized_response is not None and method.randomized_response is None,
             flip,
             f"strategy={method.name} sends no masks of which bits could be flipped; take fedmrn, fedmrns or fedpm",
         ),
@@ -151,7 +151,7 @@ def privacy_lines(config: Config, privacy: Privacy | None, protocol: RunProtocol
             f"{privacy.deviation:.4g} on each weight of the mean; {typical.asked} of {typical.clients} clients per "
             f"round, {drawn} drawn at random; delta {config.privacy.delta:g}"
         )
-    flips, count = protocol.method.flips, protocol.layout.count
+    flips, count = protocol.method.randomized_response, protocol.layout.count
     if flips is not None:
         lines.append(
             f"privacy: each bit of a mask is flipped with probability {flips.probability:.4g}: in each round epsilon "
@@ -175,7 +175,7 @@ def privacy_facts(config: Config, privacy: Privacy | None, protocol: RunProtocol
             "clip": privacy.typical.clip,
             "sampling": config.privacy.sampling,
         }
-    flips = protocol.method.flips
+    flips = protocol.method.randomized_response
     if flips is not None:
         facts |= {
             "flip": flips.probability,

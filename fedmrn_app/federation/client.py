@@ -80,7 +80,7 @@ def train_client(
     state = state or ClientState()
     method, seed = protocol.method, order.seed
     sent = (reader or DownlinkReader(protocol)).read(order, _submodel_mask(protocol, order), state.version)
-    context = sent.known
+    context = sent.context
     model.load(context.vector, sent.dense)
     private_seed = derive_seed(protocol.seed, "method", order.server_round, order.client)
     train_context = TrainContext(
@@ -88,7 +88,7 @@ def train_client(
         lr=local.lr,
         precision=precision,
         seed=seed,
-        known=context,
+        context=context,
         private_seed=private_seed,
         weight_decay=local.weight_decay,
         client=order.client,
@@ -101,7 +101,9 @@ def train_client(
     body, residual = method.encode(trained.x, state.residual, context, seed, private_seed)
     encoded = time.perf_counter()
     dense = model.dense.cpu().numpy()
-    loss = trained.loss if method.flips is None else 0.0  # with randomized response only the mask may leave the client
+    loss = (
+        trained.loss if method.randomized_response is None else 0.0
+    )  # with randomized response only the mask may leave the client
     update = Update(body, dense, loss, ended - start, encoded - ended)
     header = header_of(protocol, seed, len(samples), context.count)
     return Reply(write_upload(protocol, header, update, sent.dense), ClientState(residual, sent.version))
@@ -112,7 +114,7 @@ def _submodel_mask(protocol: RunProtocol, order: Order) -> NDArray[np.bool_] | N
     selection, client, number = protocol.method.selection, order.client, order.server_round
     if selection.width(client, number) != 1:
         return None
-    return selection.held(protocol.layout, client, number, order.seed)
+    return selection.submodel_mask(protocol.layout, client, number, order.seed)
 
 
 def _batches(

@@ -46,12 +46,12 @@ class Download:
     """A checked order.
 
     Attributes:
-        known: what server and client both know, with the noise scale of the round.
+        context: what server and client both know, with the noise scale of the round.
         dense: the global dense part, float32 (m,).
         version: the model on its lattice; None where it was sent in another form.
     """
 
-    known: SharedContext
+    context: SharedContext
     dense: Float32Array
     version: Version | None = None
 
@@ -130,7 +130,7 @@ class PackedDownlink(Downlink):
         Raises:
             PayloadError: `packed` is malformed, has another shape or type, or holds values that are not finite.
         """
-        return self.protocol.known(unpack_downlink(packed, self._sizes(held), self._dtype), held)
+        return self.protocol.context(unpack_downlink(packed, self._sizes(held), self._dtype), held)
 
     def read(self, order: Order, held: Held, last: Version | None = None) -> Download:
         """Check and decode an order, see `Downlink.read`."""
@@ -205,7 +205,7 @@ class LatticeDownlink(Downlink):
         """
         values = lattice.values(self._initial(held), self.rule(held).sizes)
         count = values.size - sum(self.protocol.dense_sizes)
-        return self.protocol.known(values[:count], held), values[count:]
+        return self.protocol.context(values[:count], held), values[count:]
 
     def read(self, order: Order, held: Held, last: Version | None = None) -> Download:
         """Check and decode an order, see `Downlink.read`."""
@@ -224,11 +224,11 @@ class LatticeDownlink(Downlink):
 
     def _initial(self, held: Held) -> Float32Array:
         protocol = self.protocol
-        return self._whole_initial if held is None else _joined(protocol.first, protocol.initial_dense, held)
+        return self._whole_initial if held is None else _joined(protocol.initial, protocol.initial_dense, held)
 
     @cached_property
     def _whole_initial(self) -> Float32Array:
-        return _joined(self.protocol.first, self.protocol.initial_dense, None)
+        return _joined(self.protocol.initial, self.protocol.initial_dense, None)
 
 
 class LatticeBroadcast(Broadcast):

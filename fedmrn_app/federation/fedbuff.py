@@ -129,7 +129,7 @@ class FedBuff:
                 key="max_staleness",
                 value=staleness,
             )
-        context, dense = opened.known(client), opened.dense
+        context, dense = opened.context(client), opened.dense
         upload = check_upload(data, self.protocol, opened.header(client, context), context, dense)
         norms = {} if self.protocol.max_norm is None else reply_norms(upload, self.protocol, dense)
         reply = BufferedReply(client, number, upload, norms)
@@ -167,7 +167,7 @@ class FedBuff:
     def _select(self, refused: Mapping[int, PayloadError]) -> tuple[RoundReport, list[BufferedReply]]:
         """Return the report of the next version, and the replies whose places in the buffer are not refused."""
         report, used = RoundReport(self.version + 1), []
-        private = self.protocol.method.flips is not None
+        private = self.protocol.method.randomized_response is not None
         for place, reply in enumerate(self.buffer):
             if place in refused:
                 report.failed.append(FailedReply(reply.client, str(refused[place])))

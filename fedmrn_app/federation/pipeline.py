@@ -114,7 +114,7 @@ class RateControlStep(PostProcessor):
 
     def finish(self, sums: RoundSums) -> None:
         """Compute the next state; without replies it stays as it is."""
-        control, count = self.protocol.method.steering, self.protocol.layout.count
+        control, count = self.protocol.method.rate_control, self.protocol.layout.count
         if control is None or sums.rate_state is None or not self.sizes:
             return
         payload, body = np.mean(self.sizes, 0)

@@ -24,7 +24,7 @@ class RunProtocol:
         method: the method.
         layout: of the masked tensors, d elements in all.
         dense_sizes: number of elements of each tensor of the dense part, m in all.
-        first: the global vector before the first round, float32 (d,).
+        initial: the global vector before the first round, float32 (d,).
         seed: the run's seed.
         dense_bits: bits of a value of the dense part, see `wire/dense.py`.
         parameters: number of trained parameters, by which bits per parameter are counted.
@@ -39,7 +39,7 @@ class RunProtocol:
     method: Method
     layout: Layout
     dense_sizes: Sequence[int]
-    first: Float32Array
+    initial: Float32Array
     seed: int
     dense_bits: int
     parameters: int = 0
@@ -58,7 +58,7 @@ class RunProtocol:
             method=method,
             layout=model.layout,
             dense_sizes=model.dense_sizes,
-            first=method.server.first(weights, model.layout),
+            initial=method.server.first(weights, model.layout),
             seed=seed,
             dense_bits=dense_bits,
             parameters=model.parameter_count,
@@ -72,16 +72,17 @@ class RunProtocol:
 
     def begin(self) -> GlobalState:
         """Return the global state before the first round."""
-        steering = self.method.steering
-        return GlobalState(self.first.copy(), self.initial_dense.copy(), None if steering is None else steering.first())
+        control = self.method.rate_control
+        rate_state = None if control is None else control.first()
+        return GlobalState(self.initial.copy(), self.initial_dense.copy(), rate_state)
 
-    def known(self, values: Float32Array, held: NDArray[np.bool_] | None) -> SharedContext:
+    def context(self, values: Float32Array, held: NDArray[np.bool_] | None) -> SharedContext:
         """Return what both sides know after clients received these float32 values of the weights that they hold."""
         if held is None:
-            return SharedContext(self.layout, values, self.first)
+            return SharedContext(self.layout, values, self.initial)
         vector = np.zeros(held.size, np.float32)
         vector[held] = values
-        return SharedContext(self.layout, vector, self.first, held)
+        return SharedContext(self.layout, vector, self.initial, held)
 
     @property
     def initial_dense(self) -> Float32Array:

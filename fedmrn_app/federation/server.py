@@ -83,10 +83,10 @@ class OpenRound:
         """Return the 64-bit seed that a client is given."""
         return self.protocol.method.client_seed(self.protocol.seed, self.number, client)
 
-    def held(self, client: int) -> NDArray[np.bool_] | None:
+    def submodel_mask(self, client: int) -> NDArray[np.bool_] | None:
         """Return the weights that a client holds, bool (d,); None if all clients hold all weights."""
         method = self.protocol.method
-        return method.selection.held(self.protocol.layout, client, self.number, self.seed(client))
+        return method.selection.submodel_mask(self.protocol.layout, client, self.number, self.seed(client))
 
     def order(self, client: int, *, whole: bool = False) -> Order:
         """Return what a client is sent; clients that hold the same weights share the same arrays.
@@ -95,16 +95,16 @@ class OpenRound:
             client: its number.
             whole: whether to send the whole model, independently of what the client holds of earlier rounds.
         """
-        held = self.held(client)
+        held = self.submodel_mask(client)
         base = 0 if whole or held is not None or self.versions is None else self.versions.held_by(client)
         sent = self._broadcast.sent(held, base, self.versions)
         return Order(
             client, self.number, self.seed(client), sent.vector, sent.dense, sent.base, sent.checksum, self._scale
         )
 
-    def known(self, client: int) -> SharedContext:
+    def context(self, client: int) -> SharedContext:
         """Return what the server and a client both know before the client trains."""
-        held = self.held(client)
+        held = self.submodel_mask(client)
         if held is not None:
             return self._broadcast.received(held).with_scale(self._scale)
         if self._context is None:
@@ -133,7 +133,7 @@ class OpenRound:
     @property
     def is_private(self) -> bool:
         """Whether clients' losses stay unknown to the server."""
-        return self.private is not None or self.protocol.method.flips is not None
+        return self.private is not None or self.protocol.method.randomized_response is not None
 
     @property
     def _scale(self) -> float | None:
@@ -144,14 +144,14 @@ class OpenRound:
         if self.private is not None:
             mean: PostProcessor = self.private.post_processor()
         elif self.protocol.method.server.averages_holders:
-            mean = CoverageMean(self.protocol, self.held)
+            mean = CoverageMean(self.protocol, self.submodel_mask)
         else:
             mean = WeightedMean(self.protocol)
         return [mean, RateControlStep(self.protocol)]
 
     def used_reply(self, client: int, upload: CheckedUpload) -> UsedReply:
         """Return what the report says of a usable reply."""
-        held = self.held(client)
+        held = self.submodel_mask(client)
         return UsedReply.of(
             client,
             upload.payload,
@@ -311,7 +311,7 @@ def _check(
     data = replies.get(client, PayloadError("no reply within round_timeout", code="timeout"))
     if isinstance(data, PayloadError):
         return data
-    protocol, context, dense = opened.protocol, opened.known(client), summed.sums.sent_dense
+    protocol, context, dense = opened.protocol, opened.context(client), summed.sums.sent_dense
     try:
         upload = check_upload(data, protocol, opened.header(client, context), context, dense)
         if protocol.max_norm is not None and opened.private is None:  # private replies are clipped one by one instead

@@ -84,7 +84,7 @@ class OrderSender:
         """Return what a client is sent; `lost` names what it has said that it lost."""
         config = self._config if lost == "configuration" else None
         order = self.opened.order(client, whole=lost is not None)
-        holds_all = self.opened.held(client) is None
+        holds_all = self.opened.submodel_mask(client) is None
         content = order_content(order, self._shared if holds_all else None, config)
         if holds_all:
             self._shared = content.array_records.get("model")
@@ -111,7 +111,7 @@ class OrderRequest(Request):
     def check(self, payload: bytes) -> None:
         """Check header and checksum."""
         opened = self.sender.opened
-        decode_payload(payload, opened.header(self.client, opened.known(self.client)))
+        decode_payload(payload, opened.header(self.client, opened.context(self.client)))
 
 
 @dataclass

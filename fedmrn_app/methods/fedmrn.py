@@ -90,12 +90,12 @@ class FedMRN(MethodConfig):
         return Method(
             name=self.name,
             code=self.code,
-            codec=NoiseMask(run.noise, kind, run.coder, run.flips),
+            codec=NoiseMask(run.noise, kind, run.coder, run.randomized_response),
             training=LocalTraining() if self.masking == "post_sm" else training,
-            whole_model=run.flips is not None,  # a dense part beside the mask would not be private
+            whole_model=run.randomized_response is not None,  # a dense part beside the mask would not be private
             packing=run.downlink,
-            steering=None if run.bits is None else RateControl(run.bits, run.noise.alpha),
-            flips=run.flips,
+            rate_control=None if run.bits is None else RateControl(run.bits, run.noise.alpha),
+            randomized_response=run.randomized_response,
         )
 
 
@@ -121,7 +121,7 @@ class MaskedTraining(LocalTraining):
     def train(self, model: FlatModel, local: TrainContext) -> Trained:
         """Train `u`, float32 (d,), from zero."""
         steps = len(local.batches)
-        n = to_tensor(local.known.noise(self.noise, local.seed)).to(model.device)
+        n = to_tensor(local.context.noise(self.noise, local.seed)).to(model.device)
         w = model.weights.clone()
         u = torch.zeros_like(w)
         step_on = masked_step(self.kind, Vectors(u, n, w, model.weights))
@@ -153,14 +153,14 @@ class NoiseMask(Codec):
     noise: Noise
     kind: MaskKind
     coder: Coder
-    flips: RandomizedResponse | None = None
+    randomized_response: RandomizedResponse | None = None
 
     def encode(self, x: Float32Array, context: SharedContext, seed: int, private_seed: int) -> Body:
         """Draw the mask of the update `x` with uniforms that the server knows, and pack it."""
         n = context.noise(self.noise, seed)
         mask = draw_mask(to_tensor(x), to_tensor(n), self.kind, known_key(seed)).numpy()
-        if self.flips is not None:
-            mask = self.flips.apply(mask, private_seed)
+        if self.randomized_response is not None:
+            mask = self.randomized_response.apply(mask, private_seed)
         noise = ReplyNoise(context.scaled(self.noise), seed, n)
         return pack_mask(mask, partial(self.side_info, noise, context), self.coder)
 
@@ -180,13 +180,15 @@ class NoiseMask(Codec):
             if not self._streams:
                 noise = replace(noise, vector=noise.noise(seed, context.count))
             bits = np.packbits(decode_mask(body.data, self.side_info(noise, context)), bitorder="little")
-        return MaskedNoise(bits, noise, self.kind.signed, self.flips)
+        return MaskedNoise(bits, noise, self.kind.signed, self.randomized_response)
 
     def limits(self, layout: Layout) -> CodecLimits:
         """Allow one bit per weight, and the norm of the noise, which follows from the server's seed and scale."""
         norm = self.noise.rms * math.sqrt(layout.count)
-        if self.flips is not None:  # bits then count as at most (1 - P) / (1 - 2 P)
-            norm *= self.flips.gain * (1 if self.kind.signed else 1 - self.flips.probability)
+        if self.randomized_response is not None:  # bits then count as at most (1 - P) / (1 - 2 P)
+            norm *= self.randomized_response.gain * (
+                1 if self.kind.signed else 1 - self.randomized_response.probability
+            )
         return CodecLimits(
             max_bytes=packed_size(layout.count),
             max_norm=norm,

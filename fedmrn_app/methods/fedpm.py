@@ -90,12 +90,12 @@ class FedPM(MethodConfig):
         return Method(
             name=self.name,
             code=self.code,
-            codec=KeptWeights(run.coder, run.flips),
+            codec=KeptWeights(run.coder, run.randomized_response),
             training=ScoreTraining(network, self.score_lr, self.min_probability, self.optimizer),
             server=Probabilities(network, self.prior, self.evaluation == "threshold"),
-            whole_model=run.flips is not None,  # a dense part beside the mask would not be private
+            whole_model=run.randomized_response is not None,  # a dense part beside the mask would not be private
             packing="palette",  # means of masks take few different values
-            flips=run.flips,
+            randomized_response=run.randomized_response,
         )
 
 
@@ -157,28 +157,28 @@ class KeptWeights(Codec):
     """Body: a mask, 1 where the weight is kept."""
 
     coder: Coder
-    flips: RandomizedResponse | None = None
+    randomized_response: RandomizedResponse | None = None
 
     def encode(self, x: Float32Array, context: SharedContext, seed: int, private_seed: int) -> Body:
         """Draw the last mask from the probabilities `x` with uniforms that the server knows, and pack it."""
         mask = uniforms(known_key(seed), x.size) < x
-        if self.flips is not None:
-            mask = self.flips.apply(mask, private_seed)
+        if self.randomized_response is not None:
+            mask = self.randomized_response.apply(mask, private_seed)
         return pack_mask(mask, partial(_side_info, context, seed), self.coder)
 
     def decode(self, body: Body, context: SharedContext, seed: int) -> Float32Array:
         """Return the mask as zeros and ones; with randomized response, values with that expectation."""
         mask = unpack_mask(body, context.count, partial(_side_info, context, seed)).astype(np.float32)
-        if self.flips is not None:
-            mask -= np.float32(self.flips.probability)
-            mask *= np.float32(self.flips.gain)
+        if self.randomized_response is not None:
+            mask -= np.float32(self.randomized_response.probability)
+            mask *= np.float32(self.randomized_response.gain)
         return mask
 
     def limits(self, layout: Layout) -> CodecLimits:
         """Allow one bit per weight, and the norm of a mask that keeps all weights."""
         norm = math.sqrt(layout.count)
-        if self.flips is not None:
-            norm *= self.flips.gain * (1 - self.flips.probability)
+        if self.randomized_response is not None:
+            norm *= self.randomized_response.gain * (1 - self.randomized_response.probability)
         return CodecLimits(max_bytes=packed_size(layout.count), max_norm=norm)
 
 

@@ -81,12 +81,12 @@ class MaskedNoise(Contribution):
     bits: NDArray[np.uint8]
     noise: ReplyNoise
     signed: bool
-    flips: RandomizedResponse | None = None
+    randomized_response: RandomizedResponse | None = None
 
     def add_to(self, total: Float32Array, weight: np.float32, first: int = 0) -> None:
         """Add a piece of the masked noise, block by block."""
-        if self.flips is not None:
-            weight = weight * np.float32(self.flips.gain)
+        if self.randomized_response is not None:
+            weight = weight * np.float32(self.randomized_response.gain)
         for start in range(0, total.size, BLOCK):
             part, place = total[start : start + BLOCK], first + start
             factors = np.unpackbits(self.bits[place // 8 :], count=part.size, bitorder="little").view(np.int8)
@@ -94,8 +94,8 @@ class MaskedNoise(Contribution):
                 factors += factors
                 factors -= np.int8(1)
             self.noise.add_masked(factors, place, weight, part)
-            if self.flips is not None and not self.signed:
-                offset = -weight * np.float32(self.flips.probability)
+            if self.randomized_response is not None and not self.signed:
+                offset = -weight * np.float32(self.randomized_response.probability)
                 self.noise.add_masked(np.ones_like(factors), place, offset, part)
 
 

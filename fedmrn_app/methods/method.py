@@ -45,7 +45,7 @@ class TrainContext:
         lr: step size of SGD.
         precision: arithmetic of the forward pass.
         seed: the 64-bit seed that the server gave this client for this round.
-        known: what server and client both know.
+        context: what server and client both know.
         private_seed: 64-bit seed of the method's own randomness; the server does not use it.
         weight_decay: see `local_sgd`.
         client: number of the client.
@@ -56,7 +56,7 @@ class TrainContext:
     lr: float
     precision: Precision
     seed: int
-    known: SharedContext
+    context: SharedContext
     _: KW_ONLY
     private_seed: int
     weight_decay: float = 0.0
@@ -204,8 +204,8 @@ class Method:
     shared_seed: bool = False
     packing: Packing = "float32"
     error_feedback: bool = False
-    steering: RateControl | None = None
-    flips: RandomizedResponse | None = None
+    rate_control: RateControl | None = None
+    randomized_response: RandomizedResponse | None = None
 
     def encode(
         self, x: Float32Array, residual: Float32Array | None, context: SharedContext, seed: int, private_seed: int
@@ -267,7 +267,7 @@ class RunOptions:
     coder: Coder = "auto"
     downlink: DownlinkDtype = "float32"
     bits: float | None = None
-    flips: RandomizedResponse | None = None
+    randomized_response: RandomizedResponse | None = None
     rounds: int = 0
     clients: int = 0
 

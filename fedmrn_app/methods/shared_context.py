@@ -25,15 +25,15 @@ class SharedContext:
     Attributes:
         layout: layout of the masked tensors, d elements in all.
         vector: the global vector as clients received it, float32 (d,); zero where a client does not hold a weight.
-        first: the global vector before the first round, float32 (d,).
+        initial: the global vector before the first round, float32 (d,).
         held: the weights that this client holds, bool (d,); None if all clients hold all weights.
         scale: scale of the noise in this round; None for that of the distribution.
     """
 
     layout: Layout
     vector: Float32Array
-    first: Float32Array
-    held: NDArray[np.bool_] | None = None
+    initial: Float32Array
+    submodel_mask: NDArray[np.bool_] | None = None
     _: KW_ONLY
     scale: float | None = None
     _noise: tuple[Noise, int, Float32Array] | None = field(default=None, init=False, repr=False)
@@ -47,7 +47,7 @@ class SharedContext:
 
     def held_weights(self) -> NDArray[np.bool_]:
         """Return the weights that the client holds, bool (d,)."""
-        return np.ones(self.count, np.bool_) if self.held is None else self.held
+        return np.ones(self.count, np.bool_) if self.submodel_mask is None else self.submodel_mask
 
     def noise(self, distribution: Noise, seed: int) -> Float32Array:
         """Return `G(seed)` for all weights, float32 (d,); the last one is cached, do not modify it."""
@@ -83,7 +83,7 @@ class SharedContext:
         """The direction in which each weight has moved so far, float32 (d,) in [-1, 1]; do not modify it."""
         with self._lock:  # several threads may decode replies; one of them computes it
             if self._drift is None:
-                self._drift = softsign(self.vector - self.first, self.layout)
+                self._drift = softsign(self.vector - self.initial, self.layout)
             return self._drift
 
     def motion(self) -> SideInformation:

@@ -116,7 +116,7 @@ class HeldTraining(LocalTraining):
             return self.output_step(model, local)
         if self.part.rearranges:
             return self.train_rearranged(model, local)
-        held = local.known.held
+        held = local.context.submodel_mask
         if held is None:
             return super().train(model, local)
         mask = _mask(held, model)
@@ -163,7 +163,7 @@ class HeldFloats(Codec):
 
     def encode(self, x: Float32Array, context: SharedContext, seed: int, private_seed: int) -> Body:
         """Return the update of the held weights."""
-        return Body(pack_floats(x if context.held is None else x[context.held]))
+        return Body(pack_floats(x if context.submodel_mask is None else x[context.submodel_mask]))
 
     def decode(self, body: Body, context: SharedContext, seed: int) -> Float32Array:
         """Return the update, zero where the client does not hold a weight."""

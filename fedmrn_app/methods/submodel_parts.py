@@ -75,7 +75,7 @@ class PartOfModel(SubmodelSelector):
         word = int(np.random.Philox(key=self.seed, counter=place).random_raw())
         return self.options.capacities[word % len(self.options.capacities)]
 
-    def held(self, layout: Layout, client: int, server_round: int, seed: int) -> NDArray[np.bool_]:
+    def submodel_mask(self, layout: Layout, client: int, server_round: int, seed: int) -> NDArray[np.bool_]:
         """Return the weights that a client holds in a round, bool (d,); all in the output step of rolling windows."""
         capacity = self.capacity(client, server_round)
         if capacity == 1 or (self.options.masking == "rolling" and server_round == self.output_round):
@@ -124,7 +124,7 @@ class PartOfModel(SubmodelSelector):
         """Yield the masks, bool (d,), over which the output step averages: all windows, or the only part."""
         capacity = self.capacity(client, server_round)
         if self.options.masking != "rolling" or capacity == 1:
-            yield self.held(layout, client, server_round, seed)
+            yield self.submodel_mask(layout, client, server_round, seed)
             return
         for number in range(self.window_count(capacity)):
             yield window_held(layout, partial(self._numbered_window, number, capacity))

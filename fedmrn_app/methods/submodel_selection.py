@@ -23,6 +23,6 @@ class SubmodelSelector:
         """Return the fraction of the weights, or of the channels, that a client holds in a round."""
         return 1.0
 
-    def held(self, layout: Layout, client: int, server_round: int, seed: int) -> NDArray[np.bool_] | None:
+    def submodel_mask(self, layout: Layout, client: int, server_round: int, seed: int) -> NDArray[np.bool_] | None:
         """Return the weights that a client holds in a round, bool (d,); None if all clients hold all weights."""
         return None

@@ -117,10 +117,10 @@ def _compress(reply: Message, client_round: ClientRound, context: Context) -> No
     before = None if kept is None else kept["x"].numpy()
     if before is not None and before.size != x.size:
         before = None  # other tensors were trained in the last round
-    body, residual = method.encode(x, before, shared.known, task.seed, client_round.private_seed)
+    body, residual = method.encode(x, before, shared.context, task.seed, client_round.private_seed)
     if residual is not None:
         context.state[_RESIDUAL] = ArrayRecord({"x": Array(residual)})
-    header = header_of(shared.protocol, task.seed, 1, shared.known.count)
+    header = header_of(shared.protocol, task.seed, 1, shared.context.count)
     payload = write_upload(shared.protocol, header, Update(body, parts.dense_vector(trained)), shared.dense)
     record = ConfigRecord({"": payload})
     if not np.array_equal(ways, usual_ways(sent)):

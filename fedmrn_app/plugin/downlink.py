@@ -49,7 +49,7 @@ class ReferenceArrays:
             method=_ON_LATTICE,
             layout=self.parts.layout,
             dense_sizes=self.parts.dense_sizes,
-            first=first.vector,
+            initial=first.vector,
             seed=0,
             dense_bits=32,
             grid_step=step,
@@ -93,7 +93,7 @@ class LatticeSender:
         self._opened = OpenRound(self._reference.protocol, self._number, state, asked, versions=self._versions)
         parts, dtypes = self._reference.parts, {name: value.dtype for name, value in first.items()}
         self._exact = parts.exact_bytes({name: values[name].astype(dtypes[name]) for name in parts.exact})
-        self.received = parts.replaced(first, self._opened.known(0).vector, self._opened.dense, self._exact)
+        self.received = parts.replaced(first, self._opened.context(0).vector, self._opened.dense, self._exact)
 
     def content(self, content: RecordDict, node: int) -> RecordDict:
         """Return a message's content with the arrays coded from what the node holds.
@@ -141,7 +141,7 @@ def read_arrays(content: RecordDict, context: Context) -> None:
         if reference is None or reference.checksum != record["reference"]:
             raise VersionError("this client does not hold the first arrays", code="reference")
         download = LatticeDownlink(reference.protocol).read(order, None, _read_version(context) if order.base else None)
-        exact, vector = bytes(record["exact"]), download.known.vector
+        exact, vector = bytes(record["exact"]), download.context.vector
         content[key] = to_record(reference.parts.replaced(reference.values, vector, download.dense, exact))
     except (KeyError, TypeError, ValueError) as error:
         reason = f"the server's arrays on a grid are malformed: {type(error).__name__}: {error}"

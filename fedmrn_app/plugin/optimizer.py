@@ -61,7 +61,7 @@ class _Masks:
         ways[[way == Way.CODED and name not in found for name, way in zip(client_round.values, ways, strict=True)]] = (
             Way.UNCHANGED
         )
-        known = RoundContext.of(client_round.method, client_round.task, client_round.values, ways).known
+        known = RoundContext.of(client_round.method, client_round.task, client_round.values, ways).context
         device = self.parameters[0].device
         self.n = to_tensor(known.noise(codec.noise, self.seed)).to(device)
         self.w = to_tensor(known.vector).to(device)

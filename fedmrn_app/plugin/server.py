@@ -104,7 +104,7 @@ class Compressed(Strategy):
             dense_bits=dense_bits, seed=seed,
         )  # fmt: skip
         self.method = self.settings.build()
-        self._control = self.method.steering
+        self._control = self.method.rate_control
         self._rate_state = None if self._control is None else self._control.first()
         self._lattice = LatticeSender(step) if downlink == "grid" else None
         self._timeout: float | None = None
@@ -254,9 +254,9 @@ class Compressed(Strategy):
         if kind not in contexts:
             contexts[kind] = RoundContext.of(self.method, request.task, request.values, ways)
         shared = contexts[kind]
-        header = header_of(shared.protocol, request.task.seed, 1, shared.known.count)
-        upload = check_upload(data, shared.protocol, header, shared.known, shared.dense)
-        vector = shared.known.vector.copy()
+        header = header_of(shared.protocol, request.task.seed, 1, shared.context.count)
+        upload = check_upload(data, shared.protocol, header, shared.context, shared.dense)
+        vector = shared.context.vector.copy()
         upload.contribution.add_to(vector, np.float32(1))
         values = shared.parts.replaced(request.values, vector, upload.dense, exact)
         del reply.content[key]
@@ -266,7 +266,7 @@ class Compressed(Strategy):
         metrics["uplink_bytes"], metrics["downlink_bytes"] = size, request.downlink_bytes
         metrics["uplink_bits_per_parameter"] = 8 * size / max(1, parameters)
         budget = parameters * (self.settings.bits or 0.0)
-        return mask_bits(budget, max(1, shared.known.count), payload=size, body=len(upload.payload.body))
+        return mask_bits(budget, max(1, shared.context.count), payload=size, body=len(upload.payload.body))
 
 
 def _read_reply(reply: Message) -> tuple[str, bytes, bytes, bytes]:

@@ -62,7 +62,7 @@ class PluginSettings:
             names = ", ".join(name for name, other in plain.items() if _works_on_arrays(other))
             reason = f"method={self.method}: works in the fedmrn command only; choose one of {names}"
             raise ConfigError(reason, code="choice", key="method", value=self.method)
-        if self.bits is not None and method.steering is None:
+        if self.bits is not None and method.rate_control is None:
             reason = f"bits={self.bits:g}: {self.method} has no noise whose scale could be set; leave bits out"
             raise ConfigError(reason, code="unused", key="bits", value=self.bits)
         if self.dense_bits not in DENSE_BITS:
@@ -118,13 +118,13 @@ class RoundContext:
     Attributes:
         protocol: how the payload is written and read.
         parts: the tensors by how they are sent back.
-        known: what the method's codec needs.
+        context: what the method's codec needs.
         dense: the dense part that the client was sent, float32 (m,).
     """
 
     protocol: RunProtocol
     parts: Parts
-    known: SharedContext
+    context: SharedContext
     dense: Float32Array
 
     @classmethod
@@ -142,7 +142,7 @@ class RoundContext:
             method=method,
             layout=parts.layout,
             dense_sizes=parts.dense_sizes,
-            first=vector,
+            initial=vector,
             seed=task.settings.seed,
             dense_bits=task.settings.dense_bits,
         )

@@ -64,7 +64,7 @@ class PrivacyConfig:
         return self.noise_seed == "system"
 
     @property
-    def flips(self) -> RandomizedResponse | None:
+    def randomized_response(self) -> RandomizedResponse | None:
         """Randomized response of the clients' masks; None for none."""
         if self.local_epsilon is not None:
             return RandomizedResponse.of_epsilon(self.local_epsilon, self.secret)

@@ -85,4 +85,4 @@ class TimedClient:
     def train(self) -> Payload:
         """Train as a client does, from the server's order to the payload, which holds the times."""
         reply = self.worker.train(self.opened.order(0))
-        return decode_payload(reply.payload, self.opened.header(0, self.opened.known(0)))
+        return decode_payload(reply.payload, self.opened.header(0, self.opened.context(0)))

@@ -48,7 +48,7 @@ def codec_runs(client: TimedClient) -> tuple[dict[str, Run], float]:
         return (time.perf_counter() - start) / 100
 
     def decode() -> float:
-        known = replace(opened.known(0))  # which has worked nothing out before, as in another round
+        known = replace(opened.context(0))  # which has worked nothing out before, as in another round
         start = time.perf_counter()
         codec.read(body, known, opened.seed(0)).add_to(total, np.float32(60))
         return time.perf_counter() - start

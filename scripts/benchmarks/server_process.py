@@ -58,7 +58,7 @@ def aggregate(weights: int, replies: int, coder: Coder, threads: int | None) -> 
     close_round(opened, dict(payloads), threads)  # compiles, or reads what has been compiled
     memory = PeakMemory()
     opened, payloads = made_up_round(weights, replies, coder)
-    vector = opened.protocol.first
+    vector = opened.protocol.initial
     scale = copy_seconds(vector)
     memory.start()
     start, worked = time.perf_counter(), time.process_time()
@@ -81,7 +81,7 @@ def made_up_round(weights: int, replies: int, coder: Coder) -> tuple[OpenRound, 
         method=method,
         layout=Layout(((weights // 1000, 1000),)),
         dense_sizes=(DENSE.size,),
-        first=vector,
+        initial=vector,
         seed=1,
         dense_bits=32,
     )
@@ -102,7 +102,7 @@ def make_payload(protocol: RunProtocol, order: Order, coder: Coder) -> bytes:
         update = random.standard_normal(count, np.float32) * np.float32(NOISE.alpha / 4)
         kept = uniforms(known_key(order.seed), count) < update / noise  # drawn with less memory than a client's
         source = ReplyNoise(NOISE, order.seed, noise)
-        body = pack_mask(kept, partial(codec.side_info, source, protocol.known(order.vector, None)), "auto")
+        body = pack_mask(kept, partial(codec.side_info, source, protocol.context(order.vector, None)), "auto")
     header = header_of(protocol, order.seed, SAMPLES, count)
     return write_upload(protocol, header, Update(body, DENSE), DENSE)
 

@@ -42,7 +42,7 @@ class NarrowClient:
     def train(self) -> Payload:
         """Train the narrow model from its first weights."""
         model, protocol = self.worker.model(self.capacity)
-        order = Order(0, 1, SEED, protocol.first, model.state()[1])
+        order = Order(0, 1, SEED, protocol.initial, model.state()[1])
         reply = self.worker.train(order)
         header = header_of(protocol, SEED, self.worker.sample_count(0), protocol.layout.count)
         return decode_payload(reply.payload, header)

@@ -50,7 +50,9 @@ def accuracy_and_held(overrides: Sequence[str]) -> tuple[float, float]:
     method, seed = worker.method, worker.config.seed
     for number in range(1, worker.config.rounds + 1):
         for client in range(worker.config.clients):
-            held = method.selection.held(protocol.layout, client, number, method.client_seed(seed, number, client))
+            held = method.selection.submodel_mask(
+                protocol.layout, client, number, method.client_seed(seed, number, client)
+            )
             seen |= True if held is None else held
     state = run_rounds(worker)
     model.load(state.vector, state.dense)

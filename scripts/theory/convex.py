@@ -106,7 +106,7 @@ def train(problem: Problem, method_at: Callable[[int], Method], rounds: int, nam
             method=method_at(number),
             layout=model.layout,
             dense_sizes=model.dense_sizes,
-            first=first,
+            initial=first,
             seed=0,
             dense_bits=32,
         )

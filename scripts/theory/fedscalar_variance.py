@@ -36,7 +36,7 @@ def client_updates(overrides: Sequence[str]) -> np.ndarray:
     opened = open_round(protocol, state, 1, samples, len(samples))
     updates = []
     for client in opened.clients:
-        known = opened.known(client)
+        known = opened.context(client)
         data = worker.train(opened.order(client)).payload
         upload = read_upload(data, protocol, opened.header(client, known), known, state.dense)
         updates.append(np.concatenate([upload.vector, upload.dense - state.dense]))

@@ -39,7 +39,7 @@ AGREEMENT = RunProtocol(
     method=build_method("fedavg", {}, RunOptions(Noise())),
     layout=LAYOUT,
     dense_sizes=(DENSE,),
-    first=FIRST,
+    initial=FIRST,
     seed=3,
     dense_bits=32,
     parameters=LAYOUT.count,
@@ -68,7 +68,7 @@ def reply(number: int, client: int, size: float) -> bytes:
     """Return a client's payload in a round: `size` times the direction, relative to the current model."""
     opened = OpenRound(AGREEMENT, number, AGREEMENT.begin(), {client: 1})
     x = DIRECTION * np.float32(size)
-    known = opened.known(client)
+    known = opened.context(client)
     body = AGREEMENT.method.codec.encode(x[: LAYOUT.count], known, opened.seed(client), 0)
     return write_upload(AGREEMENT, opened.header(client, known), Update(body, x[LAYOUT.count :]), opened.dense)
 

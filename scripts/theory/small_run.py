@@ -63,7 +63,7 @@ class SmallRun:
             method=method,
             layout=self.model.layout,
             dense_sizes=self.model.dense_sizes,
-            first=self.first,
+            initial=self.first,
             seed=seed,
             dense_bits=32,
         )

@@ -109,7 +109,7 @@ class Masks:
 
     def _held(self, client: int, number: int) -> NDArray[np.bool_]:
         seed = derive_seed(self.seed, "noise", number, client)
-        return self.part.held(self.layout, client, number, seed)
+        return self.part.submodel_mask(self.layout, client, number, seed)
 
 
 def train(

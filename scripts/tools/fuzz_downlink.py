@@ -48,7 +48,7 @@ class OrderSample:
     def read(self, order: Order) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Read an order as the client does."""
         download = downlink_of(self.worker.model()[1]).read(order, None, self.kept)
-        return download.known.vector, download.dense
+        return download.context.vector, download.dense
 
     def same(self, order: Order) -> bool:
         """Return whether an order is the undamaged one."""

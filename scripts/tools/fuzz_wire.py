@@ -75,7 +75,7 @@ class Sample:
 
     def read(self, data: bytes) -> Read:
         """Read a payload as the server does."""
-        known = self.opened.known(0)
+        known = self.opened.context(0)
         header = self.opened.header(0, known)
         upload = read_upload(data, self.opened.protocol, header, known, self.opened.dense)
         return upload.vector, upload.dense

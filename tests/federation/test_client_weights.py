@@ -23,7 +23,7 @@ def contributions(worker: Worker) -> tuple[GlobalState, GlobalState, list[tuple[
     replies, parts = {}, []
     for client in opened.clients:
         replies[client] = worker.train(opened.order(client)).payload
-        known = opened.known(client)
+        known = opened.context(client)
         upload = read_upload(replies[client], protocol, opened.header(client, known), known, opened.dense)
         parts.append((samples[client], upload.vector, upload.dense))
     return state, close_round(opened, replies)[0], parts
@@ -53,7 +53,7 @@ def test_it_is_so_where_a_weights_mean_is_over_its_holders() -> None:
     )
     worker = build_worker(load_config(options))
     before, after, parts = contributions(worker)
-    held = np.array([worker.method.selection.held(worker.model()[1].layout, c, 1, 0) for c in range(4)])
+    held = np.array([worker.method.selection.submodel_mask(worker.model()[1].layout, c, 1, 0) for c in range(4)])
     assert len(np.unique(held.sum(0))) > 1
     total = np.sum([vector for _, vector, _ in parts], 0)
     np.testing.assert_allclose(after.vector, before.vector + total / np.maximum(held.sum(0), 1), atol=2e-6)

@@ -33,9 +33,9 @@ def test_what_is_read_does_not_depend_on_the_base() -> None:
     near = LATTICE.read(from_a_version(), None, LAST)
     round_ = OpenRound(GRID, 2, STATE, SAMPLES)
     whole = LATTICE.read(round_.order(0), None)
-    assert np.array_equal(near.known.vector, whole.known.vector)
+    assert np.array_equal(near.context.vector, whole.context.vector)
     assert np.array_equal(near.dense, whole.dense)
-    assert np.array_equal(whole.known.vector, round_.known(0).vector)
+    assert np.array_equal(whole.context.vector, round_.context(0).vector)
     assert np.array_equal(whole.dense, round_.dense)
     assert near.version is not None
     assert near.version.server_round == 2

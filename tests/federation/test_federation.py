@@ -165,7 +165,7 @@ def test_parts_of_a_model_are_averaged_as_written_out(aggregate: str) -> None:
     total, holders = np.zeros(D), np.zeros(D)
     replies: dict[int, bytes | PayloadError] = {}
     for client in round_.clients:
-        known = round_.known(client)
+        known = round_.context(client)
         update = np.random.default_rng(client).standard_normal(D).astype(np.float32)
         body = method.codec.encode(update, known, round_.seed(client), 0)
         replies[client] = encode_payload(Payload(round_.header(client, known), body, pack_floats(STATE.dense)))
@@ -191,7 +191,7 @@ def test_plain_loop_takes_the_mean_of_what_its_clients_train(strategy: str) -> N
     round_ = open_round(protocol, first, 1, samples, config.clients_per_round)
     uploads = {}
     for client in sorted(set(round_.clients) - {0}):
-        known = round_.known(client)
+        known = round_.context(client)
         header = round_.header(client, known)
         payload = worker.train(round_.order(client)).payload
         uploads[client] = read_upload(payload, protocol, header, known, round_.dense)
@@ -219,9 +219,9 @@ def test_client_trains_alike_whatever_was_trained_before() -> None:
     used.train(round_.order(other))
 
     def trained(worker: Worker) -> tuple[NDArray[np.float32], NDArray[np.float32], float]:
-        header = dataclasses.replace(round_.header(one, round_.known(one)), samples=worker.sample_count(one))
+        header = dataclasses.replace(round_.header(one, round_.context(one)), samples=worker.sample_count(one))
         payload = worker.train(round_.order(one)).payload
-        upload = read_upload(payload, protocol, header, round_.known(one), first.dense)
+        upload = read_upload(payload, protocol, header, round_.context(one), first.dense)
         return upload.vector, upload.dense, upload.payload.loss
 
     alone, after = trained(fresh), trained(used)
@@ -233,8 +233,8 @@ def test_client_trains_alike_whatever_was_trained_before() -> None:
 def test_small_round_is_of_the_agreement_it_says() -> None:
     round_ = opened()
     client = next(iter(round_.clients))
-    assert round_.header(client, round_.known(client)) == made_up_payload(client, round_.seed(client)).header
-    assert np.array_equal(round_.known(client).vector, KNOWN.vector)
+    assert round_.header(client, round_.context(client)) == made_up_payload(client, round_.seed(client)).header
+    assert np.array_equal(round_.context(client).vector, KNOWN.vector)
 
 
 @pytest.mark.parametrize("strategy", ["fedmrn", "fedavg", "eden", "fedsparsify", "fedscalar", "submodel"])

@@ -23,7 +23,7 @@ def replies_of(scales: dict[int, float], dense: float = 0.0, protocol=BOUNDED): 
     replies = {}
     random = np.random.default_rng(0)
     for client, scale in zip(opened.clients, scales.values(), strict=True):
-        known = opened.known(client)
+        known = opened.context(client)
         body = Body(pack_floats((random.standard_normal(D) * scale).astype(np.float32)))
         moved = STATE.dense + np.float32(0.01) * random.standard_normal(M).astype(np.float32)
         last = dense if client == max(opened.clients) else 0

@@ -51,7 +51,7 @@ def test_it_is_the_mean_of_the_masked_gradients(options: tuple[str, ...], window
     )
     part, protocol = worker.method.selection, worker.model()[1]
     assert isinstance(part, PartOfModel)
-    first, samples = protocol.first, np.array([worker.sample_count(client) for client in range(3)])
+    first, samples = protocol.initial, np.array([worker.sample_count(client) for client in range(3)])
     expected = first.astype(np.float64)
     for client in range(3):
         seed = worker.method.client_seed(0, 1, client)

@@ -27,8 +27,8 @@ def laplace(seed: int, sizes: NDArray[np.float64]) -> Float32Array:
 
 def steered(recipe: type[FedMRN], bits: float = 0.4, noise: Noise | None = None) -> tuple[Method, RateControl]:
     method = recipe().build(RunOptions(noise or Noise(), bits=bits))
-    assert method.steering is not None
-    return method, method.steering
+    assert method.rate_control is not None
+    return method, method.rate_control
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)

@@ -30,7 +30,7 @@ def round_of(method: Method) -> OpenRound:
         method=method,
         layout=LAYOUT,
         dense_sizes=(5,),
-        first=VECTOR * np.float32(0.9),
+        initial=VECTOR * np.float32(0.9),
         seed=3,
         dense_bits=32,
         parameters=LAYOUT.count,
@@ -42,7 +42,7 @@ def round_of(method: Method) -> OpenRound:
 def replies_of(round_: OpenRound) -> dict[int, bytes | PayloadError]:
     found: dict[int, bytes | PayloadError] = {}
     for client in CLIENTS:
-        known, random = round_.known(client), np.random.default_rng(client)
+        known, random = round_.context(client), np.random.default_rng(client)
         x = random.laplace(0, 0.002, LAYOUT.count).astype(np.float32)
         body = round_.protocol.method.codec.encode(x, known, round_.seed(client), 0)
         dense = DENSE * np.float32(client)
@@ -98,7 +98,7 @@ def test_mask_that_reads_wrongly_leaves_the_others_alone() -> None:
     round_ = round_of(method)
     replies = replies_of(round_)
     good = {client: data for client, data in replies.items() if client != 5}
-    header = round_.header(5, round_.known(5))
+    header = round_.header(5, round_.context(5))
     replies[5] = write_upload(round_.protocol, header, Update(Body(bytes(9000), CODED), DENSE), DENSE)
     states = [close_round(round_of(method), some, threads)[0] for some in (replies, good) for threads in (1, 2)]
     assert len({state.vector.tobytes() for state in states}) == 1

@@ -96,7 +96,7 @@ def test_training_on_a_node_is_the_worker_s() -> None:
     query(asking(values), context)
     for client in (3, 0):
         upload = train_on(context, round_, client)
-        known = round_.known(client)
+        known = round_.context(client)
         header, dense = round_.header(client, known), round_.state.dense
         same = read_upload(worker.train(round_.order(client)).payload, round_.protocol, header, known, dense)
         assert np.array_equal(upload.vector, same.vector)

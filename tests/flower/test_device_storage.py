@@ -30,7 +30,7 @@ def test_residuals_outlive_the_process_and_are_read_by_round(tmp_path: Path) -> 
     first = first_round(worker)
     second = open_round(first.protocol, first.state, 2, first.clients, 5)
     kept = worker.train(first.order(1)).state
-    known = second.known(1)
+    known = second.context(1)
     header, dense = second.header(1, known), second.state.dense
     expected = read_upload(worker.train(second.order(1), kept).payload, second.protocol, header, known, dense)
 

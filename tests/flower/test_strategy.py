@@ -111,7 +111,7 @@ def test_clients_of_submodels_are_sent_their_own() -> None:
     with pytest.raises(RunError, match="no usable reply"):  # made-up replies are masks
         run.round()
     for order in run.grid.orders[:4]:
-        held = method.selection.held(protocol.layout, order.client, 1, order.seed)
+        held = method.selection.submodel_mask(protocol.layout, order.client, 1, order.seed)
         assert held is not None
         assert np.array_equal(order.vector, STATE.vector[held])
 

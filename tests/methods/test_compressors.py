@@ -118,7 +118,7 @@ def test_fedsparsify_prunes_along_its_schedule_and_averages_models() -> None:
     trained = method.training.train(model, local)
     assert zeros == sorted(zeros)
     assert 0.5 < zeros[len(zeros) // 2] < zeros[-1] <= 0.9701
-    sparse = method.codec.decode(method.codec.encode(trained.x, local.known, 0, 0), local.known, 0)
+    sparse = method.codec.decode(method.codec.encode(trained.x, local.context, 0, 0), local.context, 0)
     assert np.array_equal(sparse, trained.x)
     assert np.count_nonzero(sparse) == round(0.03 * sparse.size)
     assert not method.server.combine(np.ones(3, np.float32), np.zeros(3, np.float32), 4).any()

@@ -78,7 +78,7 @@ def test_local_training(name: str, masking: str) -> None:
     seen: list[torch.Tensor] = []
     model.module.register_forward_pre_hook(lambda *_: seen.append(model.weights.clone()))
     trained = method.training.train(model, local)
-    body = method.codec.encode(trained.x, local.known, SEED, local.private_seed)
+    body = method.codec.encode(trained.x, local.context, SEED, local.private_seed)
     steps = len(local.batches)
     assert len(seen) == steps
 
@@ -101,7 +101,7 @@ def test_local_training(name: str, masking: str) -> None:
         twin.dense[: twin.dense_grads.numel()] -= LR * twin.dense_grads
 
     noise = ReplyNoise(method.codec.noise, SEED, n.numpy())
-    kept = torch.from_numpy(unpack_mask(body, n.numel(), partial(method.codec.side_info, noise, local.known)))
+    kept = torch.from_numpy(unpack_mask(body, n.numel(), partial(method.codec.side_info, noise, local.context)))
     sure = mask_probability(u, n, kind)
     if masking in ("pm", "dm"):
         agree = kept == ((u * n) > 0)
@@ -119,14 +119,14 @@ def test_server_decodes_exactly_the_masked_noise(name: str, distribution: Distri
     noise, local = Noise(distribution, 0.01), local_round(1)
     method = make_method(name, "packed", noise)
     x = method.training.train(new_model(), local).x
-    body = method.codec.encode(x, local.known, SEED, 2)
+    body = method.codec.encode(x, local.context, SEED, 2)
     kept = np.unpackbits(np.frombuffer(body.data, np.uint8), count=x.size, bitorder="little").astype(bool)
     n = noise(SEED, x.size)
     expected = np.where(kept, n, -n if name == "fedmrns" else 0)
     assert np.array_equal(method.codec.decode(body, new_known(), SEED), expected)
     assert 0 < kept.mean() < 1
     auto = make_method(name, "auto", noise)
-    other = auto.codec.encode(auto.training.train(new_model(), local_round(1)).x, local.known, SEED, 2)
+    other = auto.codec.encode(auto.training.train(new_model(), local_round(1)).x, local.context, SEED, 2)
     assert len(other) <= len(body)
     for server in (method.codec, auto.codec):
         assert np.array_equal(server.decode(other, new_known(), SEED), expected)

@@ -46,7 +46,7 @@ def test_trains_with_masked_frozen_weights_only() -> None:
     seen: list[torch.Tensor] = []
     model.module.register_forward_pre_hook(lambda *_: seen.append(model.weights.clone()))
     known = new_known(method.server.first(model.state()[0], model.layout))
-    trained = method.training.train(model, local_round(known=known))
+    trained = method.training.train(model, local_round(context=known))
     assert all(((weights == 0) | (weights == frozen)).all() for weights in seen)
     assert abs(float((seen[0] != 0).float().mean()) - 0.5) < 0.02
     assert ((trained.x >= 0) & (trained.x <= 1)).all()
@@ -58,7 +58,7 @@ def test_adam_on_the_scores_is_pytorchs() -> None:
     method = FedPM(optimizer="adam", score_lr=0.01, network="e").build(run)
     model = new_model()
     model.weights.fill_(0.5)
-    local = local_round(epochs=1, known=known)
+    local = local_round(epochs=1, context=known)
     trained = method.training.train(model, local)
 
     model = new_model()
@@ -66,7 +66,7 @@ def test_adam_on_the_scores_is_pytorchs() -> None:
     assert float(frozen[:288].abs().max()) == pytest.approx(np.e / 3)  # 32 kernels of 1x3x3
     scores = torch.zeros(frozen.shape, requires_grad=True)
     adam = torch.optim.Adam([scores], 0.01)
-    again = local_round(epochs=1, known=known)
+    again = local_round(epochs=1, context=known)
     for step, (x, y) in enumerate(again.batches, 1):
         probabilities = torch.sigmoid(scores)
         drawn = unit_floats(random_words(step_key(again.private_seed, step), scores.numel())) < probabilities

@@ -34,7 +34,7 @@ def test_a_reply_is_four_bytes_and_a_header() -> None:
     model, protocol = worker.model()
     assert model.dense.numel() == 0
     assert model.weights.numel() == 64 * 3 + 3 + 2 * (3 * 3 + 3) + 3 * 10 + 10
-    reply = worker.train(Order(0, 1, 5, protocol.first, model.state()[1]))
+    reply = worker.train(Order(0, 1, 5, protocol.initial, model.state()[1]))
     assert len(reply.payload) == HEADER_SIZE + 4
     assert reply.state.residual is None
     assert [worker.sample_count(client) for client in range(20)] == [80] * 20
@@ -57,7 +57,7 @@ def test_wrong_bodies_are_refused() -> None:
 def test_over_all_clients_the_step_shrinks_with_the_fraction_that_takes_part() -> None:
     """Line 9 of Algorithm 1 divides the sum by N, the number of all clients."""
     run = ("experiment=fedscalar_digits", "rounds=1", "clients_per_round=5")
-    first = build_worker(load_config(run)).model()[1].first
+    first = build_worker(load_config(run)).model()[1].initial
     mean, _ = final_state(run)
     over_all, _ = final_state((*run, "strategy.divisor=clients"))
     np.testing.assert_allclose(over_all - first, (mean - first) / 4, atol=1e-7)

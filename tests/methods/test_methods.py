@@ -72,7 +72,7 @@ class Trained:
         return self.upload.payload.body
 
     def decode(self, body: Body) -> Any:
-        return self.method.codec.decode(body, self.client.known, self.client.seed)
+        return self.method.codec.decode(body, self.client.context, self.client.seed)
 
 
 @cache
@@ -112,7 +112,7 @@ def test_trained_update_round_trip_and_size(name: str) -> None:
     assert payload.compress_seconds >= 0
     before = np.random.default_rng(3).standard_normal(decoded.size).astype(np.float32)
     total = before.copy()
-    case.method.codec.read(case.body, case.client.known, case.client.seed).add_to(total, np.float32(40))
+    case.method.codec.read(case.body, case.client.context, case.client.seed).add_to(total, np.float32(40))
     assert total.dtype == np.float32
     np.testing.assert_allclose(total, before + np.float32(40) * decoded, rtol=1e-6, atol=1e-6)
 
@@ -122,7 +122,7 @@ def test_global_vector_survives_the_way_down(name: str) -> None:
     case = trained(name)
     server, layout = case.method.server, case.client.layout
     vector = case.client.round.state.vector
-    held = case.method.selection.held(layout, CLIENT, 1, case.client.seed)
+    held = case.method.selection.submodel_mask(layout, CLIENT, 1, case.client.seed)
     combined = server.combine(vector.copy(), case.upload.vector.copy(), 3)
     for state in (vector, combined):
         assert state.dtype == np.float32
@@ -143,7 +143,7 @@ def test_held_weights_follow_from_round_and_seed(name: str) -> None:
     selection, layout = make_method(name).selection, Layout(SHAPES)
     for client in range(4):
         assert selection.width(client, 1) in selection.widths
-        one, again = (make_method(name).selection.held(layout, client, 2, 5) for _ in range(2))
+        one, again = (make_method(name).selection.submodel_mask(layout, client, 2, 5) for _ in range(2))
         if one is None or again is None:
             assert one is again
             continue
@@ -174,7 +174,7 @@ def test_a_model_that_is_held_in_part(name: str) -> None:
     whole = moved(SHAPES)
     held = np.random.default_rng(6).random(COUNT) < 0.5
     x = updates("random", COUNT) * held
-    context = SharedContext(whole.layout, np.where(held, whole.vector, 0), whole.first, held)
+    context = SharedContext(whole.layout, np.where(held, whole.vector, 0), whole.initial, held)
     decoded = round_trip(make_method(name), x, context)
     assert np.isfinite(decoded).all()
     assert np.dot(decoded, x) > 0
@@ -203,14 +203,14 @@ def test_hostile_bodies_are_refused_or_finite(name: str, data: st.DataObject) ->
     """Random bytes, and bytes of a real body changed, cut off or added to."""
     method = make_method(name)
     context = moved(SHAPES if data.draw(st.booleans()) else ((3, 5),))
-    held = method.selection.held(context.layout, CLIENT, 1, 1)
-    context = SharedContext(context.layout, context.vector, context.first, held)
+    held = method.selection.submodel_mask(context.layout, CLIENT, 1, 1)
+    context = SharedContext(context.layout, context.vector, context.initial, held)
     body = Body(data.draw(st.binary(max_size=120)), data.draw(st.sampled_from([PLAIN, CODED, 2, 255])))
     if data.draw(st.booleans()):
         if name in COMPRESSORS:
             whole = method.codec.encode(updates("sparse", context.count), context, 1, 0)
         else:
-            whole, context = trained(name).body, trained(name).client.known
+            whole, context = trained(name).body, trained(name).client.context
         real = bytearray(whole.data)
         for _ in range(data.draw(st.integers(0, 3))):
             real[data.draw(st.integers(0, len(real) - 1))] = data.draw(st.integers(0, 255))

@@ -28,7 +28,7 @@ MASKS = ("fedmrn", "fedmrns", "fedpm")
 
 
 def method_of(name: str, flips: RandomizedResponse | None, noise: Noise | None = None) -> Method:
-    return build_method(name, {}, RunOptions(noise or Noise(), flips=flips))
+    return build_method(name, {}, RunOptions(noise or Noise(), randomized_response=flips))
 
 
 def known_of(name: str) -> SharedContext:
@@ -97,10 +97,12 @@ def test_coded_and_packed_flipped_masks_decode_to_the_same(name: str, coder: str
         x = np.clip(0.5 + 10 * x, 0, 1)
     sizes = []
     for probability in (1e-9, 0.01, 0.1, 0.3):
-        options = RunOptions(Noise(), coder=coder, flips=RandomizedResponse(probability, secret=False))  # type: ignore[arg-type]
+        options = RunOptions(Noise(), coder=coder, randomized_response=RandomizedResponse(probability, secret=False))  # type: ignore[arg-type]
         codec = build_method(name, {}, options).codec
         body = codec.encode(x, known, 7, 1)
-        plain = build_method(name, {}, RunOptions(Noise(), coder="packed", flips=options.flips)).codec
+        plain = build_method(
+            name, {}, RunOptions(Noise(), coder="packed", randomized_response=options.randomized_response)
+        ).codec
         again = plain.decode(plain.encode(x, known, 7, 1), known, 7)
         assert np.array_equal(codec.decode(body, known, 7), again)
         sizes.append(8 * len(body) / layout.count)
@@ -125,7 +127,7 @@ def test_a_reply_has_nothing_but_the_mask(name: str, tmp_path: Path, monkeypatch
     opened = open_round(protocol, state, 1, samples, 3)
     replies = {client: worker.train(opened.order(client)).payload for client in samples}
     assert worker.train(opened.order(0)).payload != replies[0]  # other flips
-    upload = read_upload(replies[0], protocol, opened.header(0, opened.known(0)), opened.known(0), opened.dense)
+    upload = read_upload(replies[0], protocol, opened.header(0, opened.context(0)), opened.context(0), opened.dense)
     assert upload.payload.loss == 0
     assert upload.dense.size == 0
     after, report = close_round(opened, dict(replies))

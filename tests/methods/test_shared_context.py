@@ -29,7 +29,7 @@ def test_context_of_a_model() -> None:
     assert np.array_equal(context.motion().size, np.abs(context.drift))
     assert context.held_weights().all()
     held = np.array([True, False, True])
-    assert SharedContext(layout, context.vector, context.first, held).held_weights() is held
+    assert SharedContext(layout, context.vector, context.initial, held).held_weights() is held
     assert context.noise(noise, 7) is context.noise(noise, 7)
     assert np.array_equal(context.noise(noise, 7), noise(7, 3))
     scaled = context.with_scale(0.25)

@@ -50,7 +50,7 @@ def test_every_window_is_visited_once_an_epoch(capacity: float) -> None:
     orders = set()
     for epoch in range(3):
         rounds = range(1 + epoch * windows, 1 + (epoch + 1) * windows)
-        visits = [part.held(LAYOUT, 0, server_round, 7) for server_round in rounds]
+        visits = [part.submodel_mask(LAYOUT, 0, server_round, 7) for server_round in rounds]
         assert all(held.sum() == size for held in visits)
         assert np.logical_or.reduce(visits).all()
         assert len({held[:1000].tobytes() for held in visits}) == min(windows, 1000)
@@ -61,13 +61,13 @@ def test_every_window_is_visited_once_an_epoch(capacity: float) -> None:
 def test_random_static_and_full_parts() -> None:
     layout = Layout(((1000, 1000),))
     part = selection(masking="random", capacities=[0.25])
-    one, other = part.held(layout, 0, 1, 7), part.held(layout, 0, 2, 8)
+    one, other = part.submodel_mask(layout, 0, 1, 7), part.submodel_mask(layout, 0, 2, 8)
     assert one.mean() == pytest.approx(0.25, abs=4 * (0.25 * 0.75 / 1e6) ** 0.5)
     assert (one & other).mean() == pytest.approx(1 / 16, abs=0.002)
-    assert np.array_equal(one, part.held(layout, 3, 9, 7))  # the seed alone decides
-    static = [selection(masking="static", capacities=[0.1]).held(LAYOUT, 0, r, r) for r in range(1, 9)]
+    assert np.array_equal(one, part.submodel_mask(layout, 3, 9, 7))  # the seed alone decides
+    static = [selection(masking="static", capacities=[0.1]).submodel_mask(LAYOUT, 0, r, r) for r in range(1, 9)]
     assert all(held.nonzero()[0].tolist() == [*range(100), 1000, 1001, 1002] for held in static)
-    assert selection(masking="full", capacities=[0.1]).held(LAYOUT, 0, 1, 1).all()
+    assert selection(masking="full", capacities=[0.1]).submodel_mask(LAYOUT, 0, 1, 1).all()
 
 
 def test_only_channels_make_models_narrower() -> None:
@@ -94,7 +94,7 @@ def test_weights_that_nobody_held_keep_their_bits(masking: str, aggregate: str) 
         "strategy.capacities=[0.25]",
     )  # fmt: skip
     worker = build_worker(load_config(overrides))
-    first = worker.model()[1].first
+    first = worker.model()[1].initial
     held = np.logical_or.reduce(held_by_all(worker))
     vector, _ = final_state(overrides)
     assert 0.2 < held.mean() < 0.8
@@ -105,14 +105,16 @@ def test_weights_that_nobody_held_keep_their_bits(masking: str, aggregate: str) 
 def held_by_all(worker: Worker) -> list[Any]:
     """What each client holds in the first round."""
     built, layout = worker.method, worker.model()[1].layout
-    return [built.selection.held(layout, c, 1, built.client_seed(0, 1, c)) for c in range(worker.config.clients)]
+    return [
+        built.selection.submodel_mask(layout, c, 1, built.client_seed(0, 1, c)) for c in range(worker.config.clients)
+    ]
 
 
 def test_only_held_values_travel_and_others_are_zero_in_training() -> None:
     built = make_method("submodel", masking="random", capacities=[0.25])
     model = new_model()
     vector, dense = model.state()
-    held = built.selection.held(model.layout, 0, 1, 7)
+    held = built.selection.submodel_mask(model.layout, 0, 1, 7)
     assert held is not None
     protocol = RunProtocol.of(built, model, seed=0, dense_bits=32)
     downlink = PackedDownlink(protocol)
@@ -123,7 +125,7 @@ def test_only_held_values_travel_and_others_are_zero_in_training() -> None:
     model.load(known.vector, dense)
     model.module.register_forward_pre_hook(lambda *_: seen.append(model.weights.clone()))
     seen: list[torch.Tensor] = []
-    trained = built.training.train(model, dataclasses.replace(local_round(), seed=7, known=known))
+    trained = built.training.train(model, dataclasses.replace(local_round(), seed=7, context=known))
     body = built.codec.encode(trained.x, known, 7, 2)
     assert all((weights.numpy()[~held] == 0).all() for weights in seen)
     assert not torch.equal(seen[0], seen[-1])
@@ -142,8 +144,8 @@ def test_coverage_is_the_mean_over_the_holders() -> None:
     np.testing.assert_allclose(fill, cover, atol=1e-7)  # all clients hold the same part
     overrides = (*same, "strategy.capacities=[1.0,0.5]", "clients=2", "clients_per_round=2", "seed=1")
     worker = build_worker(load_config(overrides))
-    first, layout = worker.model()[1].first, worker.model()[1].layout
-    masks = np.array([worker.method.selection.held(layout, client, 1, 0) for client in range(2)])
+    first, layout = worker.model()[1].initial, worker.model()[1].layout
+    masks = np.array([worker.method.selection.submodel_mask(layout, client, 1, 0) for client in range(2)])
     fill, cover = (final_state((*overrides, f"strategy.aggregate={kind}"))[0] for kind in ("fill", "coverage"))
     assert set(np.unique(masks.sum(0))) <= {0, 1, 2}
     counts = np.array([worker.sample_count(client) for client in range(2)])
@@ -179,7 +181,7 @@ def test_narrower_model_is_the_full_one_without_the_other_channels(
 ) -> None:
     full = FlatModel(build_model(target_of(name), options, task, 1), whole=True)
     narrow = FlatModel(build_model(target_of(name), options, task, 2, width=capacity), whole=True)
-    held = selection(masking=masking, granularity="channel", capacities=[capacity]).held(full.layout, 0, 3, 99)
+    held = selection(masking=masking, granularity="channel", capacities=[capacity]).submodel_mask(full.layout, 0, 3, 99)
     generator = torch.Generator().manual_seed(0)
     vector = (torch.randn(full.weights.shape, generator=generator) * 0.1 + 0.05).numpy()
     full.load(np.where(held, vector, np.float32(0)), full.state()[1])
@@ -200,7 +202,7 @@ def test_narrow_clients_send_their_channels_only(masking: str) -> None:
     worker = build_worker(load_config(overrides))
     full, protocol = worker.model()
     assert full.dense.numel() == 0
-    first, masks = protocol.first.copy(), held_by_all(worker)
+    first, masks = protocol.initial.copy(), held_by_all(worker)
     for client, held in enumerate(masks):
         sent = PackedDownlink(protocol).pack(first, held)
         seed = worker.method.client_seed(0, 1, client)

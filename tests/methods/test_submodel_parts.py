@@ -40,7 +40,7 @@ def test_windows_of_a_round_begin_together_and_lie_in_each_other(windows: str) -
     one = part(windows=windows, capacities=CAPACITIES)
     holder = {one.capacity(client, 1): client for client in range(50)}
     for server_round in range(1, 40):
-        sizes = [one.held(LAYOUT, holder[capacity], server_round, 1) for capacity in CAPACITIES]
+        sizes = [one.submodel_mask(LAYOUT, holder[capacity], server_round, 1) for capacity in CAPACITIES]
         for larger, smaller in pairwise(sizes):
             assert (larger | ~smaller).all()
             assert smaller.sum() < larger.sum()
@@ -63,13 +63,13 @@ def test_shuffled_windows_have_one_order_that_changes_with_the_epoch(starts: int
     assert orders[0] != orders[1] != orders[2]
     if starts is None:  # the smallest number that reaches every weight at the smallest capacity
         least = part(windows="shuffled", capacities=[1 / 16])
-        assert np.logical_or.reduce([least.held(LAYOUT, 0, r, 1) for r in range(1, 17)]).all()
+        assert np.logical_or.reduce([least.submodel_mask(LAYOUT, 0, r, 1) for r in range(1, 17)]).all()
 
 
 def test_fedrolex_reaches_everything_in_as_many_rounds_as_there_are_channels() -> None:
     one = part(windows="fedrolex", granularity="channel", capacities=[1 / 16])
     layout = Layout(((32, 1, 3, 3), (64, 32, 3, 3), (10, 64)))
-    seen = np.logical_or.reduce([one.held(layout, 0, server_round, 1) for server_round in range(1, 65)])
+    seen = np.logical_or.reduce([one.submodel_mask(layout, 0, server_round, 1) for server_round in range(1, 65)])
     assert seen[: 32 * 9].all()
     assert seen[-640:].all()
     assert 0.1 < seen[32 * 9 : -640].mean() < 1  # pairs of channels far apart never meet
@@ -78,7 +78,7 @@ def test_fedrolex_reaches_everything_in_as_many_rounds_as_there_are_channels() -
 @pytest.mark.parametrize(("draws", "expected"), [("aligned", 0), ("independent", 5)])
 def test_identity_shortcuts_add_the_same_channels_or_do_not(draws: str, expected: int) -> None:
     one = part(masking="random", granularity="channel", draws=draws, capacities=[0.25])
-    pairs = blocks_of(one.held(RESNET, 0, 1, 7))
+    pairs = blocks_of(one.submodel_mask(RESNET, 0, 1, 7))
     assert len(pairs) == 5
     assert sum(not np.array_equal(into, out) for into, out in pairs) == expected
 
@@ -101,7 +101,7 @@ def blocks_of(held: Any) -> list[tuple[Any, Any]]:
 def test_independent_draws_go_through_kernels_in_shortcuts() -> None:
     """A shortcut's kernel takes what its block takes and gives what its block gives."""
     one = part(masking="random", granularity="channel", draws="independent", capacities=[0.25])
-    parts = list(zip(RESNET.shapes, RESNET.split(one.held(RESNET, 0, 1, 7)), strict=True))
+    parts = list(zip(RESNET.shapes, RESNET.split(one.submodel_mask(RESNET, 0, 1, 7)), strict=True))
     kernels = [(shape, values) for shape, values in parts if len(shape) == 4]
     for number, (shape, values) in enumerate(kernels):
         if shape[2] == 1:

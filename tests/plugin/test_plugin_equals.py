@@ -60,7 +60,7 @@ def by_the_commands_parts(worker: Worker, rounds: int) -> Float32Array:
         replies: dict[int, bytes | Any] = {}
         for client in opened.clients:
             order = opened.order(client)
-            known, private_seed = protocol.known(order.vector, None), mix(order.seed ^ 1)
+            known, private_seed = protocol.context(order.vector, None), mix(order.seed ^ 1)
             model.load(known.vector, opened.dense)
             batches = batches_of(worker, number, client)
             local = TrainContext(
@@ -114,7 +114,7 @@ def test_a_round_is_the_same_but_for_the_last_bits_of_the_mean(worker: Worker) -
 @pytest.mark.slow
 def test_later_rounds_go_the_same_way(worker: Worker) -> None:
     """Training amplifies the last bits, as it does any difference; the weights move in the same direction still."""
-    first = worker.model()[1].first
+    first = worker.model()[1].initial
     ours, plugin = by_the_commands_parts(worker, 3) - first, by_the_plugin(worker, 3) - first
     cosine = float(ours @ plugin / np.linalg.norm(ours) / np.linalg.norm(plugin))
     print(f"cosine {cosine:.3f} of the two movements after 3 rounds, {CLIENTS} clients")

@@ -47,7 +47,7 @@ def protocol(name: str = "fedavg") -> RunProtocol:
         method=make_method(name),
         layout=LAYOUT,
         dense_sizes=(M,),
-        first=STATE.vector * 0,
+        initial=STATE.vector * 0,
         seed=3,
         dense_bits=32,
         parameters=D,
@@ -64,7 +64,7 @@ def replies_of(opened: OpenRound, size: float) -> dict[int, bytes | PayloadError
     found: dict[int, bytes | PayloadError] = {}
     for client in opened.clients:
         x = direction(client) * np.float32(size)
-        known = opened.known(client)
+        known = opened.context(client)
         body = opened.protocol.method.codec.encode(x[:D], known, opened.seed(client), 0)
         update = Update(body, opened.dense + x[D:], loss=2.0)
         found[client] = write_upload(opened.protocol, opened.header(client, known), update, opened.dense)
@@ -114,7 +114,7 @@ def test_masks_have_the_norm_of_their_noise() -> None:
         assert bound == pytest.approx(0.25 * math.sqrt(D))
         opened = open_round(replace(protocol(), method=method), STATE, 1, SAMPLES, 8)
         for x in (np.zeros(D, np.float32), np.random.default_rng(0).standard_normal(D).astype(np.float32)):
-            known = opened.known(0)
+            known = opened.context(0)
             decoded = method.codec.decode(method.codec.encode(x, known, 5, 0), known, 5)
             norm = float(np.linalg.norm(decoded.astype(np.float64)))
             assert norm <= bound * (1 + 1e-6) if binary else norm == pytest.approx(bound)
@@ -186,7 +186,7 @@ def test_contribution_that_is_not_finite_is_left_out() -> None:
     state = GlobalState(STATE.vector, STATE.dense * np.float32(-1.6e38))
     opened = open_round(protocol(), state, 1, SAMPLES, 8, privacy=private())
     replies = replies_of(opened, 1.0)
-    known = opened.known(0)
+    known = opened.context(0)
     body = opened.protocol.method.codec.encode(direction(0)[:D], known, 1, 0)
     replies[0] = write_upload(opened.protocol, opened.header(0, known), Update(body, -state.dense), state.dense)
     _, report = close_round(opened, replies)
@@ -263,5 +263,5 @@ def test_noise_multiplier_is_found_for_the_rounds_and_kept_when_going_on(tmp_pat
 
 
 def test_private_options_build_no_other_method() -> None:
-    assert build_method("fedmrn", {}, RunOptions(Noise())).flips is None
+    assert build_method("fedmrn", {}, RunOptions(Noise())).randomized_response is None
     assert not build_method("fedmrn", {}, RunOptions(Noise())).whole_model

@@ -42,8 +42,8 @@ RUN = ("clients=10", "clients_per_round=2", "rounds=1", "partition=label_shard",
 def test_rows_of_absent_labels_are_not_trained(absent: str) -> None:
     worker = build_worker(load_config((*RUN, f"local.absent_labels={absent}")))
     model, protocol = worker.model()
-    first = protocol.first.reshape(10, 64).copy()
-    worker.train(Order(0, 1, 5, protocol.first, protocol.begin().dense))
+    first = protocol.initial.reshape(10, 64).copy()
+    worker.train(Order(0, 1, 5, protocol.initial, protocol.begin().dense))
     labels = np.unique(worker.samples_of(0).y[:])
     assert len(labels) == 3
     trained = model.weights.numpy().reshape(10, 64)

@@ -44,7 +44,9 @@ def build(name: str) -> Method:
 
 
 def agreement_of(method: Method) -> RunProtocol:
-    return RunProtocol(method=method, layout=LAYOUT, dense_sizes=DENSE_SIZES, first=values(2, D), seed=0, dense_bits=6)
+    return RunProtocol(
+        method=method, layout=LAYOUT, dense_sizes=DENSE_SIZES, initial=values(2, D), seed=0, dense_bits=6
+    )
 
 
 def known_of(method: Method) -> SharedContext:
@@ -52,7 +54,7 @@ def known_of(method: Method) -> SharedContext:
     if method.packing == "palette":
         tenths = np.round(np.abs(values(1, D, 0.3)).clip(0, 1) * 10)
         return SharedContext(LAYOUT, (tenths / 10).astype(np.float32), values(2, D))
-    held = method.selection.held(LAYOUT, 0, 1, SEED)
+    held = method.selection.submodel_mask(LAYOUT, 0, 1, SEED)
     vector = values(1, D)
     return SharedContext(LAYOUT, vector if held is None else vector * held.astype(np.float32), values(2, D), held)
 
