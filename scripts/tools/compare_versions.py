@@ -145,7 +145,7 @@ def leftovers(folder: Path) -> dict[str, str]:
 def compose(tree: Path, overrides: tuple[str, ...]) -> str:
     """Return what `fedmrn --cfg job` prints."""
     command = [sys.executable, "-c", entry(tree), "--cfg", "job", *overrides]
-    done = subprocess.run(command, env=environment(tree), capture_output=True, text=True)
+    done = subprocess.run(command, cwd=tree, env=environment(tree), capture_output=True, text=True)
     return done.stdout if done.returncode == 0 else f"ended with {done.returncode}: {done.stderr}"
 
 
