@@ -28,7 +28,7 @@ def main() -> None:
         before = file.read_text()
         after = filled(before)
         file.write_text(after)
-        print(f"{file}: {len(_TABLE.findall(after))} tables, {'as before' if after == before else 'written anew'}")
+        print(f"{file}: {len(_TABLE.findall(after))} tables, {'as before' if after == before else 'rewritten'}")
 
 
 def filled(text: str) -> str:

@@ -45,7 +45,7 @@ def test_devices_with_rows_of_their_own(federation: Federation) -> None:
     assert "client 4 does not take part: data-path=empty.npz: " in log
     assert "client 5 does not take part: data-path=unlabelled.parquet: " in log
     assert str(folder / "small.npz") not in log  # where a node has its data stays with the node
-    assert len(re.findall(r"node \d+: client 0 is on node \d+ already; this one is asked only when", log)) == 1
+    assert len(re.findall(r"node \d+: client 0 is already on node \d+; this node is asked only if", log)) == 1
     assert "clients_per_round=6: only 2 clients take part" in log
     summary = json.loads((run_dir / "summary.json").read_text())
     assert (summary["rounds"], summary["clients_failed"]) == (3, 0)
