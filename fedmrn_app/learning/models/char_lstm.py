@@ -48,9 +48,6 @@ def char_lstm(
     Args:
         vocabulary: number of characters in the inputs.
         classes: number of characters in the targets.
-        embedding: length of the vector of a character.
-        units: units of each layer of the LSTM.
-        layers: layers of the LSTM.
         bias: whether the LSTM's gates, one bias each, and the linear layer have biases.
         dropout: share of the last state that is set to zero in training.
         initial_std: standard deviation of all initial weights; null for Glorot's.
