@@ -1,6 +1,7 @@
 """What the package and its scripts take from Hydra and Flower is public; private modules change without notice."""
 
 import ast
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from tests.paths import ROOT
 NEEDED = {
     # without it Flower makes no message outside of a run; the package itself does not need it
     ("scripts/benchmarks/local_grid.py", "flwr.supercore.task_identity"),
-    # a simulation's actors are started anew only if they are other than Flower's
+    # Ray restarts a simulation's actors only if they are other than Flower's
     ("fedmrn_app/flower/ray_actors.py", "flwr.server.superlink.fleet.vce.backend"),
     ("fedmrn_app/flower/ray_actors.py", "flwr.simulation.ray_transport.ray_actor"),
     # what a device's reply says of its round is written in Flower's own form
@@ -21,7 +22,7 @@ PUBLIC_FLOWER = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp
 
 
 def imports(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """All modules that a file imports, wherever in it, with the names it takes from them."""
+    """Yield all modules that a file imports, with the names that it takes from them."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from ((alias.name, []) for alias in node.names)
@@ -67,3 +68,25 @@ def test_nothing_private_of_hydra_and_flower_is_imported() -> None:
 )
 def test_what_counts_as_private(module: str, names: list[str], private: bool) -> None:
     assert is_private(module, names) == private
+
+
+def test_documented_names_can_be_imported() -> None:
+    names = {
+        "tasks.task": ("Task", "Samples"),
+        "methods.method": ("MethodConfig", "Recipe", "Method", "Codec", "LocalTraining", "ServerState", "RunOptions"),
+        "methods": ("find_methods", "build_method"),
+        "federation.worker": ("Worker",),
+        "federation.server": ("open_round", "close_round"),
+        "federation.client": ("train_client",),
+        "federation.loop": ("run_rounds",),
+        "config.compose": ("compose_values",),
+        "config.build": ("resolve_from_data", "measure", "read_config", "build_worker"),
+        "noise": ("generate_noise",),
+        "seeds": ("derive_seed",),
+        "results.trained": ("load_trained",),
+        "errors": ("FedMRNError", "ConfigError", "DataError", "PayloadError", "RunError"),
+        "plugin": ("Compressed", "compress_uplink", "learn_masks", "MaskedSGD"),
+    }
+    for module, attributes in names.items():
+        found = importlib.import_module(f"fedmrn_app.{module}")
+        assert not [name for name in attributes if not hasattr(found, name)], module

@@ -351,3 +351,6 @@ def default_model(task: Task) -> Values:
         raise refusal("dataset.model", name, reason, "choice")
     values: Values = OmegaConf.to_container(OmegaConf.load(path))  # type: ignore[assignment]
     return values
+
+
+measure = resolve_from_data  # the function's former name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -125,6 +125,7 @@ class Order:
     seed: int
     vector: NDArray[Any]
     dense: Float32Array | None
+    _: KW_ONLY
     base: int = 0
     checksum: int = 0
     scale: float | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from fedmrn_app.errors import RunError
 from fedmrn_app.wire.payload import Payload
@@ -66,6 +66,7 @@ class RoundReport:
     """
 
     number: int
+    _: KW_ONLY
     used: list[UsedReply] = field(default_factory=list)
     failed: list[FailedReply] = field(default_factory=list)
     late: list[int] = field(default_factory=list)

@@ -99,7 +99,14 @@ class OpenRound:
         base = 0 if whole or held is not None or self.versions is None else self.versions.held_by(client)
         sent = self._broadcast.sent(held, base, self.versions)
         return Order(
-            client, self.number, self.seed(client), sent.vector, sent.dense, sent.base, sent.checksum, self._scale
+            client,
+            self.number,
+            self.seed(client),
+            sent.vector,
+            sent.dense,
+            base=sent.base,
+            checksum=sent.checksum,
+            scale=self._scale,
         )
 
     def context(self, client: int) -> SharedContext:

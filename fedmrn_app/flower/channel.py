@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -105,6 +105,7 @@ class _Pending:
     begun: float
     deadline: float
     timeout: float
+    _: KW_ONLY
     node_start: str = ""
     pushed: float = 0.0
     expires: float = 0.0

@@ -86,7 +86,8 @@ def read_order(content: RecordDict) -> Order:
         if short is not None:
             client, server_round, seed, base, checksum, scale = _HEAD.unpack(cast(bytes, short[TASK]))
             vector = np.frombuffer(cast(bytes, short[FIELD]), np.uint8)
-            return Order(client, server_round, seed, vector, None, base, checksum, None if math.isnan(scale) else scale)
+            noise_scale = None if math.isnan(scale) else scale
+            return Order(client, server_round, seed, vector, None, base=base, checksum=checksum, scale=noise_scale)
         task, arrays = content.config_records["task"], content.array_records["model"]
         client, server_round, seed = (_whole(task, name) for name in ("client", "round", "seed"))
         vector, dense = (from_array(arrays[name]) for name in ("vector", "dense"))

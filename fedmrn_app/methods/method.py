@@ -293,3 +293,6 @@ def conflict(key: str, value: object, reason: str) -> ConfigError:
     """Return the refusal of the value of a configuration key that contradicts other options."""
     shown = f"{value:g}" if isinstance(value, float) else value
     return ConfigError(f"{key}={shown}: {reason}", code="conflict", key=key, value=value)
+
+
+Recipe = MethodConfig  # the class's former name

@@ -159,7 +159,8 @@ def _read_record(record: Mapping[str, Any]) -> tuple[str, float, Order]:
     if not (np.isfinite(step) and step > 0):
         raise ValueError(f"step {step}")
     vector = np.frombuffer(bytes(record[""]), np.uint8)
-    return key, step, Order(0, int(record["number"]), 0, vector, None, int(record["base"]), record["checksum"])
+    number, base = int(record["number"]), int(record["base"])
+    return key, step, Order(0, number, 0, vector, None, base=base, checksum=record["checksum"])
 
 
 def _read_version(context: Context) -> Version | None:

@@ -62,7 +62,7 @@ class Windows:
         return windows
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Characters(Task):
     """Texts by role, of which the next character is predicted; `Samples.groups` are the roles, ordered by id."""
 

@@ -28,7 +28,7 @@ CROP_PADDING = (4, 4)  # in the published code of Li et al. 2024: a random crop 
 _QUERY_KEYS = ("name", "hub", "subset", "image_column", "feature_columns", "label_column", "test_share", "test_size")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Classification(Task):
     """Labelled rows; `measured` reads from the data every key that is None.
 

@@ -102,7 +102,9 @@ def test_orders_of_arrays(vector: np.ndarray, config: bytes | None) -> None:
 @pytest.mark.parametrize("base", [0, 9])
 @pytest.mark.parametrize("scale", [None, 0.0625])
 def test_orders_on_a_lattice(base: int, scale: float | None) -> None:
-    order = Order(3, 7, LARGEST, np.arange(100, dtype=np.uint8), None, base, base and (1 << 32) - 1, scale)
+    order = Order(
+        3, 7, LARGEST, np.arange(100, dtype=np.uint8), None, base=base, checksum=base and (1 << 32) - 1, scale=scale
+    )
     content = order_content(order, None, b"packed")
     back = read_order(content)
     assert np.array_equal(back.vector, order.vector)
