@@ -77,6 +77,9 @@ def _read(text: str) -> Config:
 def check(config: Config) -> None:
     """Refuse combinations that cannot run. Nothing is read or started for it."""
     task, method = build_task(config), build_run_method(config)
+    loggers = sorted(path.stem for path in (find_conf() / "log").glob("*.yaml"))
+    if config.log.name not in loggers:
+        raise refusal("log.name", config.log.name, f"must be one of {', '.join(loggers)}", "choice")
     check_rounds(config, method)
     check_privacy(config, method)
     torch_device(config)

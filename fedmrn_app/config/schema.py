@@ -52,7 +52,7 @@ class DownlinkConfig:
 class LogConfig:
     """The library that records a run's rounds beside its folder, see `results/loggers/`."""
 
-    name: Literal["none", "tensorboard", "wandb", "mlflow"] = "none"
+    name: _Text = "none"  # of a file in conf/log/
     folder: _Text | None = None
     project: _Text = "fedmrn"
     mode: Literal["offline", "online"] = "offline"

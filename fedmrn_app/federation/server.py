@@ -119,7 +119,7 @@ class OpenRound:
         return self._context
 
     def release_context(self) -> None:
-        """Free the memory of what `known` has computed; it is computed again when it is needed."""
+        """Free the memory of what `context` has computed; it is computed again when it is needed."""
         self._context = None
 
     def header(self, client: int, context: SharedContext) -> Header:
