@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -19,9 +18,13 @@ def check_library(name: str) -> None:
     Raises:
         ConfigError: the library is missing; the message contains the command that installs it.
     """
-    if name != "none" and importlib.util.find_spec(name) is None:
+    if name == "none":
+        return
+    try:
+        importlib.import_module(f"fedmrn_app.results.loggers.to_{name}")
+    except ImportError as error:
         message = f"log={name}: is not installed; pip install 'fedmrn[{name}]'"
-        raise ConfigError(message, code="not-installed", key="log", value=name)
+        raise ConfigError(message, code="not-installed", key="log", value=name) from error
 
 
 def open_logger(values: dict[str, Any], folder: Path) -> Logger | None:
