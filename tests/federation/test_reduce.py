@@ -11,9 +11,10 @@ from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.federation.reduce import MAX_COPIES, cores, thread_count
 from fedmrn_app.federation.server import OpenRound, close_round
-from fedmrn_app.federation.upload import Update, write_upload
+from fedmrn_app.federation.upload import CheckedUpload, Update, check_upload, write_upload
 from fedmrn_app.layout import Layout
 from fedmrn_app.methods import build_method
+from fedmrn_app.methods.contribution import VectorContribution
 from fedmrn_app.methods.method import Method, RunOptions
 from fedmrn_app.noise import Noise
 from fedmrn_app.wire.body import CODED, CODERS, Body, Coder
@@ -102,6 +103,32 @@ def test_mask_that_reads_wrongly_leaves_the_others_alone() -> None:
     replies[5] = write_upload(round_.protocol, header, Update(Body(bytes(9000), CODED), DENSE), DENSE)
     states = [close_round(round_of(method), some, threads)[0] for some in (replies, good) for threads in (1, 2)]
     assert len({state.vector.tobytes() for state in states}) == 1
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_codec_that_fails_while_it_adds_costs_its_reply_only(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(VectorContribution):
+        def add_to(self, *_: Any) -> None:
+            raise ZeroDivisionError("of a hostile body")
+
+    method = make_method("fedavg")
+    replies = replies_of(round_of(method))
+    good = {client: data for client, data in replies.items() if client != 5}
+    broken = round_of(method).seed(5)
+
+    def check(*arguments: Any) -> CheckedUpload:
+        upload = check_upload(*arguments)
+        if upload.payload.header.seed != broken:
+            return upload
+        return dataclasses.replace(upload, contribution=Broken(np.zeros(LAYOUT.count, np.float32)))
+
+    expected, _ = close_round(round_of(method), good, threads)
+    monkeypatch.setattr("fedmrn_app.federation.server.check_upload", check)
+    state, report = close_round(round_of(method), replies, threads)
+    assert list(report.failures) == [5]
+    assert "Floats of fedavg" in report.failures[5]
+    assert state.vector.tobytes() == expected.vector.tobytes()
+    assert state.dense.tobytes() == expected.dense.tobytes()
 
 
 def test_threads_are_the_cores_that_memory_allows() -> None:
