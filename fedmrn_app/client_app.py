@@ -45,7 +45,7 @@ def query(message: Message, context: Context) -> Message:
         worker = open_worker(message, context)
         if worker.method.error_feedback:
             node.residuals().begin()
-        elif worker.config.downlink.remembers:
+        elif worker.settings.keeps_versions:
             with contextlib.suppress(StateError):  # without versions the node only receives more
                 node.residuals().begin()
         nodes = None if node.setting("data-path") is not None else node.setting("num-partitions")
@@ -72,7 +72,7 @@ def train(message: Message, context: Context) -> Message:
         raise PayloadError(reason, code="client", key="client", value=client)
     residuals = node.residuals() if worker.method.error_feedback else None
     residual = None if residuals is None else residuals.read(client, number)
-    versions = node.versions() if worker.config.downlink.remembers else None
+    versions = node.versions() if worker.settings.keeps_versions else None
     version = None if versions is None or order.base == 0 else versions.read(client)
     try:
         reply = worker.train(order, ClientState(residual, version))

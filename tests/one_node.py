@@ -41,7 +41,7 @@ def small(*overrides: str) -> Values:
 def first_round(worker: Worker) -> OpenRound:
     _, protocol = worker.model()
     state = protocol.begin()
-    samples = {client: worker.sample_count(client) for client in range(worker.config.clients)}
+    samples = {client: worker.sample_count(client) for client in range(worker.settings.clients)}
     return open_round(protocol, state, 1, samples, 5)
 
 

@@ -21,7 +21,7 @@ from fedmrn_app.config.schema import Config, Values
 from fedmrn_app.data.partitions import load_partitions
 from fedmrn_app.errors import ConfigError, FedMRNError
 from fedmrn_app.federation.protocol import RunProtocol
-from fedmrn_app.federation.worker import Worker
+from fedmrn_app.federation.worker import RunSettings, Worker
 from fedmrn_app.learning.flat import FlatModel, trained_parameters
 from fedmrn_app.learning.models.build import build_model
 from fedmrn_app.methods import build_method
@@ -228,7 +228,17 @@ def build_worker(config: Config, data_path: str | None = None) -> Worker:
         model = build_flat_model(config, task, method, width)
         return model, build_protocol(config, method, model)
 
-    return Worker(config, task, method, samples=samples, partition=partition, build_model=build_model)
+    settings = RunSettings(
+        seed=config.seed,
+        rounds=config.rounds,
+        clients=config.clients,
+        clients_per_round=config.clients_per_round,
+        client_cpus=config.client_cpus,
+        precision=config.precision,
+        local=config.local,
+        keeps_versions=config.downlink.remembers,
+    )
+    return Worker(settings, task, method, samples=samples, partition=partition, build_model=build_model)
 
 
 def _check_model(module: nn.Module, config: Config, method: Method) -> None:

@@ -101,9 +101,8 @@ def train_client(
     body, residual = method.encode(trained.x, state.residual, context, seed, private_seed)
     encoded = time.perf_counter()
     dense = model.dense.cpu().numpy()
-    loss = (
-        trained.loss if method.randomized_response is None else 0.0
-    )  # with randomized response only the mask may leave the client
+    only_mask = method.randomized_response is not None  # then nothing but the mask may leave the client
+    loss = 0.0 if only_mask else trained.loss
     update = Update(body, dense, loss, ended - start, encoded - ended)
     header = header_of(protocol, seed, len(samples), context.count)
     return Reply(write_upload(protocol, header, update, sent.dense), ClientState(residual, sent.version))

@@ -33,7 +33,7 @@ _MAX_CACHED = 1 << 20  # weights; reading a larger model costs little beside its
 
 @dataclass(frozen=True)
 class Sent:
-    """The model as an order carries it; the fields are those of `Order`."""
+    """The fields of an `Order` that hold the model."""
 
     vector: NDArray[Any]
     dense: Float32Array | None
@@ -61,7 +61,7 @@ class Broadcast(ABC):
 
     @abstractmethod
     def sent(self, held: Held, base: int = 0, versions: Versions | None = None) -> Sent:
-        """Return the model as a client is sent it.
+        """Return the model in the form in which a client receives it.
 
         Args:
             held: weights that the client holds.
@@ -134,14 +134,14 @@ class PackedDownlink(Downlink):
 
     def read(self, order: Order, held: Held, last: Version | None = None) -> Download:
         """Check and decode an order, see `Downlink.read`."""
-        known, dense = self.unpack(order.vector, held), order.dense
+        context, dense = self.unpack(order.vector, held), order.dense
         count = sum(self.protocol.dense_sizes)
         if dense is None or dense.dtype != np.float32 or dense.shape != (count,):
             received = "missing" if dense is None else f"{dense.dtype} {dense.shape}"
             raise PayloadError(f"the dense part is {received}, expected float32 ({count},)", code="order")
         if not np.isfinite(dense).all():
             raise PayloadError("the dense part holds values that are not finite", code="not-finite")
-        return Download(known.with_scale(order.scale), dense)
+        return Download(context.with_scale(order.scale), dense)
 
     def _sizes(self, held: Held) -> list[int]:
         return list(self.protocol.layout.held_sizes(held))
@@ -215,8 +215,8 @@ class LatticeDownlink(Downlink):
                 code="order",
             )
         lattice = decode_grid(order.vector.tobytes(), self.rule(held).sizes, _base_lattice(order, last))
-        known, dense = self.values(lattice, held)
-        return Download(known.with_scale(order.scale), dense, Version(order.server_round, lattice))
+        context, dense = self.values(lattice, held)
+        return Download(context.with_scale(order.scale), dense, Version(order.server_round, lattice))
 
     def new_versions(self) -> Versions:
         """Return an empty record of the versions that clients keep."""
@@ -224,11 +224,7 @@ class LatticeDownlink(Downlink):
 
     def _initial(self, held: Held) -> Float32Array:
         protocol = self.protocol
-        return self._whole_initial if held is None else _joined(protocol.initial, protocol.initial_dense, held)
-
-    @cached_property
-    def _whole_initial(self) -> Float32Array:
-        return _joined(self.protocol.initial, self.protocol.initial_dense, None)
+        return protocol.initial_model if held is None else _joined(protocol.initial, protocol.initial_dense, held)
 
 
 class LatticeBroadcast(Broadcast):

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.federation.outliers import Norms, find_outliers, reply_norms
+from fedmrn_app.federation.outliers import Norms, check_and_measure, find_outliers
 from fedmrn_app.federation.pipeline import PostProcessor, RateControlStep, RoundSums, WeightedMean
 from fedmrn_app.federation.protocol import GlobalState, Order, RunProtocol
 from fedmrn_app.federation.reduce import AdditionError, ReducePool
@@ -27,7 +27,7 @@ from fedmrn_app.federation.report import FailedReply, RoundReport, UsedReply
 from fedmrn_app.federation.sampling import sample_clients
 from fedmrn_app.federation.server import OpenRound
 from fedmrn_app.federation.server_optimizer import server_step
-from fedmrn_app.federation.upload import CheckedUpload, check_upload, codec_error
+from fedmrn_app.federation.upload import CheckedUpload, codec_error
 
 WAVES = 1000  # number of times that a client may be asked for one version, each time with another seed
 
@@ -80,7 +80,7 @@ class FedBuff:
         self.buffer: list[BufferedReply] = []
         self._max_staleness = max_staleness
         self._opened: dict[int, OpenRound] = {}  # by the number of the order
-        self._samples: dict[int, dict[int, int]] = {}  # samples of the clients that were asked, likewise
+        self._samples: dict[int, dict[int, int]] = {}  # by the same number, the samples of the clients that were asked
         self._draws = 0  # since the last version
         self._seconds = 0.0  # spent on the replies in the buffer
 
@@ -100,7 +100,7 @@ class FedBuff:
         return sample_clients(idle, count, self.protocol.seed, self.version + 1, self._draws)
 
     def open(self, client: int, samples: int) -> OpenRound:
-        """Return the round in which a client is asked now; its number stands where rounds have theirs."""
+        """Return the round that asks a client now; each version consists of up to 1,000 numbered rounds."""
         first = self.version * WAVES + 1
         number = next(n for n in range(first, first + WAVES) if client not in self._samples.get(n, ()))
         if number not in self._opened:
@@ -130,8 +130,7 @@ class FedBuff:
                 value=staleness,
             )
         context, dense = opened.context(client), opened.dense
-        upload = check_upload(data, self.protocol, opened.header(client, context), context, dense)
-        norms = {} if self.protocol.max_norm is None else reply_norms(upload, self.protocol, dense)
+        upload, norms = check_and_measure(data, self.protocol, opened.header(client, context), context, dense)
         reply = BufferedReply(client, number, upload, norms)
         self.buffer.append(reply)
         self._seconds += time.perf_counter() - start

@@ -33,11 +33,11 @@ def run_rounds(
         privacy: of the run, where its sums get noise; the run ends when its budget is spent.
         on_round: called after each round with the state and the report.
     """
-    config = worker.config
+    settings = worker.settings
     _, protocol = worker.model()
     state = protocol.begin()
-    samples = {client: worker.sample_count(client) for client in range(config.clients)}
-    versions = downlink_of(protocol).new_versions() if config.downlink.remembers else None
+    samples = {client: worker.sample_count(client) for client in range(settings.clients)}
+    versions = downlink_of(protocol).new_versions() if settings.keeps_versions else None
     client_states: dict[int, ClientState] = {}
 
     def train(opened: OpenRound, client: int) -> bytes | None:
@@ -54,12 +54,12 @@ def run_rounds(
         client_states[client] = reply.state
         return reply.payload
 
-    for number in range(1, config.rounds + 1):
+    for number in range(1, settings.rounds + 1):
         for client in [client for client in client_states if (number, client) in forgets]:
             del client_states[client]
         try:
             opened = open_round(
-                protocol, state, number, samples, config.clients_per_round, versions=versions, privacy=privacy
+                protocol, state, number, samples, settings.clients_per_round, versions=versions, privacy=privacy
             )
         except BudgetSpent:
             break

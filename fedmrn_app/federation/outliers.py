@@ -15,11 +15,30 @@ import numpy as np
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.protocol import RunProtocol
-from fedmrn_app.federation.upload import CheckedUpload
+from fedmrn_app.federation.upload import CheckedUpload, check_upload, codec_error
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods.contribution import BLOCK, Contribution
+from fedmrn_app.methods.shared_context import SharedContext
+from fedmrn_app.wire.payload import Header
 
 Norms = Mapping[str, float]  # L2 norms of the parts of a reply, by the part's name
+
+
+def check_and_measure(
+    data: bytes, protocol: RunProtocol, header: Header, context: SharedContext, dense: Float32Array
+) -> tuple[CheckedUpload, Norms]:
+    """Check a reply as `check_upload` does, and return it with its norms; without `max_norm` there are none.
+
+    Raises:
+        PayloadError: the payload is not what this client was asked for, or its codec fails on it.
+    """
+    upload = check_upload(data, protocol, header, context, dense)
+    if protocol.max_norm is None:
+        return upload, {}
+    try:
+        return upload, reply_norms(upload, protocol, dense)
+    except Exception as error:  # a contribution may be decoded when it is first used
+        raise codec_error(protocol, error) from error
 
 
 def reply_norms(upload: CheckedUpload, protocol: RunProtocol, dense: Float32Array) -> Norms:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,11 @@ class RunProtocol:
     def initial_dense(self) -> Float32Array:
         """The dense part before the first round, float32 (m,)."""
         return np.zeros(sum(self.dense_sizes), np.float32) if self.first_dense is None else self.first_dense
+
+    @cached_property
+    def initial_model(self) -> Float32Array:
+        """The global vector and the dense part before the first round, float32 (d + m,)."""
+        return np.concatenate([self.initial, self.initial_dense])
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.downlink import Broadcast, downlink_of
-from fedmrn_app.federation.outliers import Norms, find_outliers, reply_norms
+from fedmrn_app.federation.outliers import Norms, check_and_measure, find_outliers
 from fedmrn_app.federation.pipeline import CoverageMean, PostProcessor, RateControlStep, RoundSums, WeightedMean
 from fedmrn_app.federation.protocol import GlobalState, Order, RunProtocol
 from fedmrn_app.federation.reduce import AdditionError, ReducePool, thread_count
@@ -319,14 +319,16 @@ def _check(
     if isinstance(data, PayloadError):
         return data
     protocol, context, dense = opened.protocol, opened.context(client), summed.sums.sent_dense
+    header = opened.header(client, context)
     try:
-        upload = check_upload(data, protocol, opened.header(client, context), context, dense)
-        if protocol.max_norm is not None and opened.private is None:  # private replies are clipped one by one instead
-            summed.norms[client] = reply_norms(upload, protocol, dense)
+        if opened.private is None:
+            upload, summed.norms[client] = check_and_measure(data, protocol, header, context, dense)
+        else:  # private replies are clipped one by one instead
+            upload = check_upload(data, protocol, header, context, dense)
         for processor in summed.processors:
             upload = processor.transform(client, upload, summed.sums)
         return upload
     except PayloadError as error:
         return error
-    except Exception as error:  # contributions may decode when they are first used
+    except Exception as error:  # a contribution may be decoded when it is first used
         return codec_error(protocol, error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
 
 import torch
 
@@ -22,55 +22,29 @@ from fedmrn_app.tasks.task import Task
 ModelBuilder = Callable[[float], tuple[FlatModel, RunProtocol]]
 
 
-class Downlink(Protocol):
-    """What a worker needs to know of the downlink."""
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """What a worker, or a plain loop over the rounds, needs of a run's configuration; see `config/schema.py`.
 
-    @property
-    def remembers(self) -> bool:
-        """Whether clients keep the model that they were sent."""
+    Attributes:
+        keeps_versions: whether clients keep the model that they were sent.
+    """
 
-
-class RunSettings(Protocol):
-    """What a worker, or a plain loop over the rounds, reads of a run's configuration; see `config/schema.py`."""
-
-    @property
-    def seed(self) -> int:
-        """The run's seed."""
-
-    @property
-    def rounds(self) -> int:
-        """Number of rounds."""
-
-    @property
-    def clients(self) -> int:
-        """Number of clients."""
-
-    @property
-    def clients_per_round(self) -> int:
-        """Number of clients that train in a round."""
-
-    @property
-    def client_cpus(self) -> int:
-        """Number of threads that train a client."""
-
-    @property
-    def precision(self) -> Precision:
-        """Arithmetic of the forward pass."""
-
-    @property
-    def local(self) -> LocalSettings:
-        """How clients train."""
-
-    @property
-    def downlink(self) -> Downlink:
-        """How the global model is sent."""
+    seed: int
+    rounds: int
+    clients: int
+    clients_per_round: int
+    client_cpus: int
+    precision: Precision
+    local: LocalSettings
+    keeps_versions: bool
 
 
 class Worker:
     """Trains any client of a run whose data are on this machine.
 
     Attributes:
-        config: the run's settings, with no value left open.
+        settings: the run's settings.
         task: what is learned.
         method: the method.
         samples: the training split; on a device with data of its own, the samples of its only client.
@@ -78,7 +52,7 @@ class Worker:
 
     def __init__(
         self,
-        config: RunSettings,
+        settings: RunSettings,
         task: Task,
         method: Method,
         *,
@@ -89,7 +63,7 @@ class Worker:
         """Make a worker from the parts of a run.
 
         Args:
-            config: the run's settings.
+            settings: the run's settings.
             task: what is learned.
             method: the method.
             samples: the training split, or the samples of the only client.
@@ -97,7 +71,7 @@ class Worker:
             build_model: returns a new model of a width with its protocol.
         """
         keep_freed_memory()
-        self.config = config
+        self.settings = settings
         self.task = task
         self.method = method
         self.samples = samples
@@ -127,15 +101,15 @@ class Worker:
             PayloadError: the order names no client of the run, or is malformed.
             VersionError: the order needs a version that `state` does not hold.
         """
-        config = self.config
-        if not 0 <= order.client < config.clients:
+        settings = self.settings
+        if not 0 <= order.client < settings.clients:
             raise PayloadError(
-                f"client={order.client}: is none of the run's clients, 0 to {config.clients - 1}",
+                f"client={order.client}: is none of the run's clients, 0 to {settings.clients - 1}",
                 code="client",
                 key="client",
                 value=order.client,
             )
-        torch.set_num_threads(config.client_cpus)
+        torch.set_num_threads(settings.client_cpus)
         width = self.method.selection.width(order.client, order.server_round)
         model, protocol = self.model(width)
         return train_client(
@@ -144,8 +118,8 @@ class Worker:
             self.task,
             self.samples_of(order.client),
             order,
-            local=config.local,
-            precision=config.precision,
+            local=settings.local,
+            precision=settings.precision,
             state=state,
             reader=self._readers.setdefault(width, DownlinkReader(protocol)),
         )

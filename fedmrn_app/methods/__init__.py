@@ -46,7 +46,7 @@ def build_method(name: str, options: Mapping[str, object], run: RunOptions) -> M
     if name not in methods:
         raise ConfigError(
             f"strategy.name={name}: no such method{nearest(str(name), list(methods))}; there are {', '.join(methods)}",
-            code="unknown_method",
+            code="unknown-method",
             key="strategy.name",
             value=name,
         )

@@ -45,9 +45,7 @@ class Drive(MethodConfig):
     def build(self, run: RunOptions) -> Method:
         """Return plain SGD with a codec of rotated signs."""
         codec = DriveSigns(self.scale)
-        return Method(
-            name=self.name, code=self.code, codec=codec, packing=run.downlink, error_feedback=self.error_feedback
-        )
+        return self.compressor(run, codec, error_feedback=self.error_feedback)
 
 
 class RotatedSigns(Codec):
@@ -107,7 +105,7 @@ def finite_rotate_back(rotated: Float32Array, seed: int) -> Float32Array:
     with np.errstate(over="ignore", invalid="ignore"):
         update = rotate_back(rotated, seed)
     if not np.isfinite(update).all():
-        raise PayloadError("body has scales so large that the update is not finite", code="not_finite")
+        raise PayloadError("body has scales so large that the update is not finite", code="not-finite")
     return update
 
 

@@ -51,9 +51,7 @@ class Eden(MethodConfig):
     def build(self, run: RunOptions) -> Method:
         """Return plain SGD with a codec of rotated signs or levels."""
         codec = EdenSigns() if self.bits == 1 else EdenLevels(self.bits, run.coder)
-        return Method(
-            name=self.name, code=self.code, codec=codec, packing=run.downlink, error_feedback=self.error_feedback
-        )
+        return self.compressor(run, codec, error_feedback=self.error_feedback)
 
 
 class EdenSigns(RotatedSigns):

@@ -24,7 +24,7 @@ class FedAvg(MethodConfig):
 
     def build(self, run: RunOptions) -> Method:
         """Return plain SGD with uncompressed updates."""
-        return Method(name=self.name, code=self.code, codec=Floats(), packing=run.downlink)
+        return self.compressor(run, Floats())
 
 
 class Floats(Codec):

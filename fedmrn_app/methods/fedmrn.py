@@ -186,9 +186,8 @@ class NoiseMask(Codec):
         """Allow one bit per weight, and the norm of the noise, which follows from the server's seed and scale."""
         norm = self.noise.rms * math.sqrt(layout.count)
         if self.randomized_response is not None:  # bits then count as at most (1 - P) / (1 - 2 P)
-            norm *= self.randomized_response.gain * (
-                1 if self.kind.signed else 1 - self.randomized_response.probability
-            )
+            response = self.randomized_response
+            norm *= response.gain * (1 if self.kind.signed else 1 - response.probability)
         return CodecLimits(
             max_bytes=packed_size(layout.count),
             max_norm=norm,

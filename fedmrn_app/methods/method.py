@@ -288,6 +288,10 @@ class MethodConfig(ABC):
             ConfigError: options contradict each other.
         """
 
+    def compressor(self, run: RunOptions, codec: Codec, *, error_feedback: bool = False) -> Method:
+        """Return a method in which clients train as in FedAvg and a codec compresses their updates."""
+        return Method(name=self.name, code=self.code, codec=codec, packing=run.downlink, error_feedback=error_feedback)
+
 
 def conflict(key: str, value: object, reason: str) -> ConfigError:
     """Return the refusal of the value of a configuration key that contradicts other options."""

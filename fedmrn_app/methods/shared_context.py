@@ -72,7 +72,7 @@ class SharedContext:
         if not MIN_ALPHA <= scale <= MAX_ALPHA:
             raise PayloadError(
                 f"the server sent the noise scale {scale}, outside [{MIN_ALPHA}, {MAX_ALPHA}]",
-                code="noise_scale",
+                code="noise-scale",
                 key="scale",
                 value=scale,
             )

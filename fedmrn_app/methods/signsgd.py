@@ -39,9 +39,7 @@ class SignSGD(MethodConfig):
     def build(self, run: RunOptions) -> Method:
         """Return plain SGD with a codec of signs."""
         codec = Signs(stochastic=not self.error_feedback, coder=run.coder)
-        return Method(
-            name=self.name, code=self.code, codec=codec, packing=run.downlink, error_feedback=self.error_feedback
-        )
+        return self.compressor(run, codec, error_feedback=self.error_feedback)
 
 
 @dataclass(frozen=True)

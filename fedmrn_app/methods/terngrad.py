@@ -35,7 +35,7 @@ class TernGrad(MethodConfig):
 
     def build(self, run: RunOptions) -> Method:
         """Return plain SGD with a codec of trits."""
-        return Method(name=self.name, code=self.code, codec=Ternary(self.clip, run.coder), packing=run.downlink)
+        return self.compressor(run, Ternary(self.clip, run.coder))
 
 
 @dataclass(frozen=True)

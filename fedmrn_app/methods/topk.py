@@ -38,9 +38,7 @@ class TopK(MethodConfig):
     def build(self, run: RunOptions) -> Method:
         """Return plain SGD with a codec of the largest elements."""
         codec = LargestElements(self.ratio, run.coder)
-        return Method(
-            name=self.name, code=self.code, codec=codec, packing=run.downlink, error_feedback=self.error_feedback
-        )
+        return self.compressor(run, codec, error_feedback=self.error_feedback)
 
 
 @dataclass(frozen=True)

@@ -85,18 +85,18 @@ def decode_mask(body: bytes | memoryview, side_info: SideInfoSource) -> NDArray[
             symbols = np.empty(probabilities.size, np.uint8)
             place = mask_rans.decode(probabilities, states, words, place, symbols)
             if place < 0:
-                raise PayloadError("coded mask ends before its last bit", code="mask_length")
+                raise PayloadError("coded mask ends before its last bit", code="mask-length")
             piece = symbols.reshape(block.size.shape)
             predictor.learn(runs, block, piece)
             part.view(octets)[runs] = _inverted(piece, block)
     if place < words.size or (states != LOWEST).any():
-        raise PayloadError("coded mask continues after its last bit", code="mask_length")
+        raise PayloadError("coded mask continues after its last bit", code="mask-length")
     bits = octets.view(np.bool_)
     if zlib.crc32(pack_bits(bits)) != checksum:
         raise PayloadError(
             "coded mask does not match its checksum: the client has other initial weights, or its machine computes "
             "other probabilities; uplink.coder=packed needs neither",
-            code="mask_checksum",
+            code="mask-checksum",
             key="uplink.coder",
         )
     return bits
@@ -111,20 +111,20 @@ def _split(
     if not stream <= len(body) < packed_size(count):
         raise PayloadError(
             f"body codes a mask of {count} bits in {len(body)} bytes; it may have {stream} to {packed_size(count) - 1}",
-            code="mask_size",
+            code="mask-size",
             value=len(body),
         )
     if (len(body) - stream) % 2:
-        raise PayloadError(f"coded body has {len(body) - stream} bytes of words, an odd number", code="mask_size")
+        raise PayloadError(f"coded body has {len(body) - stream} bytes of words, an odd number", code="mask-size")
     view = memoryview(body)
     fitted = np.split(np.frombuffer(view[:head], "<f2"), np.cumsum(sizes)[:-1])
     if not all(np.isfinite(part).all() and part[0] >= 0 for part in fitted):
         raise PayloadError(
-            "coded body has coefficients that are not finite, or a negative curvature", code="mask_coefficients"
+            "coded body has coefficients that are not finite, or a negative curvature", code="mask-coefficients"
         )
     states = np.frombuffer(view[stream - 4 * lanes : stream], "<u4").astype(np.uint32)
     if (states < LOWEST).any():
-        raise PayloadError(f"coded body has a state below {LOWEST}", code="mask_state")
+        raise PayloadError(f"coded body has a state below {LOWEST}", code="mask-state")
     words = np.frombuffer(view[stream:], "<u2").astype(np.uint16)
     return fitted, _CHECKSUM.unpack_from(view, head)[0], states, words
 

@@ -47,12 +47,11 @@ def accuracy_and_held(overrides: Sequence[str]) -> tuple[float, float]:
     worker = build_worker(load_config((*BASE, *overrides)))
     model, protocol = worker.model()
     seen = np.zeros(protocol.layout.count, np.bool_)
-    method, seed = worker.method, worker.config.seed
-    for number in range(1, worker.config.rounds + 1):
-        for client in range(worker.config.clients):
-            held = method.selection.submodel_mask(
-                protocol.layout, client, number, method.client_seed(seed, number, client)
-            )
+    method, seed = worker.method, worker.settings.seed
+    for number in range(1, worker.settings.rounds + 1):
+        for client in range(worker.settings.clients):
+            client_seed = method.client_seed(seed, number, client)
+            held = method.selection.submodel_mask(protocol.layout, client, number, client_seed)
             seen |= True if held is None else held
     state = run_rounds(worker)
     model.load(state.vector, state.dense)

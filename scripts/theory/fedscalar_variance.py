@@ -32,7 +32,7 @@ def client_updates(overrides: Sequence[str]) -> np.ndarray:
     worker = build_worker(load_config((*overrides, "strategy=fedavg", "local.lr=0.01")))
     _, protocol = worker.model()
     state = protocol.begin()
-    samples = {client: worker.sample_count(client) for client in range(worker.config.clients)}
+    samples = {client: worker.sample_count(client) for client in range(worker.settings.clients)}
     opened = open_round(protocol, state, 1, samples, len(samples))
     updates = []
     for client in opened.clients:

@@ -68,7 +68,7 @@ def _make_order(name: str, overrides: tuple[str, ...]) -> OrderSample:
     worker = build_worker(load_config((*overrides, "local.epochs=1")))
     _, protocol = worker.model()
     state, kept = protocol.begin(), None
-    versions = downlink_of(protocol).new_versions() if worker.config.downlink.remembers else None
+    versions = downlink_of(protocol).new_versions() if worker.settings.keeps_versions else None
     for number in (1, 2):
         opened = open_round(protocol, state, number, {0: worker.sample_count(0)}, 1, versions=versions)
         reply = worker.train(opened.order(0), kept)

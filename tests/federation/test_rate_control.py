@@ -47,7 +47,7 @@ def test_both_sides_take_the_scale_of_the_round(recipe: type[FedMRN], distributi
 def test_wrong_scales_are_refused(scale: float) -> None:
     with pytest.raises(PayloadError) as refusal:
         KNOWN.with_scale(scale)
-    assert refusal.value.code == "noise_scale"
+    assert refusal.value.code == "noise-scale"
 
 
 @pytest.mark.parametrize("recipe", [FedMRN, FedMRNS])

@@ -123,7 +123,7 @@ def test_a_codec_that_fails_while_it_adds_costs_its_reply_only(threads: int, mon
         return dataclasses.replace(upload, contribution=Broken(np.zeros(LAYOUT.count, np.float32)))
 
     expected, _ = close_round(round_of(method), good, threads)
-    monkeypatch.setattr("fedmrn_app.federation.server.check_upload", check)
+    monkeypatch.setattr("fedmrn_app.federation.outliers.check_upload", check)
     state, report = close_round(round_of(method), replies, threads)
     assert list(report.failures) == [5]
     assert "Floats of fedavg" in report.failures[5]

@@ -1,6 +1,7 @@
 """Replies that are added as they come, each to the latest version, discounted by how far it is behind."""
 
 import csv
+import dataclasses
 import json
 import math
 from collections.abc import Iterable
@@ -176,6 +177,21 @@ def test_a_codec_that_fails_late_costs_its_reply_only(monkeypatch: pytest.Monkey
     assert [one.client for one in used] == report.used_clients == [0, 2]
     assert [one.client for one in report.failed] == [1]
     assert "codec NoiseMask of fedmrn failed" in report.failed[0].reason
+
+
+def test_a_codec_that_fails_when_its_norm_is_taken_costs_its_reply_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    fedbuff = FedBuff(dataclasses.replace(AGREEMENT, max_norm=100.0), STATE, 0, 2)
+    orders = [fedbuff.order(client, SAMPLES[client]) for client in (0, 1)]
+    reply(fedbuff, orders[0])
+
+    def fail(*_: object) -> dict[str, float]:
+        raise ZeroDivisionError("of a hostile body")
+
+    monkeypatch.setattr("fedmrn_app.federation.outliers.reply_norms", fail)
+    with pytest.raises(PayloadError) as caught:
+        reply(fedbuff, orders[1])
+    assert caught.value.code == "codec"
+    assert [one.client for one in fedbuff.buffer] == [0]
 
 
 def test_draw_stragglers_are_drawn_by_the_seed() -> None:

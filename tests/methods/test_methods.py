@@ -289,7 +289,7 @@ def test_unknown_names_are_refused() -> None:
     for name, hint in (("foo", False), ("fedavgg", True)):
         with pytest.raises(ConfigError) as refusal:
             build_method(name, {}, RunOptions(Noise()))
-        assert (refusal.value.code, refusal.value.key, refusal.value.value) == ("unknown_method", "strategy.name", name)
+        assert (refusal.value.code, refusal.value.key, refusal.value.value) == ("unknown-method", "strategy.name", name)
         assert ("did you mean" in str(refusal.value)) == hint
 
 

@@ -1,6 +1,7 @@
 """Randomized response: how often bits flip, the corrected mean, and the content of a reply."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -100,9 +101,8 @@ def test_coded_and_packed_flipped_masks_decode_to_the_same(name: str, coder: str
         options = RunOptions(Noise(), coder=coder, randomized_response=RandomizedResponse(probability, secret=False))  # type: ignore[arg-type]
         codec = build_method(name, {}, options).codec
         body = codec.encode(x, known, 7, 1)
-        plain = build_method(
-            name, {}, RunOptions(Noise(), coder="packed", randomized_response=options.randomized_response)
-        ).codec
+        packed = replace(options, coder="packed")
+        plain = build_method(name, {}, packed).codec
         again = plain.decode(plain.encode(x, known, 7, 1), known, 7)
         assert np.array_equal(codec.decode(body, known, 7), again)
         sizes.append(8 * len(body) / layout.count)

@@ -106,7 +106,7 @@ def held_by_all(worker: Worker) -> list[Any]:
     """What each client holds in the first round."""
     built, layout = worker.method, worker.model()[1].layout
     return [
-        built.selection.submodel_mask(layout, c, 1, built.client_seed(0, 1, c)) for c in range(worker.config.clients)
+        built.selection.submodel_mask(layout, c, 1, built.client_seed(0, 1, c)) for c in range(worker.settings.clients)
     ]
 
 

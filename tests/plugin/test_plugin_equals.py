@@ -45,7 +45,7 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
 
 
 def batches_of(worker: Worker, server_round: int, client: int) -> Batches:
-    local, seed = worker.config.local, derive_seed(worker.config.seed, "batches", server_round, client)
+    local, seed = worker.settings.local, derive_seed(worker.settings.seed, "batches", server_round, client)
     samples = worker.samples_of(client)
     return Batches(worker.task, samples, batch_size=local.batch_size, epochs=local.epochs, steps=local.steps, seed=seed)
 
@@ -64,7 +64,7 @@ def by_the_commands_parts(worker: Worker, rounds: int) -> Float32Array:
             model.load(known.vector, opened.dense)
             batches = batches_of(worker, number, client)
             local = TrainContext(
-                batches, worker.config.local.lr, "float32", order.seed, known, private_seed=private_seed
+                batches, worker.settings.local.lr, "float32", order.seed, known, private_seed=private_seed
             )
             trained = method.training.train(model, local)
             body = method.codec.encode(trained.x, known, order.seed, private_seed)

@@ -28,7 +28,7 @@ def opened(overrides: str) -> tuple[Worker, nn.Module]:
 def train(message: Message, context: Context) -> Message:
     """Train the model in the message, and return it."""
     worker, net = opened(str(context.run_config["overrides"]))
-    local = worker.config.local
+    local = worker.settings.local
     samples = worker.samples_of(int(context.node_config["partition-id"]))
     net.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
     optimizer = torch.optim.SGD(net.parameters(), lr=local.lr)
