@@ -43,10 +43,10 @@ def table_pairs(table: Table, columns: Sequence[str], place: Place, split: str) 
     """Read the pairs of a table.
 
     Args:
-        table: of `tables.open_tables` or `hub.read_hub_split`.
+        table: a table from `tables.open_tables` or `hub.read_hub_split`.
         columns: the columns of the images and of the label maps.
-        place: what errors name.
-        split: likewise.
+        place: the place of the table, which errors name.
+        split: its split, which errors name.
 
     Raises:
         DataError: the table has no such columns, or a cell is empty.

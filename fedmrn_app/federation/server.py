@@ -221,7 +221,7 @@ def close_round(
     Args:
         opened: the round.
         replies: for each client its payload, or why there is none. A client that is missing did not reply in time.
-        threads: number of threads that decode and add replies; None for as many as cores and memory allow.
+        threads: number of threads that decode and add replies; None for the number that cores and memory allow.
         min_replies: number of usable replies that the round needs; a private round needs none.
         late: clients that the round does not wait for, because it has enough replies.
 

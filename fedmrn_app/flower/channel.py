@@ -73,9 +73,9 @@ class Answer:
     Attributes:
         request: what was asked.
         payload: the client's payload, or why there is none; None where the round did not wait for it.
-        uplink_bytes: of the reply's content, with Flower's framing.
-        downlink_bytes: of the contents of all messages that the request took, likewise.
-        seconds: from the request to the reply; 0 without a reply.
+        uplink_bytes: bytes of the reply's content, with Flower's framing.
+        downlink_bytes: bytes of the contents of all messages of the request, with Flower's framing.
+        seconds: time from the request to the reply; 0 without a reply.
     """
 
     request: Request
@@ -91,13 +91,13 @@ class _Pending:
 
     Attributes:
         request: what is asked.
-        begun: when it was first asked for, by the monotonic clock.
-        deadline: when its reply counts as missing, likewise.
+        begun: monotonic time at which the request was made.
+        deadline: monotonic time after which its reply counts as missing.
         timeout: seconds between the two.
         node_start: when its node was started, as Flower says; changes when the node restarts.
-        pushed: when its last message was sent, by the monotonic clock.
-        expires: when Flower forgets that message, in seconds since 1970.
-        downlink_bytes: of all its messages.
+        pushed: monotonic time at which its last message was sent.
+        expires: time at which Flower forgets that message, in seconds since 1970.
+        downlink_bytes: bytes of the contents of all its messages.
         lost: what the client has lost, once it has said so.
     """
 

@@ -8,7 +8,8 @@ meets the budget.
 The papers have a fixed scale. One scale serves all tensors: with scales in proportion to the updates of each tensor,
 masks of the same length learned less, because the few large updates of a tensor exceed its noise.
 
-The curve of bits over r assumes updates with a Laplace distribution and uniform noise, see `RateControl.curve_noise`.
+The curve of bits over r assumes updates with a Laplace distribution and uniform noise;
+the same curve serves the other distributions of noise.
 For others, the inferred sizes are those of Laplace updates under uniform noise that take as many bits, and the control
 loop corrects the difference.
 """
@@ -17,13 +18,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.layout import Float32Array
-from fedmrn_app.noise import MAX_ALPHA, MIN_ALPHA, Distribution
+from fedmrn_app.noise import MAX_ALPHA, MIN_ALPHA
 
 MIN_RATIO, MAX_RATIO = 1e-3, 0.6  # masks of 0.013 and of 0.89 bits per weight; a target beyond them gains nothing
 GROWTH, SHRINKAGE = 2.5, 8.0  # largest factors of the scale per round; updates shrink quickly at first
@@ -40,12 +40,10 @@ class RateControl:
     Attributes:
         bits: budget of a whole reply, in bits per trained parameter.
         alpha: scale in the first round.
-        curve_noise: the distribution of noise for which `rate_curve` is computed; it serves the others too.
     """
 
     bits: float
     alpha: float
-    curve_noise: ClassVar[Distribution] = "uniform"
 
     def first(self) -> Float32Array:
         """Return the state before the first round."""

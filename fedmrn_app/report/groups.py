@@ -20,7 +20,7 @@ from fedmrn_app.report.runs import Run, read_run
 Floats = NDArray[np.float64]
 
 _NAMED_SETTINGS = 4  # at most, in a name
-FOOTNOTE = "Where a name says nothing else: "  # the beginning of the line below a table
+FOOTNOTE = "Unless a name says otherwise: "  # the beginning of the line below a table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ palette            the bytes of `wire/codebook.py`: exact, and short for vectors
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,6 @@ from fedmrn_app.wire.codebook import pack_palette, unpack_palette
 from fedmrn_app.wire.primitives import finite
 
 DownlinkDtype = Literal["float32", "float16", "bfloat16", "int8", "grid"]
-DOWNLINK_DTYPES: tuple[DownlinkDtype, ...] = get_args(DownlinkDtype)
 Elementwise = Literal["float32", "float16", "bfloat16", "int8", "palette"]
 Packing = Literal[Elementwise, "grid"]
 

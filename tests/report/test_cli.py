@@ -73,7 +73,7 @@ def test_options_choose_the_table_and_write_the_page(tmp_path: Path, report: Rep
         make_run(tmp_path / "runs" / str(n), "eden", 0, (0.5, 0.6), top={"alpha": alpha})
     make_run(tmp_path / "runs" / "2", "fedavg", 0, (0.5, 0.6), top={"alpha": 1})
     runs, page = tmp_path / "runs", tmp_path / "page"
-    footnote = "\n\nWhere a name says nothing else: alpha=1.\n"
+    footnote = "\n\nUnless a name says otherwise: alpha=1.\n"
     for words, start, foot in (
         (["--mean", "--last", "2"], "| run | data | seeds | rounds | accuracy of the last 2 rounds, % |", True),
         (["--across"], "| run | seeds | rounds | shakespeare, natural: best, % (paper) |", True),

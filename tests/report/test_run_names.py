@@ -33,7 +33,7 @@ def test_names_leave_out_the_values_of_more_than_half(tmp_path: Path) -> None:
         ("topk", "iid", {"alpha": 1, "bits": 3}),
     )
     assert names(groups) == ["eden", "eden alpha=2", "fedmrn bits=4", "fedmrn", "drive alpha=2", "topk"]
-    assert footnote(groups) == ["", "Where a name says nothing else: alpha=1, bits=3."]
+    assert footnote(groups) == ["", "Unless a name says otherwise: alpha=1, bits=3."]
     assert footnote(groups, "bits", "alpha") == []
 
 
