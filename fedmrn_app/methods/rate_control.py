@@ -8,10 +8,9 @@ meets the budget.
 The papers have a fixed scale. One scale serves all tensors: with scales in proportion to the updates of each tensor,
 masks of the same length learned less, because the few large updates of a tensor exceed its noise.
 
-The curve of bits over r assumes updates with a Laplace distribution and uniform noise;
-the same curve serves the other distributions of noise.
-For others, the inferred sizes are those of Laplace updates under uniform noise that take as many bits, and the control
-loop corrects the difference.
+The curve of bits over r assumes updates with a Laplace distribution and uniform noise. For other noise, the inferred
+sizes are those of Laplace updates whose masks under uniform noise have the same length; the control loop corrects the
+difference.
 """
 
 from __future__ import annotations
