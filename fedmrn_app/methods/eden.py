@@ -6,10 +6,10 @@ to one of 2^b Lloyd-Max centroids, Q. The server rotates S Q back, and S = norm2
 The squared error is D / (1 - D) times norm2(x)^2, with the distortion D of the quantizer: 0.571, 0.133, 0.0358 and
 0.00959 times for 1 to 4 bits. Levels are not equally probable, so that 2 to 4 bits are coded in 1.911, 2.825 and 3.765.
 
-With one bit the centroids are +-sqrt(2 / pi), which is DRIVE with its unbiased scale up to rounding. One bit has a
-scale for each block of the rotation, as DRIVE has; more bits have one for each stretch of coordinates with the same
-distribution. In a last block whose length is no power of two, one bit therefore estimates the larger parts of x a
-little too small, and the others a little too large.
+With one bit the centroids are +-sqrt(2 / pi), which is DRIVE with its unbiased scale up to rounding. The scale S is one
+for each stretch of coordinates with the same distribution (`hadamard.stretch_lengths`), so that the errors above hold
+for each stretch of an update whose parts have different sizes. The published code pads x to a power of two, which takes
+up to twice the bits, and sends one scale.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.layout import Float32Array, Layout
-from fedmrn_app.methods.drive import RotatedSigns, finite_rotate_back, ratio_or_zero
+from fedmrn_app.methods.drive import RotatedSigns, finite_rotate_back
 from fedmrn_app.methods.hadamard import rotate, stretch_lengths
 from fedmrn_app.methods.method import Codec, CodecLimits, Method, MethodConfig, RunOptions
 from fedmrn_app.methods.quantizers import LloydMax, lloyd_max
@@ -59,9 +59,9 @@ class EdenSigns(RotatedSigns):
 
     centroid: ClassVar[float] = math.sqrt(2 / math.pi)
 
-    def block_scales(self, rotated: Float32Array) -> Float32Array:
-        """Return norm2^2 / <R x, Q> of each row; Q is the sign times the centroid."""
-        return ratio_or_zero(np.square(rotated).sum(1), np.float32(self.centroid) * np.abs(rotated).sum(1))
+    def scale_of(self, norm1: float, square: float, size: int) -> float:
+        """Return norm2^2 / <y, Q>; Q is the sign times the centroid."""
+        return square / (self.centroid * norm1)
 
 
 @dataclass(frozen=True)

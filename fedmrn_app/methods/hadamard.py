@@ -29,9 +29,10 @@ def stretch_lengths(size: int) -> list[int]:
     Each block is a stretch, except for a last block of two windows: the elements outside its second window are a
     stretch of their own.
     """
-    *whole, last = block_lengths(size)
-    outside = last - (1 << (last.bit_length() - 1))
-    return [*whole, outside, last - outside] if outside else [*whole, last]
+    lengths = block_lengths(size)
+    last = size % BLOCK
+    outside = last - (1 << (last.bit_length() - 1)) if last else 0
+    return [*lengths[:-1], outside, last - outside] if outside else lengths
 
 
 def rotate(x: Float32Array, seed: int) -> Float32Array:

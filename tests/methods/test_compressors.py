@@ -12,9 +12,11 @@ from fedmrn_app.errors import PayloadError
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.methods.eden import quantize_stretch
 from fedmrn_app.methods.fedsparsify import PrunedTraining
+from fedmrn_app.methods.hadamard import rotate, rotate_back
 from fedmrn_app.methods.quantizers import lloyd_max
 from fedmrn_app.methods.topk import keep_largest, kept_count
 from fedmrn_app.wire.body import CODED, PLAIN, Body
+from fedmrn_app.wire.primitives import pack_bits
 from tests.helpers import (
     GAUSSIAN,
     SHAPES,
@@ -28,7 +30,7 @@ from tests.helpers import (
     updates,
 )
 
-LEVELS = [2, 3, 4]
+BITS, LEVELS = [1, 2, 3, 4], [2, 3, 4]
 
 
 def estimates(name: str, x: Float32Array, seeds: int, **options: Any) -> NDArray[np.float32]:
@@ -124,7 +126,7 @@ def test_fedsparsify_prunes_along_its_schedule_and_averages_models() -> None:
     assert not method.server.combine(np.ones(3, np.float32), np.zeros(3, np.float32), 4).any()
 
 
-@pytest.mark.parametrize("bits", LEVELS)
+@pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("size", [1500, 2048])
 def test_eden_is_unbiased_in_every_direction(bits: int, size: int) -> None:
     """Along both parts of the update, of which one is larger, along a spike, and along random directions."""
@@ -139,7 +141,7 @@ def test_eden_is_unbiased_in_every_direction(bits: int, size: int) -> None:
     assert np.square(off).sum() / seeds == pytest.approx(eden_error(bits) * np.square(x).sum(), rel=0.05)
 
 
-@pytest.mark.parametrize("bits", LEVELS)
+@pytest.mark.parametrize("bits", BITS)
 def test_eden_has_the_scales_of_the_paper(bits: int) -> None:
     """norm2(y)^2 / <y, Q(y)>, written out with a search for the nearest centroid, at any size of y."""
     y = (GAUSSIAN[:1000] * np.float32(0.01)).astype(np.float32)
@@ -153,6 +155,25 @@ def test_eden_has_the_scales_of_the_paper(bits: int) -> None:
         x = GAUSSIAN[:3000] * np.float32(size)
         estimated = estimate(make_method("eden", bits=bits).codec, x, 1).astype(np.float64) / size
         assert squared_error(estimated, GAUSSIAN[:3000]) == pytest.approx(eden_error(bits), rel=0.1)
+
+
+@pytest.mark.parametrize(("scale", "length"), [("least_mse", 2 / math.pi), ("unbiased", 1)])
+def test_drive_has_one_length_on_stretches_of_unequal_size(scale: str, length: float) -> None:
+    """The mean estimate of each part is `length` times the part, though one part has most of the norm."""
+    x = GAUSSIAN[:90_000].copy()  # a whole block, and a last one of two stretches, 8,080 and 16,384 coordinates
+    x[-6_000:] *= 10
+    mean = estimates("drive", x, 100, scale=scale).mean(0, np.float64)
+    for part in (slice(0, 65_536), slice(65_536, 84_000), slice(84_000, None)):
+        along = mean[part] @ x[part] / np.square(x[part], dtype=np.float64).sum()
+        assert along == pytest.approx(length, rel=0.02)
+
+
+def test_signs_with_one_scale_per_block_are_read() -> None:
+    """Version 0.1 wrote them so, four bytes shorter where the last block has two stretches."""
+    x, known = GAUSSIAN[:3000], moved(((3000, 1),))
+    signs = rotate(x, 1) >= 0
+    decoded = make_method("drive").codec.decode(Body(np.float32(0.5).tobytes() + pack_bits(signs)), known, 1)
+    assert np.array_equal(decoded, rotate_back(np.where(signs, 0.5, -0.5).astype(np.float32), 1))
 
 
 def test_eden_codes_levels_but_not_signs() -> None:

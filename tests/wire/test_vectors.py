@@ -103,8 +103,8 @@ def make(name: str) -> bytes:
 
 
 def answer(name: str, data: bytes) -> dict[str, Any]:
-    """Return the numbers that a payload is read as."""
-    method = build(name)
+    """Return the numbers that a payload is read as; an older one has the version that wrote it behind an @."""
+    method = build(name.split("@")[0])
     protocol = agreement_of(method)
     upload = read_upload(data, protocol, header_of(protocol, SEED, SAMPLES, D), known_of(method), values(3, M))
     # the last bits of a rotation, which is a matrix product, depend on the machine
@@ -135,7 +135,7 @@ def test_stored_payload_is_read_as_known(name: str) -> None:
 
 def test_every_answer_has_its_payload() -> None:
     assert sorted(known_answers()) == WRITTEN
-    assert set(WRITTEN) <= set(CASES)  # codes stay in use
+    assert {name.split("@")[0] for name in WRITTEN} <= set(CASES)  # codes stay in use
 
 
 @pytest.mark.parametrize("name", CASES)
