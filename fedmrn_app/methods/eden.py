@@ -27,6 +27,9 @@ from fedmrn_app.methods.hadamard import rotate, stretch_lengths
 from fedmrn_app.methods.method import Codec, CodecLimits, Method, MethodConfig, RunOptions
 from fedmrn_app.methods.quantizers import LloydMax, lloyd_max
 from fedmrn_app.methods.shared_context import SharedContext
+from fedmrn_app.noise import generate_noise
+from fedmrn_app.seeds import mix
+from fedmrn_app.validation import Share
 from fedmrn_app.wire.body import Body, Coder
 from fedmrn_app.wire.primitives import pack_floats, unpack_scales
 from fedmrn_app.wire.quantized import max_level_bytes, pack_levels, unpack_levels
@@ -37,7 +40,8 @@ class Eden(MethodConfig):
     """EDEN.
 
     Attributes:
-        bits: bits per weight, before coding.
+        bits: bits per coordinate that is sent, before coding.
+        share: probability with which a coordinate is sent, for less than one bit per weight (`RandomSubset`).
         error_feedback: add what an upload leaves out to the next update.
     """
 
@@ -46,11 +50,14 @@ class Eden(MethodConfig):
     layouts = ({}, {"bits": 2}, {"bits": 3}, {"bits": 4})
 
     bits: Literal[1, 2, 3, 4] = 1
+    share: Share = 1.0
     error_feedback: bool = False
 
     def build(self, run: RunOptions) -> Method:
         """Return plain SGD with a codec of rotated signs or levels."""
-        codec = EdenSigns() if self.bits == 1 else EdenLevels(self.bits, run.coder)
+        codec: Codec = EdenSigns() if self.bits == 1 else EdenLevels(self.bits, run.coder)
+        if self.share < 1:
+            codec = RandomSubset(codec, self.share)
         return self.compressor(run, codec, error_feedback=self.error_feedback)
 
 
@@ -92,6 +99,46 @@ class EdenLevels(Codec):
         """Allow `bits` per weight and 32 per stretch."""
         scales = 4 * len(stretch_lengths(layout.count))
         return CodecLimits(max_bytes=scales + max_level_bytes(layout.count, self.bits))
+
+
+@dataclass(frozen=True)
+class RandomSubset(Codec):
+    """Body: that of a codec for the coordinates of a random subset of x, each divided by its probability of being sent.
+
+    The subset follows from the server's seed, so it is not sent. The estimate is unbiased if the codec is. Its squared
+    error over norm2(x)^2 is (1 + e) / share - 1, where e is that of the codec. The published code does the same for
+    less than one bit.
+    """
+
+    codec: Codec
+    share: float
+
+    def encode(self, x: Float32Array, context: SharedContext, seed: int, private_seed: int) -> Body:
+        """Encode the coordinates of the subset."""
+        kept = self._kept(context, seed)
+        part = x[kept] / np.float32(self.share)
+        return self.codec.encode(part, _context_of(part.size), seed, private_seed)
+
+    def decode(self, body: Body, context: SharedContext, seed: int) -> Float32Array:
+        """Return an update that is zero outside of the subset."""
+        kept = self._kept(context, seed)
+        x = np.zeros(context.count, np.float32)
+        x[kept] = self.codec.decode(body, _context_of(int(kept.sum())), seed)
+        return x
+
+    def limits(self, layout: Layout) -> CodecLimits:
+        """Allow what the codec needs for all coordinates."""
+        return self.codec.limits(layout)
+
+    def _kept(self, context: SharedContext, seed: int) -> NDArray[np.bool_]:
+        """Return which coordinates are sent, bool (d,)."""
+        return generate_noise(mix(seed), context.count, "uniform", 1.0) < np.float32(2 * self.share - 1)
+
+
+def _context_of(count: int) -> SharedContext:
+    """Return what both sides know of a vector of `count` elements: its length."""
+    nothing = np.zeros(count, np.float32)
+    return SharedContext(Layout(((count,),)), nothing, nothing)
 
 
 def quantize_stretch(y: Float32Array, quantizer: LloydMax) -> tuple[NDArray[np.uint8], np.float32]:

@@ -40,7 +40,7 @@ def rotate(x: Float32Array, seed: int) -> Float32Array:
     y = x.astype(np.float32)
     for window, signs in _windows(y, seed):
         window *= signs
-        _transform(window)
+        transform(window)
     return y
 
 
@@ -48,7 +48,7 @@ def rotate_back(y: Float32Array, seed: int) -> Float32Array:
     """Return R^-1 y, float32 (d,), so that `rotate_back(rotate(x, seed), seed)` is x up to rounding."""
     x = y.astype(np.float32)
     for window, signs in reversed(_windows(x, seed)):
-        _transform(window)
+        transform(window)
         window *= signs
     return x
 
@@ -67,7 +67,7 @@ def _windows(y: Float32Array, seed: int) -> list[tuple[Float32Array, Float32Arra
     return windows
 
 
-def _transform(blocks: Float32Array) -> None:
+def transform(blocks: Float32Array) -> None:
     """Apply the orthonormal Walsh-Hadamard transform to each row of `blocks` (rows, 2^k), in place."""
     rows, n = blocks.shape
     done = 1

@@ -168,6 +168,21 @@ def test_drive_has_one_length_on_stretches_of_unequal_size(scale: str, length: f
         assert along == pytest.approx(length, rel=0.02)
 
 
+def test_eden_of_a_random_subset_is_unbiased_with_the_error_of_the_formula() -> None:
+    x, share = GAUSSIAN[:3000], 0.25
+    found = estimates("eden", x, 400, share=share)
+    off = found.astype(np.float64) - x
+    assert np.square(off).sum() / 400 == pytest.approx(((1 + eden_error(1)) / share - 1) * np.square(x).sum(), rel=0.05)
+    along = off @ x
+    assert abs(along.mean()) < 4 * along.std() / np.sqrt(400)
+    assert abs(np.mean(found != 0) - share) < 0.01
+    codec = make_method("eden", share=share).codec
+    assert bits_a_weight(codec, "random") == pytest.approx(share, rel=0.05)
+    known = moved(((3000, 1),))
+    with pytest.raises(PayloadError):  # another seed means another subset
+        codec.decode(codec.encode(x, known, 1, 0), known, 2)
+
+
 def test_signs_with_one_scale_per_block_are_read() -> None:
     """Version 0.1 wrote them so, four bytes shorter where the last block has two stretches."""
     x, known = GAUSSIAN[:3000], moved(((3000, 1),))
