@@ -41,7 +41,7 @@ def prepare(grid: Grid, values: Values, config: Config, task: Task, folder: RunF
         folder.create(values, model, state)
     done = len(folder.rounds)
     if privacy is not None:
-        ledger.must_hold(done)
+        ledger.must_hold(done, privacy.typical)
     report(f"run folder {folder.path}" + (f", going on after round {done}" if done else ""))
     if config.validation is not None:
         report(f"evaluated on {len(splits.test)} rows held out of the training data, not on the test split")

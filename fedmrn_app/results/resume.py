@@ -9,10 +9,13 @@ from typing import Any
 
 from fedmrn_app.errors import RunError
 from fedmrn_app.results.checkpoint import BEFORE, STATE, State, read_state
+from fedmrn_app.validation import changed
 
 # The settings that may change when a run resumes.
 _MAY_CHANGE = ("rounds", "resume", "restarts", "round_timeout", "node_timeout", "min_clients", "min_replies")
 _MAY_CHANGE_WITHIN = ("privacy.", "log.", "simulation.", "ray.")
+# What the promise of earlier rounds rests on, and epsilon does not tell apart.
+_MUST_STAY = ("privacy.noise_seed", "privacy.flip", "privacy.local_epsilon")
 _OUTPUT_STEP = "strategy.output_lr"  # if it has a value, the last round is an output step, which ends the training
 
 # Takes a configuration and returns the defaults for the same choices.
@@ -78,8 +81,7 @@ def resumable(path: Path, values: Mapping[str, Any], defaults: Defaults) -> tupl
         message = f"resume=true: {error}; or start a new run in another folder, hydra.run.dir=FOLDER"
         raise RunError(message, code=error.code, key="resume", value=True) from None
     for key, before, now in changes(stored.facts["config"], values, defaults):
-        message = f"resume=true: {key} was {before} and is now {now}; set {key}={before}"
-        raise RunError(message, code="changed", key=key, value=now)
+        raise changed(key, before, now)
     rounds = values["rounds"]
     if stored.round > rounds:
         message = f"rounds={rounds}: {path} has {stored.round} already; set rounds to at least this number"
@@ -103,5 +105,6 @@ def changes(before: dict[str, Any], now: Mapping[str, Any], defaults: Defaults) 
     if added := flat_now.keys() - flat_before.keys():
         flat_before |= {key: value for key, value in flatten(defaults(before)).items() if key in added}
     for key in sorted(flat_before.keys() | flat_now.keys()):
-        if flat_before.get(key) != flat_now.get(key) and not (key in _MAY_CHANGE or key.startswith(_MAY_CHANGE_WITHIN)):
+        may_change = key in _MAY_CHANGE or (key.startswith(_MAY_CHANGE_WITHIN) and key not in _MUST_STAY)
+        if flat_before.get(key) != flat_now.get(key) and not may_change:
             yield key, flat_before.get(key), flat_now.get(key)

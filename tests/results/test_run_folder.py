@@ -162,6 +162,23 @@ def test_other_configurations_and_occupied_folders_are_refused(tmp_path: Path) -
     assert (occupied.value.code, occupied.value.value) == ("holds-run", str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("key", "before", "now"),
+    [("noise_seed", "run", "system"), ("flip", 0.1, 0.2), ("flip", None, 0.2), ("local_epsilon", 2.0, None)],
+)
+def test_source_of_noise_and_flips_stay_when_a_run_resumes(
+    key: str, before: object, now: object, tmp_path: Path
+) -> None:
+    privacy = {"noise_multiplier": 1.0, key: before}
+    RunFolder(tmp_path).create({**VALUES, "privacy": privacy}, model(), state())
+    resume(tmp_path, privacy={**privacy, "noise_multiplier": 2.0})
+    with pytest.raises(RunError) as refused:
+        resume(tmp_path, privacy={**privacy, key: now})
+    assert (refused.value.code, refused.value.key, refused.value.value) == ("changed", f"privacy.{key}", now)
+    was, new = ("null" if value is None else value for value in (before, now))
+    assert str(refused.value) == f"resume=true: privacy.{key} was {was} and is now {new}; set privacy.{key}={was}"
+
+
 def test_keys_of_newer_versions_may_have_their_defaults(tmp_path: Path) -> None:
     new_run(tmp_path)
     newer = {**VALUES, "local": {"lr": 0.1, "momentum": 0.0}, "radius": 1}
