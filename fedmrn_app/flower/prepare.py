@@ -35,6 +35,7 @@ def prepare(grid: Grid, values: Values, config: Config, task: Task, folder: RunF
     state = protocol.begin()
     ledger = Ledger.open(folder.path, resume=config.resume)
     privacy = open_privacy(config, protocol, ledger)
+    folder.private = privacy is not None
     if config.resume:
         state = folder.resume(values, model, state, defaults=default_values, report=report)
     else:

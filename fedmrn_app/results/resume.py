@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedmrn_app.errors import RunError
-from fedmrn_app.results.checkpoint import BEFORE, STATE, State, read_state
+from fedmrn_app.results.checkpoint import BEFORE, STATE, State, read_rows, read_state
 from fedmrn_app.validation import changed
 
 # The settings that may change when a run resumes.
@@ -62,7 +63,7 @@ def finished(path: Path, values: Mapping[str, Any], defaults: Defaults) -> dict[
 
 
 def resumable(path: Path, values: Mapping[str, Any], defaults: Defaults) -> tuple[State, list[str]]:
-    """Return the state from which the run in a folder resumes, and a line about each damaged file.
+    """Return the state from which the run in a folder resumes, with its rows, and a line about each damaged file.
 
     Args:
         path: the run's folder.
@@ -70,7 +71,8 @@ def resumable(path: Path, values: Mapping[str, Any], defaults: Defaults) -> tupl
         defaults: supplies values for keys that the stored configuration lacks because a newer version added them.
 
     Raises:
-        RunError: the folder holds no run or no undamaged state, or the run has another configuration or more rounds.
+        RunError: the folder holds no run, no undamaged state or not the rows of a private run, or the run has another
+            configuration or more rounds.
     """
     if not holds_run(path):
         message = f"resume=true: {path} holds no run; name its folder with hydra.run.dir=FOLDER"
@@ -93,7 +95,7 @@ def resumable(path: Path, values: Mapping[str, Any], defaults: Defaults) -> tupl
             f"({_OUTPUT_STEP}); start a new run in another folder, hydra.run.dir=FOLDER"
         )
         raise RunError(message, code="output-step", key="rounds", value=rounds)
-    return stored, lines
+    return replace(stored, facts={**stored.facts, "rows": read_rows(path, stored)}), lines
 
 
 def changes(before: dict[str, Any], now: Mapping[str, Any], defaults: Defaults) -> Iterator[tuple[str, Any, Any]]:
