@@ -98,7 +98,7 @@ def read_rows(folder: Path, state: State) -> list[dict[str, str]]:
     Raises:
         RunError: the file beside a private run's state is missing, damaged or another run's.
     """
-    if "rows" in state.facts:  # also those of a private run of an older version
+    if "rows" in state.facts:
         return list(state.facts["rows"])
     path, done = folder / ROWS, state.round
     try:

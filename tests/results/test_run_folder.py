@@ -228,19 +228,6 @@ def test_private_run_without_its_rows_is_refused(damage: str, tmp_path: Path) ->
     assert "\n" not in str(refused.value)
 
 
-def test_private_run_of_an_older_version_keeps_its_rows(tmp_path: Path) -> None:
-    """Its state holds them; those that are written from then on do not."""
-    folder = new_run(tmp_path)
-    folder.add_round(row(1, 0.5), model(1), state(1))
-    again = RunFolder(tmp_path)
-    again.private = True
-    kept = again.resume(VALUES, model(9), state(9))
-    assert again.rounds == [row(1, 0.5)]
-    again.add_round(row(2, 0.5), model(2), kept)
-    assert "rows" not in read_state(tmp_path)[0].facts
-    assert resume(tmp_path).rounds == [row(1, 0.5), row(2, 0.5)]
-
-
 @pytest.mark.parametrize(
     ("key", "before", "now"),
     [("noise_seed", "run", "system"), ("flip", 0.1, 0.2), ("flip", None, 0.2), ("local_epsilon", 2.0, None)],
