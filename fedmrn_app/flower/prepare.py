@@ -35,13 +35,14 @@ def prepare(grid: Grid, values: Values, config: Config, task: Task, folder: RunF
     state = protocol.begin()
     ledger = Ledger.open(folder.path, resume=config.resume)
     privacy = open_privacy(config, protocol, ledger)
+    folder.private = privacy is not None
     if config.resume:
         state = folder.resume(values, model, state, defaults=default_values, report=report)
     else:
         folder.create(values, model, state)
     done = len(folder.rounds)
     if privacy is not None:
-        ledger.must_hold(done)
+        ledger.must_hold(done, privacy.typical)
     report(f"run folder {folder.path}" + (f", going on after round {done}" if done else ""))
     if config.validation is not None:
         report(f"evaluated on {len(splits.test)} rows held out of the training data, not on the test split")

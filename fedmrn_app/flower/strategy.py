@@ -188,7 +188,8 @@ class PayloadStrategy(Strategy):
         """Run all rounds up to number `last`, and yield each one when it is closed.
 
         Raises:
-            RunError: the new global model is not finite, or most clients failed for the third time in a row.
+            RunError: the new global model is not finite, or most clients failed for the third time in a row in a run
+                that is not private.
             BudgetSpent: a further round would exceed privacy.epsilon.
         """
         for number in range(self.finished_rounds + 1, last + 1):
@@ -260,7 +261,8 @@ class PayloadStrategy(Strategy):
 
         Raises:
             TooFewError: fewer than `min_replies` are usable.
-            RunError: the new model is not finite, or most clients failed for the third time in a row.
+            RunError: the new model is not finite, or most clients failed for the third time in a row in a run that is
+                not private.
         """
         opened, payloads = current.opened, current.payloads()
         state, report = close_round(opened, payloads, min_replies=self.settings.min_replies, late=late)
@@ -270,8 +272,10 @@ class PayloadStrategy(Strategy):
         report.failed[:0] = [one for client, one in before.items() if client not in used | failed_now]
         uplink = [current.answers[client].uplink_bytes for client in report.used_clients]
         self.last = FinishedRound(state, report, uplink, list(current.downlink.values()))
-        if self._privacy is None:  # the end of a private run must not depend on what clients do
+        if self._privacy is None:
             self._limit.note(report)
+        elif line := self._limit.reached(report):
+            self._directory.report(f"{line}; a private run goes on, because its end would tell who failed; see to them")
         return self.last
 
     def configure_train(
@@ -295,7 +299,7 @@ class PayloadStrategy(Strategy):
         """Decode the replies and close the round.
 
         Raises:
-            RunError: no reply is usable, or the new global model is not finite.
+            RunError: no reply is usable in a run that is not private, or the new global model is not finite.
         """
         assert self._round is not None, "Flower calls configure_train first"
         current, self._round = self._round, None

@@ -46,17 +46,22 @@ class FailureLimit:
         self._noun = noun
         self.count = 0
 
+    def reached(self, report: RoundReport) -> str | None:
+        """Record a closed round; return a line about it if most clients failed for the third time in a row or more."""
+        failed, used = len(report.failed), len(report.used)
+        self.count = self.count + 1 if failed > used else 0
+        if self.count < MAX_FAILING:
+            return None
+        return (
+            f"{self._noun} {report.number}: most clients failed in {self.count} {self._noun}s in a row, {failed} "
+            f"of {failed + used} in this one ({report.reasons(5)})"
+        )
+
     def note(self, report: RoundReport) -> None:
         """Record a closed round.
 
         Raises:
             RunError: most clients failed for the third time in a row.
         """
-        failed, used = len(report.failed), len(report.used)
-        self.count = self.count + 1 if failed > used else 0
-        if self.count >= MAX_FAILING:
-            raise RunError(
-                f"{self._noun} {report.number}: most clients failed in {MAX_FAILING} {self._noun}s in a row, {failed} "
-                f"of {failed + used} in this one ({report.reasons(5)}); see to them, then go on with resume=true",
-                code="clients-fail",
-            )
+        if line := self.reached(report):
+            raise RunError(f"{line}; see to them, then go on with resume=true", code="clients-fail")

@@ -24,7 +24,7 @@ def step_key(seed: int, step: int) -> int:
 def known_key(seed: int) -> int:
     """Return the 64-bit key of the last draw, from the server's seed; the server can repeat that draw.
 
-    Steps are counted from 1, and their keys derive from private seeds, so no other draw has this key.
+    Steps are counted from 1, and their keys derive from other seeds, so no other draw has this key.
     """
     return step_key(seed, 0)
 

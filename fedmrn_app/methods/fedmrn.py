@@ -13,7 +13,7 @@ mask `m` once more and sends it. The server generates `n` from the same seed and
 The uniforms v of the last draw follow from the server's seed. The mask has the same distribution as with any other
 uniforms, and both sides know the threshold v n, or (2 v - 1) n for signed masks, which `u` exceeds or not. Masks are
 coded with that side information. The last draw is therefore not private randomness: a bit tells on which side of a
-known number `u` lies. The draws during training are private.
+known number `u` lies. The draws during training are not private either, because their seed follows from the run's.
 """
 
 from __future__ import annotations

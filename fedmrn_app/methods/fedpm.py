@@ -8,7 +8,8 @@ client uploads one last mask. The server's estimate is the mode of the Beta post
 is reset in each round; with lambda = 1 that is the clients' mean mask.
 
 The uniforms of the last mask follow from the server's seed, so that the mask is coded by how far they are from the
-server's probabilities. That draw is not private randomness; the draws during training are.
+server's probabilities. Neither that draw nor those during training are private randomness: all follow from the run's
+seed.
 
 By default scores are trained by SGD over frozen weights of He's size. The published code has Adam with the step size
 0.01, restarted in each round, and frozen weights of +-e / sqrt(fan_in). Its networks have no batch norm, and it freezes

@@ -46,7 +46,8 @@ class TrainContext:
         precision: arithmetic of the forward pass.
         seed: the 64-bit seed that the server gave this client for this round.
         context: what server and client both know.
-        private_seed: 64-bit seed of the method's own randomness; the server does not use it.
+        private_seed: 64-bit seed of the method's own randomness. The server does not use it, but it is no secret: it
+            follows from the run's seed.
         weight_decay: see `local_sgd`.
         client: number of the client.
         server_round: number of the round, from 1.
@@ -120,7 +121,7 @@ class Codec(ABC):
             x: the result of local training, float32 (d,); it is not changed.
             context: what server and client both know.
             seed: the seed that the server gave the client.
-            private_seed: seed of the client's own randomness.
+            private_seed: seed of the client's own randomness, which is no secret.
         """
 
     @abstractmethod
@@ -217,7 +218,7 @@ class Method:
             residual: what this method returned in the client's last round, float32 (d,); None in its first round.
             context: as in `Codec.encode`, like both seeds.
             seed: the seed that the server gave the client.
-            private_seed: seed of the client's own randomness.
+            private_seed: seed of the client's own randomness, which is no secret.
 
         Returns:
             The body, and what it leaves out of `x` plus the last residual; None without error feedback.

@@ -43,7 +43,7 @@ class ClientRound:
 
     @property
     def private_seed(self) -> int:
-        """The 64-bit seed of the client's own randomness."""
+        """The 64-bit seed of the client's own randomness; it follows from the seed that the server sent."""
         return mix(self.task.seed ^ 1)
 
 

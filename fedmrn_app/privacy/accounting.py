@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import dp_accounting
 
 Sampling = Literal["poisson", "fixed"]
+NoiseSeed = Literal["system", "run"]
 GRID = 1e-3  # step of the privacy losses; a finer one changes epsilon by less than one per cent
 _MIN_MULTIPLIER, _MAX_MULTIPLIER = 0.1, 1e4  # below the first, epsilon of a single round is above 90
 
@@ -37,6 +38,8 @@ class Release:
         clients: number of clients from which they were drawn.
         noise_multiplier: standard deviation of the noise in units of `clip`.
         clip: largest L2 norm of a client's contribution.
+        noise_seed: source of the noise and of the sampling.
+        flip: probability with which clients flipped the bits of their masks; None for none.
     """
 
     sampling: Sampling
@@ -44,6 +47,8 @@ class Release:
     clients: int
     noise_multiplier: float
     clip: float
+    noise_seed: NoiseSeed = "system"
+    flip: float | None = None
 
     @property
     def cost(self) -> tuple[Sampling, int, int, float]:

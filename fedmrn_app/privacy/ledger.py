@@ -15,6 +15,7 @@ from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.privacy.accounting import Release
 
 FILE = "privacy.jsonl"
+_FIXED = ("noise_seed", "flip")  # the same in all rounds of a run, because epsilon does not tell them apart
 
 
 class Ledger:
@@ -57,20 +58,28 @@ class Ledger:
                 values = json.loads(line)
                 self._rounds.add(int(values.pop("round")))
                 self.releases.append(typed.build(Release, values))
+                missing = [name for name in _FIXED if name not in values]
             except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
                 raise RunError(
                     f"{path}: line {number} cannot be read ({error}), so the privacy cost of this run is unknown; "
                     "restore the file, or start a new run",
                     code="ledger",
                 ) from error
+            if missing:
+                raise RunError(
+                    f"{path}: line {number} does not say what privacy.{missing[0]} was, because an older version wrote "
+                    "it, so epsilon cannot be vouched for; finish the run with that version, or start a new run",
+                    code="ledger",
+                    key=f"privacy.{missing[0]}",
+                )
         if whole != data:
             _write(path, "wb", whole)
 
-    def must_hold(self, done: int) -> None:
-        """Check that the ledger holds all rounds up to `done`.
+    def must_hold(self, done: int, like: Release) -> None:
+        """Check that the ledger holds all rounds up to `done`, and that they were made as `like` will be.
 
         Raises:
-            RunError: names the first round that is missing.
+            RunError: names the first round that is missing, or the key whose value differs.
         """
         missing = next((number for number in range(1, done + 1) if number not in self._rounds), None)
         if missing is not None:
@@ -79,6 +88,11 @@ class Ledger:
                 "start a new run",
                 code="ledger",
             )
+        for release in self.releases:
+            for name in _FIXED:
+                before, now = getattr(release, name), getattr(like, name)
+                if before != now:
+                    raise typed.changed(f"privacy.{name}", before, now)
 
     def add(self, server_round: int, release: Release) -> None:
         """Record the sum of a round; the record is on disk when the call returns."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from fedmrn_app.federation.upload import CheckedUpload
 from fedmrn_app.kernels.secure_random import draw, normals, random_words
 from fedmrn_app.methods.contribution import VectorContribution
 from fedmrn_app.methods.randomized_response import RandomizedResponse
-from fedmrn_app.privacy.accounting import Release, Sampling, epsilon, find_noise_multiplier
+from fedmrn_app.privacy.accounting import NoiseSeed, Release, Sampling, epsilon, find_noise_multiplier
 from fedmrn_app.privacy.ledger import Ledger
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.validation import Positive, Range
@@ -49,7 +49,7 @@ class PrivacyConfig:
     epsilon: Positive | None = None
     delta: Annotated[float, Range(above=0, below=1)] = 1e-5
     sampling: Sampling = "poisson"
-    noise_seed: Literal["system", "run"] = "system"
+    noise_seed: NoiseSeed = "system"
     flip: Annotated[float, Range(least=1e-9, below=0.5)] | None = None
     local_epsilon: Annotated[float, Range(least=0.005, most=20)] | None = None  # 2^-32 is the step of probabilities
 
@@ -169,7 +169,16 @@ class Privacy:
         self.config = config
         self.seed = seed
         self.ledger = Ledger() if ledger is None else ledger
-        typical = Release(config.sampling, clients_per_round, clients, config.noise_multiplier or 0.0, clip)
+        flips = config.randomized_response
+        typical = Release(
+            config.sampling,
+            clients_per_round,
+            clients,
+            config.noise_multiplier or 0.0,
+            clip,
+            config.noise_seed,
+            None if flips is None else flips.probability,
+        )
         if config.noise_multiplier is None:
             typical = replace(typical, noise_multiplier=self._found(typical, rounds))
         self.typical = typical

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from fedmrn_app.errors import RunError
 from fedmrn_app.results.atomic_io import keep_before, sync_folder, write_durably
 
 STATE, BEFORE = "model.safetensors", "previous.safetensors"
+ROWS = "rounds.json"  # the rows of a private run, whose state holds none because they tell about clients
 VECTOR = "fedmrn.global_vector"  # the global vector, where it differs from the module's weights
 STEERING = "fedmrn.steering"  # the state of the rate control, where the method has one
 
@@ -30,7 +31,8 @@ class State:
 
     Attributes:
         tensors: the module's state dict, `VECTOR` and `STEERING`.
-        facts: a JSON object with the finished rounds (`round`), the run's name (`name`), its configuration and rows.
+        facts: a JSON object with the finished rounds (`round`), the run's name (`name`), its configuration (`config`)
+            and, unless the run is private, its rows (`rows`).
         file: name of the file that holds the state.
     """
 
@@ -83,6 +85,31 @@ def read_state(folder: Path) -> tuple[State, list[str]]:
         raise RunError(message, code="two-runs", value=str(folder))
     state = max(found, key=lambda state: state.round)
     return state, [f"{line}; resuming from round {state.round} in {state.file}" for line in damaged]
+
+
+def write_rows(folder: Path, name: str, rows: Sequence[Mapping[str, str]]) -> None:
+    """Write the rows of a private run durably, before the state of the last one."""
+    write_durably(folder / ROWS, json.dumps({"name": name, "rows": rows}, separators=(",", ":")).encode())
+
+
+def read_rows(folder: Path, state: State) -> list[dict[str, str]]:
+    """Return the rows of the finished rounds, from the state or from the file beside it.
+
+    Raises:
+        RunError: the file beside a private run's state is missing, damaged or another run's.
+    """
+    if "rows" in state.facts:
+        return list(state.facts["rows"])
+    path, done = folder / ROWS, state.round
+    try:
+        stored = json.loads(path.read_bytes())
+        rows: list[dict[str, str]] = stored["rows"][:done]
+        if stored["name"] != state.facts["name"] or [row["round"] for row in rows] != [*map(str, range(1, done + 1))]:
+            raise ValueError("is that of another run, or lacks rounds")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = f"{path}: the rows of a private run cannot be read ({error}); restore the file, or start a new run"
+        raise RunError(reason, code="no-rows", value=str(path)) from None
+    return rows
 
 
 def finished_rounds(folder: Path) -> int:

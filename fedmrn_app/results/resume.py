@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedmrn_app.errors import RunError
-from fedmrn_app.results.checkpoint import BEFORE, STATE, State, read_state
+from fedmrn_app.results.checkpoint import BEFORE, STATE, State, read_rows, read_state
+from fedmrn_app.validation import changed
 
 # The settings that may change when a run resumes.
 _MAY_CHANGE = ("rounds", "resume", "restarts", "round_timeout", "node_timeout", "min_clients", "min_replies")
 _MAY_CHANGE_WITHIN = ("privacy.", "log.", "simulation.", "ray.")
+# What the promise of earlier rounds rests on, and epsilon does not tell apart.
+_MUST_STAY = ("privacy.noise_seed", "privacy.flip", "privacy.local_epsilon")
 _OUTPUT_STEP = "strategy.output_lr"  # if it has a value, the last round is an output step, which ends the training
 
 # Takes a configuration and returns the defaults for the same choices.
@@ -59,7 +63,7 @@ def finished(path: Path, values: Mapping[str, Any], defaults: Defaults) -> dict[
 
 
 def resumable(path: Path, values: Mapping[str, Any], defaults: Defaults) -> tuple[State, list[str]]:
-    """Return the state from which the run in a folder resumes, and a line about each damaged file.
+    """Return the state from which the run in a folder resumes, with its rows, and a line about each damaged file.
 
     Args:
         path: the run's folder.
@@ -67,7 +71,8 @@ def resumable(path: Path, values: Mapping[str, Any], defaults: Defaults) -> tupl
         defaults: supplies values for keys that the stored configuration lacks because a newer version added them.
 
     Raises:
-        RunError: the folder holds no run or no undamaged state, or the run has another configuration or more rounds.
+        RunError: the folder holds no run, no undamaged state or not the rows of a private run, or the run has another
+            configuration or more rounds.
     """
     if not holds_run(path):
         message = f"resume=true: {path} holds no run; name its folder with hydra.run.dir=FOLDER"
@@ -78,8 +83,7 @@ def resumable(path: Path, values: Mapping[str, Any], defaults: Defaults) -> tupl
         message = f"resume=true: {error}; or start a new run in another folder, hydra.run.dir=FOLDER"
         raise RunError(message, code=error.code, key="resume", value=True) from None
     for key, before, now in changes(stored.facts["config"], values, defaults):
-        message = f"resume=true: {key} was {before} and is now {now}; set {key}={before}"
-        raise RunError(message, code="changed", key=key, value=now)
+        raise changed(key, before, now)
     rounds = values["rounds"]
     if stored.round > rounds:
         message = f"rounds={rounds}: {path} has {stored.round} already; set rounds to at least this number"
@@ -91,7 +95,7 @@ def resumable(path: Path, values: Mapping[str, Any], defaults: Defaults) -> tupl
             f"({_OUTPUT_STEP}); start a new run in another folder, hydra.run.dir=FOLDER"
         )
         raise RunError(message, code="output-step", key="rounds", value=rounds)
-    return stored, lines
+    return replace(stored, facts={**stored.facts, "rows": read_rows(path, stored)}), lines
 
 
 def changes(before: dict[str, Any], now: Mapping[str, Any], defaults: Defaults) -> Iterator[tuple[str, Any, Any]]:
@@ -103,5 +107,6 @@ def changes(before: dict[str, Any], now: Mapping[str, Any], defaults: Defaults) 
     if added := flat_now.keys() - flat_before.keys():
         flat_before |= {key: value for key, value in flatten(defaults(before)).items() if key in added}
     for key in sorted(flat_before.keys() | flat_now.keys()):
-        if flat_before.get(key) != flat_now.get(key) and not (key in _MAY_CHANGE or key.startswith(_MAY_CHANGE_WITHIN)):
+        may_change = key in _MAY_CHANGE or (key.startswith(_MAY_CHANGE_WITHIN) and key not in _MUST_STAY)
+        if flat_before.get(key) != flat_now.get(key) and not may_change:
             yield key, flat_before.get(key), flat_now.get(key)

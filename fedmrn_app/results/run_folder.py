@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from fedmrn_app.federation.protocol import GlobalState
 from fedmrn_app.learning.flat import FlatModel, to_tensor
 from fedmrn_app.results.atomic_io import write_durably
-from fedmrn_app.results.checkpoint import STEERING, VECTOR, State, put_back, write_state
+from fedmrn_app.results.checkpoint import STEERING, VECTOR, State, put_back, write_rows, write_state
 from fedmrn_app.results.curves import draw_curves
 from fedmrn_app.results.resume import Defaults, must_be_free, resumable
 from fedmrn_app.results.round_row import Round, columns, from_row, to_row
@@ -35,12 +35,14 @@ class RunFolder:
     """The folder of one run. Every write is on disk when its method returns.
 
     A run resumes from model.safetensors alone, which holds model, rows and configuration, see `results/checkpoint.py`.
+    Where the models are private it holds no rows, and the run resumes from rounds.json too.
     config.yaml and rounds.csv repeat them for people and are rewritten when a run resumes.
 
     Attributes:
         path: the folder, created if necessary.
         metrics: names of the task's metrics, headline first.
         rounds: the finished rounds.
+        private: whether the models are private; then model.safetensors holds nothing else about clients.
         name: random name of the run, by which clients distinguish its states from those of other runs.
     """
 
@@ -48,6 +50,7 @@ class RunFolder:
         self.path = path
         self.metrics = tuple(metrics)
         self.rounds: list[Round] = []
+        self.private = False
         self.name = ""
         self._values: Mapping[str, Any] = {}
         path.mkdir(parents=True, exist_ok=True)
@@ -130,7 +133,11 @@ class RunFolder:
         if state.steering is not None:
             tensors[STEERING] = to_tensor(state.steering)
         rows = [{name: str(value) for name, value in to_row(row).items()} for row in self.rounds]
-        facts = {"round": done, "name": self.name, "config": self._values, "rows": rows}
+        facts = {"round": done, "name": self.name, "config": self._values}
+        if self.private:
+            write_rows(self.path, self.name, rows)
+        else:
+            facts["rows"] = rows
         write_state(self.path, State(tensors, facts))
 
     def _texts(self) -> dict[str, str]:

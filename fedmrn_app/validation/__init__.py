@@ -19,7 +19,7 @@ from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema, to_json
 
-from fedmrn_app.errors import ConfigError
+from fedmrn_app.errors import ConfigError, RunError
 
 T = TypeVar("T")
 
@@ -139,6 +139,13 @@ def refusal(key: str, value: object, reason: str, code: str = "conflict") -> Con
     """Return the error `key=value: reason`; a conflict is between values that are fine by themselves."""
     shown = f"{value:g}" if isinstance(value, float) and code == "conflict" else _shown(value)
     return ConfigError(f"{key}={shown}: {reason}", code=code, key=key, value=value)
+
+
+def changed(key: str, before: object, now: object) -> RunError:
+    """Return the error of a run that would resume with another value of a setting."""
+    was, new = ("null" if value is None else value for value in (before, now))
+    reason = f"{key} was {was} and is now {new}; set {key}={was}"
+    return RunError(f"resume=true: {reason}", code="changed", key=key, value=now)
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

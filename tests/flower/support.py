@@ -22,6 +22,7 @@ from fedmrn_app.flower.liveness import LiveNodes
 from fedmrn_app.flower.messages import Hosted, hosted_content, payload_content, read_order
 from fedmrn_app.flower.strategy import FinishedRound, PayloadStrategy, RoundSettings
 from fedmrn_app.flower.timeouts import RoundTimeout
+from fedmrn_app.privacy.mechanism import Privacy
 from fedmrn_app.wire.payload import Payload, encode_payload
 from scripts.benchmarks.local_grid import set_message_id
 from tests.reference import AGREEMENT, SAMPLES, STATE, made_up_payload
@@ -192,6 +193,7 @@ class SmallRun:
         timeout: float | None = None,
         clients_per_round: int = 4,
         finished_rounds: int = 0,
+        privacy: Privacy | None = None,
         **settings: Any,
     ) -> None:
         nodes: dict[int, Behaviour] = {node_of(client): good_reply for client in SAMPLES}
@@ -204,6 +206,7 @@ class SmallRun:
             RoundSettings(clients_per_round=clients_per_round, config=CONFIG, **settings),
             timeout=RoundTimeout(timeout),
             finished_rounds=finished_rounds,
+            privacy=privacy,
         )
 
     def rounds(self, last: int = 1, state: GlobalState = STATE) -> list[FinishedRound]:

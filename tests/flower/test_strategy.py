@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from fedmrn_app.flower.timeouts import RoundTimeout
 from fedmrn_app.methods import build_method
 from fedmrn_app.methods.method import RunOptions
 from fedmrn_app.noise import Noise
+from fedmrn_app.privacy.mechanism import Privacy, PrivacyConfig
 from fedmrn_app.results.clients_csv import Participants
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.wire.payload import encode_payload
@@ -267,6 +269,26 @@ def test_three_rounds_in_a_row_in_which_most_clients_fail_end_the_run() -> None:
         with pytest.raises(RunError) as caught:
             failing(counts).rounds(len(counts))
         assert caught.value.code == "clients-fail"
+
+
+@pytest.mark.parametrize("failing_clients", [4, 6])
+def test_private_run_goes_on_with_noise_however_many_clients_fail(failing_clients: int) -> None:
+    """With six all fail in every round, with four most do."""
+    config = PrivacyConfig(noise_multiplier=2.0, sampling="fixed", noise_seed="run")
+    privacy = Privacy(config, seed=9, clip=1.0, clients=6, clients_per_round=6, rounds=5)
+    run = SmallRun(dict.fromkeys(range(failing_clients), BROKEN), clients_per_round=6, privacy=privacy)
+    finished = run.rounds(5)
+    assert [len(one.report.used) for one in finished] == [6 - failing_clients] * 5
+    assert len(privacy.ledger.releases) == 5
+    assert [one.report.epsilon for one in finished] == sorted({one.report.epsilon for one in finished})
+    vectors = [STATE.vector, *(one.state.vector for one in finished)]
+    for before, after in itertools.pairwise(vectors):
+        moved = np.linalg.norm(after - before)
+        assert moved > 0.9 * 2.0 / 6 * np.sqrt(D)  # the noise, with or without contributions of norm 1
+    assert [line.partition(":")[0] for line in run.directory.lines] == ["round 3", "round 4", "round 5"]
+    line = run.directory.lines[-1]
+    assert f"most clients failed in 5 rounds in a row, {failing_clients} of 6 in this one (client 0: " in line
+    assert "a private run goes on" in line
 
 
 def test_clients_are_drawn_from_those_that_are_available() -> None:

@@ -1,7 +1,9 @@
-"""The ledger of a run is read back, is never overwritten, and must hold all rounds."""
+"""The ledger of a run is read back, is never overwritten, must hold all rounds, and fixes where noise comes from."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,9 +23,9 @@ def test_the_ledger_is_read_back_and_never_lost(tmp_path: Path) -> None:
     assert again.releases == ledger.releases
     again.add(3, release)
     assert len(Ledger.open(tmp_path, resume=True).releases) == 4
-    again.must_hold(3)
+    again.must_hold(3, release)
     with pytest.raises(RunError, match="round 4"):
-        again.must_hold(4)
+        again.must_hold(4, release)
     with pytest.raises(RunError) as refused:
         Ledger.open(tmp_path, resume=False)
     assert (refused.value.code, refused.value.key) == ("ledger", "resume")
@@ -33,3 +35,37 @@ def test_the_ledger_is_read_back_and_never_lost(tmp_path: Path) -> None:
         with pytest.raises(RunError, match="line 2") as caught:
             Ledger.open(tmp_path, resume=True)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"noise_seed": "run"}, "privacy.noise_seed was run and is now system; set privacy.noise_seed=run"),
+        ({"flip": 0.1}, "privacy.flip was 0.1 and is now null; set privacy.flip=0.1"),
+    ],
+)
+def test_source_of_noise_and_flips_stay_what_the_ledger_says(
+    changes: dict[str, Any], line: str, tmp_path: Path
+) -> None:
+    release = Release("poisson", 5, 10, 1.0, 1.0)
+    Ledger.open(tmp_path, resume=False).add(1, replace(release, **changes))
+    written = json.loads((tmp_path / FILE).read_text())
+    assert (written["noise_seed"], written["flip"]) == (changes.get("noise_seed", "system"), changes.get("flip"))
+    again = Ledger.open(tmp_path, resume=True)
+    again.must_hold(1, replace(release, clip=2.0, **changes))
+    with pytest.raises(RunError) as refused:
+        again.must_hold(1, release)
+    assert str(refused.value) == f"resume=true: {line}"
+    assert (refused.value.code, refused.value.key) == ("changed", line.partition(" ")[0])
+
+
+@pytest.mark.parametrize("name", ["noise_seed", "flip"])
+def test_ledger_of_an_older_version_is_refused_by_what_it_lacks(name: str, tmp_path: Path) -> None:
+    Ledger.open(tmp_path, resume=False).add(1, Release("poisson", 5, 10, 1.0, 1.0))
+    values = json.loads((tmp_path / FILE).read_text())
+    del values[name]
+    (tmp_path / FILE).write_text(json.dumps(values) + "\n")
+    with pytest.raises(RunError, match="an older version wrote it") as refused:
+        Ledger.open(tmp_path, resume=True)
+    assert (refused.value.code, refused.value.key) == ("ledger", f"privacy.{name}")
+    assert "\n" not in str(refused.value)

@@ -16,6 +16,7 @@ from fedmrn_app.federation.loop import run_rounds
 from fedmrn_app.federation.report import RoundReport
 from fedmrn_app.learning.flat import state_sha256
 from fedmrn_app.privacy.ledger import FILE
+from fedmrn_app.results.checkpoint import read_state
 from tests.paths import ROOT
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow]
@@ -67,6 +68,11 @@ def test_run_ends_with_its_budget_and_goes_on_with_a_larger_one(
     weights, reports = reference(larger)
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["weights_sha256"], summary["rounds"]) == (weights, len(reports))
-    refused = command(folder, *WORDS[:-3], "resume=true")
-    assert refused.returncode == 1
-    assert "the run has been private so far" in " ".join(refused.stderr.split())
+    assert "rows" not in read_state(folder)[0].facts
+    for words, line in (
+        ((*WORDS[:-3], "privacy.noise_seed=run"), "the run has been private so far"),
+        (larger[:-2] + larger[-1:], "privacy.noise_seed was run and is now system; set privacy.noise_seed=run"),
+    ):
+        refused = command(folder, *words, "resume=true")
+        assert refused.returncode == 1
+        assert line in " ".join(refused.stderr.split())

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from fedmrn_app.config.build import resolve_from_data
@@ -160,6 +161,88 @@ def test_other_configurations_and_occupied_folders_are_refused(tmp_path: Path) -
     with pytest.raises(RunError) as occupied:
         new_run(tmp_path)
     assert (occupied.value.code, occupied.value.value) == ("holds-run", str(tmp_path))
+
+
+def private_run(path: Path, name: str = "same", **of_clients: float) -> RunFolder:
+    """Leave a private run of three rounds whose models are the same whatever is known about clients."""
+    folder = RunFolder(path)
+    folder.private = True
+    folder.create(VALUES, model(), state())
+    folder.name = name
+    for number in (1, 2, 3):
+        folder.add_round(replace(row(number, 0.5), **of_clients), model(number), state(number))  # type: ignore[arg-type]
+    return folder
+
+
+def test_files_of_private_models_do_not_depend_on_who_replied(tmp_path: Path) -> None:
+    private_run(tmp_path / "a")
+    private_run(tmp_path / "b", uplink_bytes=12345.5, clients_ok=1, clients_failed=9, train_seconds=9.5, model_rate=0.1)
+    for file in ("model.safetensors", "previous.safetensors"):
+        opened: list[Any] = [safe_open(tmp_path / name / file, "pt") for name in "ab"]
+        a, b = opened
+        assert a.metadata() == b.metadata()
+        assert json.loads(a.metadata()["facts"]).keys() == {"round", "name", "config"}
+        assert a.keys() == b.keys()
+        assert all(a.get_tensor(name).equal(b.get_tensor(name)) for name in a.keys())  # noqa: SIM118
+    assert rows_on_disk(tmp_path / "a") != rows_on_disk(tmp_path / "b")
+    assert new_run(tmp_path / "c").private is False
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_private_run_resumes_with_its_rows(lost: int, tmp_path: Path) -> None:
+    """The last state may be lost; the rows are written before it."""
+    folder = private_run(tmp_path)
+    if lost:
+        (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "rounds.csv").unlink()
+    again = RunFolder(tmp_path)
+    again.private = True
+    loaded = model(9)
+    kept = again.resume(VALUES, loaded, state(9))
+    assert (again.rounds, again.name) == (folder.rounds[: 3 - lost], folder.name)
+    assert np.array_equal(kept.vector, state(3 - lost).vector)
+    assert [r["round"] for r in rows_on_disk(tmp_path)] == ["1", "2", "3"][: 3 - lost]
+    again.add_round(row(4 - lost, 0.75), loaded, kept)
+    final = RunFolder(tmp_path)
+    final.resume({**VALUES, "rounds": 4}, model(9), state(9))
+    assert final.rounds == again.rounds
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut", "another run's", "too short"])
+def test_private_run_without_its_rows_is_refused(damage: str, tmp_path: Path) -> None:
+    private_run(tmp_path / "run")
+    file = tmp_path / "run" / "rounds.json"
+    if damage == "gone":
+        file.unlink()
+    elif damage == "cut":
+        file.write_bytes(file.read_bytes()[:-9])
+    elif damage == "another run's":
+        private_run(tmp_path / "other", name="other")
+        file.write_bytes((tmp_path / "other" / "rounds.json").read_bytes())
+    else:
+        stored = json.loads(file.read_text())
+        file.write_text(json.dumps({**stored, "rows": stored["rows"][:2]}))
+    with pytest.raises(RunError) as refused:
+        resume(tmp_path / "run")
+    assert (refused.value.code, refused.value.value) == ("no-rows", str(file))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "before", "now"),
+    [("noise_seed", "run", "system"), ("flip", 0.1, 0.2), ("flip", None, 0.2), ("local_epsilon", 2.0, None)],
+)
+def test_source_of_noise_and_flips_stay_when_a_run_resumes(
+    key: str, before: object, now: object, tmp_path: Path
+) -> None:
+    privacy = {"noise_multiplier": 1.0, key: before}
+    RunFolder(tmp_path).create({**VALUES, "privacy": privacy}, model(), state())
+    resume(tmp_path, privacy={**privacy, "noise_multiplier": 2.0})
+    with pytest.raises(RunError) as refused:
+        resume(tmp_path, privacy={**privacy, key: now})
+    assert (refused.value.code, refused.value.key, refused.value.value) == ("changed", f"privacy.{key}", now)
+    was, new = ("null" if value is None else value for value in (before, now))
+    assert str(refused.value) == f"resume=true: privacy.{key} was {was} and is now {new}; set privacy.{key}={was}"
 
 
 def test_keys_of_newer_versions_may_have_their_defaults(tmp_path: Path) -> None:
