@@ -56,6 +56,7 @@ class AsyncLoop:
         self._failed: list[FailedReply] = []
         self._downlink: list[int] = []
         self._uplink: dict[int, int] = {}  # by the identity of the buffered reply
+        self._uplink_bytes = 0  # of all replies, usable and rejected
         self._slowest = 0.0
 
     def versions(self, channel: Channel, last: int) -> Iterator[FinishedRound]:
@@ -99,6 +100,7 @@ class AsyncLoop:
         client = answer.request.client
         self._training.discard(client)
         self._downlink.append(answer.downlink_bytes)
+        self._uplink_bytes += answer.uplink_bytes
         assert isinstance(answer.request, OrderRequest)
         try:
             if not isinstance(answer.payload, bytes):
@@ -117,9 +119,9 @@ class AsyncLoop:
         for reply in report.failed:
             self._directory.report(f"version {report.number}: client {reply.client}: {reply.reason}")
         report.failed[:0] = self._failed
-        finished = FinishedRound(
-            self._fedbuff.state, report, [self._uplink[id(reply)] for reply in used], self._downlink
-        )
+        uplink = [self._uplink[id(reply)] for reply in used]
+        rejected = self._uplink_bytes - sum(uplink)
+        finished = FinishedRound(self._fedbuff.state, report, uplink, self._downlink, rejected)
         self._timeout.note(self._slowest)
         self._limit.note(report)
         self._reset()

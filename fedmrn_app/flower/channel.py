@@ -73,7 +73,7 @@ class Answer:
     Attributes:
         request: what was asked.
         payload: the client's payload, or why there is none; None where the round did not wait for it.
-        uplink_bytes: bytes of the reply's content, with Flower's framing.
+        uplink_bytes: bytes of the contents of all replies to the request, with Flower's framing.
         downlink_bytes: bytes of the contents of all messages of the request, with Flower's framing.
         seconds: time from the request to the reply; 0 without a reply.
     """
@@ -98,6 +98,7 @@ class _Pending:
         pushed: monotonic time at which its last message was sent.
         expires: time at which Flower forgets that message, in seconds since 1970.
         downlink_bytes: bytes of the contents of all its messages.
+        uplink_bytes: bytes of the contents of all replies to them.
         lost: what the client has lost, once it has said so.
     """
 
@@ -110,10 +111,11 @@ class _Pending:
     pushed: float = 0.0
     expires: float = 0.0
     downlink_bytes: int = 0
+    uplink_bytes: int = 0
     lost: Lost | None = None
 
-    def answer(self, payload: bytes | PayloadError | None, **more: float) -> Answer:
-        return Answer(self.request, payload, downlink_bytes=self.downlink_bytes, **more)  # type: ignore[arg-type]
+    def answer(self, payload: bytes | PayloadError | None, seconds: float = 0.0) -> Answer:
+        return Answer(self.request, payload, self.uplink_bytes, self.downlink_bytes, seconds)
 
 
 @dataclass
@@ -252,6 +254,7 @@ class Channel:
     def _read(self, one: _Pending, reply: Message) -> Answer | None:
         """Return the answer that a reply is; None if the client is asked again."""
         size = 0 if reply.has_error() else content_bytes(reply.content)
+        one.uplink_bytes += size
         if size > self._max_bytes:
             reason = f"its reply has {size:,} bytes, and none has more than {self._max_bytes:,}"
             return one.answer(PayloadError(reason, code="too-long", value=size))
@@ -264,7 +267,7 @@ class Channel:
             payload: bytes | PayloadError = read_payload_of(reply, one.request.node)
         except PayloadError as error:
             payload = error
-        return one.answer(payload, uplink_bytes=size, seconds=now - one.begun)
+        return one.answer(payload, now - one.begun)
 
     def _due(self, one: _Pending, now: float) -> float:
         """Return when a straggler's reply counts as received; a straggler trains for one request after the other."""

@@ -73,7 +73,9 @@ def train(run: ServerRun) -> None:
             _log_replies(run, finished)
         report = finished.report
         run.participants.note(report)
-        run.progress.end_round(finished.state, report, finished.uplink, finished.downlink)
+        run.progress.end_round(
+            finished.state, report, finished.uplink, finished.downlink, rejected_uplink=finished.rejected_uplink
+        )
 
 
 def _rounds(run: ServerRun) -> Iterator[FinishedRound]:

@@ -64,12 +64,14 @@ class FinishedRound:
         report: what happened.
         uplink: bytes of each reply that was used, with Flower's framing.
         downlink: bytes sent to each client that was asked, in all messages to it.
+        rejected_uplink: bytes of all replies that were read and not used.
     """
 
     state: GlobalState
     report: RoundReport
     uplink: Sequence[int]
     downlink: Sequence[int]
+    rejected_uplink: int
 
 
 class OrderSender:
@@ -123,11 +125,13 @@ class _Round:
     answers: dict[int, Answer] = field(default_factory=dict)
     messages: dict[int, Message] = field(default_factory=dict)  # only where Flower's loop sends them
     downlink: dict[int, int] = field(default_factory=dict)
+    uplink: int = 0  # bytes of all replies, usable and rejected
 
     def note(self, answers: Iterable[Answer]) -> None:
         for answer in answers:
             client = answer.request.client
             self.answers[client] = answer
+            self.uplink += answer.uplink_bytes
             if answer.downlink_bytes:  # a request that was never sent has none
                 self.downlink[client] = self.downlink.get(client, 0) + answer.downlink_bytes
 
@@ -271,8 +275,9 @@ class PayloadStrategy(Strategy):
         before = {one.client: one for closed in earlier for one in closed.failed}
         report.failed[:0] = [one for client, one in before.items() if client not in used | failed_now]
         uplink = [current.answers[client].uplink_bytes for client in report.used_clients]
-        self.last = FinishedRound(state, report, uplink, list(current.downlink.values()))
-        if self._privacy is None:
+        rejected = current.uplink - sum(uplink)
+        self.last = FinishedRound(state, report, uplink, list(current.downlink.values()), rejected)
+        if self._privacy is None:  # the end of a private run must not depend on what clients do
             self._limit.note(report)
         elif line := self._limit.reached(report):
             self._directory.report(f"{line}; a private run goes on, because its end would tell who failed; see to them")

@@ -10,7 +10,7 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 from yaml import YAMLError
 
-from fedmrn_app.report.runs import unreadable
+from fedmrn_app.report.runs import REMARK, unreadable
 from fedmrn_app.results.atomic_io import write_durably
 
 _GROUPS_WITH_PATH = ("dataset", "task")
@@ -41,7 +41,7 @@ def keep_runs(summaries: Sequence[Path], folder: Path) -> list[Path]:
                 if isinstance(values.get(group), dict) and "path" in values[group]:
                     values[group]["path"] = None
             write_durably(copy / "config.yaml", OmegaConf.to_yaml(values).encode())
-            for name in ("rounds.csv", "summary.json"):
+            for name in ("rounds.csv", "summary.json", *([REMARK] if (run / REMARK).is_file() else [])):
                 write_durably(copy / name, (run / name).read_bytes())
         except (OSError, ValueError, YAMLError) as error:
             raise unreadable(run, error) from error

@@ -1,6 +1,7 @@
 """The `fedmrn-report` command: finished runs as Markdown tables, and as a page with figures.
 
-Usage: fedmrn-report FOLDER [FOLDER ...] [--mean | --across | --until VALUE | --within MB,... | --choose KEY | --test]
+Usage: fedmrn-report FOLDER [FOLDER ...] [--mean | --across | --against SETTINGS | --until VALUE | --within MB,... |
+--choose KEY | --test]
 [--last ROUNDS] [--tables] [--page FOLDER] [--keep FOLDER]
 
 It reads every summary.json in and below the folders.
@@ -19,7 +20,9 @@ import pandas as pd
 from fedmrn_app.errors import FedMRNError
 from fedmrn_app.report import markdown as tables
 from fedmrn_app.report.archive import keep_runs
-from fedmrn_app.report.groups import Group, footnote, read_groups
+from fedmrn_app.report.comparison import against
+from fedmrn_app.report.groups import Group, read_groups
+from fedmrn_app.report.notes import notes
 from fedmrn_app.report.runs import find_summaries
 
 
@@ -35,7 +38,7 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     if arguments.last > 1 and not (_takes_means(arguments) or arguments.page):
-        parser.error(f"--last {arguments.last}: goes with --mean, --across, --within, --choose or --page")
+        parser.error(f"--last {arguments.last}: goes with --mean, --across, --against, --within, --choose or --page")
     try:
         print("\n".join(_report(arguments)))
     except FedMRNError as error:
@@ -53,9 +56,11 @@ def _report(arguments: argparse.Namespace) -> list[str]:
         for title, table in tables.extra_tables(groups).items():
             lines += ["", *tables.titled(title, table)]
     if arguments.page:
+        chosen = arguments.against
+        compared = None if chosen is None else (chosen, against(groups, chosen, arguments.last))
         from fedmrn_app.report.page import write_page  # imports matplotlib
 
-        lines += ["", f"page in {write_page(groups, arguments.page, arguments.last)}"]
+        lines += ["", f"page in {write_page(groups, arguments.page, arguments.last, compared)}"]
     if arguments.keep:
         count = len(keep_runs(summaries, arguments.keep))
         lines += ["", f"{count} run{'s' if count > 1 else ''} kept in {arguments.keep}"]
@@ -68,6 +73,11 @@ def add_kinds(parser: argparse.ArgumentParser) -> None:
     kind.add_argument("--mean", action="store_true", help="a row for all seeds of a setting, beside the paper's result")
     kind.add_argument(
         "--across", action="store_true", help="a row for each method, columns for each data set and partition"
+    )
+    kind.add_argument(
+        "--against",
+        metavar="SETTINGS",
+        help="the difference from the run with these settings over common seeds, such as 'strategy=fedavg server_lr=1'",
     )
     kind.add_argument(
         "--until", type=float, metavar="VALUE", help="rounds, seconds and traffic until the metric reaches a value"
@@ -95,13 +105,13 @@ def table_of(summaries: Sequence[Path], kind: argparse.Namespace) -> list[str]:
     if not (_takes_means(kind) or kind.test or kind.until is not None):
         return tables.each_run(summaries)
     groups = read_groups(summaries)
-    table = tables.markdown(_of_groups(groups, kind))
-    return [*table, *footnote(groups, *([kind.choose] if kind.choose else []))]
+    table = _of_groups(groups, kind)
+    return [*tables.markdown(table), *notes(table, groups, *([kind.choose] if kind.choose else []))]
 
 
 def _takes_means(kind: argparse.Namespace) -> bool:
     """Return whether the metric in the table may be a mean over rounds."""
-    return bool(kind.mean or kind.across or kind.within or kind.choose)
+    return bool(kind.mean or kind.across or kind.within or kind.choose or kind.against is not None)
 
 
 def _of_groups(groups: Sequence[Group], kind: argparse.Namespace) -> pd.DataFrame:
@@ -111,6 +121,8 @@ def _of_groups(groups: Sequence[Group], kind: argparse.Namespace) -> pd.DataFram
         return tables.within(groups, kind.within, kind.last)
     if kind.choose is not None:
         return tables.choose(groups, kind.choose, kind.last)
+    if kind.against is not None:
+        return against(groups, kind.against, kind.last)
     if kind.test:
         return tables.tested(groups)
     if kind.across:

@@ -20,7 +20,6 @@ from fedmrn_app.report.runs import Run, read_run
 Floats = NDArray[np.float64]
 
 _NAMED_SETTINGS = 4  # at most, in a name
-FOOTNOTE = "Unless a name says otherwise: "  # the beginning of the line below a table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +45,20 @@ class Group:
     def name(self) -> str:
         """The strategy, and the first settings that distinguish the group and are not common; equal on all data."""
         return self.name_without()
+
+    @property
+    def label(self) -> str:
+        """The name, with a mark if a remark was kept with a run; see `fedmrn_app/report/notes.py`."""
+        return self.marked(self.name)
+
+    def marked(self, name: str) -> str:
+        """Return a name with a mark if a remark was kept with a run."""
+        return f"{name} †" if any(run.remark for run in self.runs) else name
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seed of each run, in order; runs may repeat one."""
+        return [seed_of(run) for run in self.runs]
 
     def name_without(self, *left_out: str) -> str:
         """Return the name without some settings."""
@@ -131,12 +144,13 @@ def read_groups(summaries: Sequence[Path]) -> list[Group]:
     """
     runs = pd.Series([read_run(path) for path in summaries], dtype=object)
     alike = [json.dumps([run.strategy, run.naming_settings], sort_keys=True, default=str) for run in runs]
-    groups = [sorted(found, key=_seed) for _, found in runs.groupby(alike, sort=False)]
+    groups = [sorted(found, key=seed_of) for _, found in runs.groupby(alike, sort=False)]
     names = name_runs([group[0] for group in groups])
     return [_group(group, settings, common) for group, (settings, common) in zip(groups, names, strict=True)]
 
 
-def _seed(run: Run) -> int:
+def seed_of(run: Run) -> int:
+    """Return the seed of a run."""
     return int(run.settings.get("seed", 0))
 
 
@@ -153,19 +167,6 @@ def _with_traffic(rounds: pd.DataFrame) -> pd.DataFrame:
     up = rounds["uplink_bytes"].fillna(0) * rounds["clients_ok"]
     down = rounds["downlink_bytes"].fillna(0) * (rounds["clients_ok"] + rounds["clients_failed"])
     return rounds.assign(up_mb=up.cumsum() / 1e6, total_mb=(up + down).cumsum() / 1e6)
-
-
-def footnote(groups: Sequence[Group], *left_out: str) -> list[str]:
-    """Return the lines below a table that list the common settings, or none where names leave nothing out.
-
-    Args:
-        groups: the groups whose names stand in the table.
-        left_out: settings that no name contains.
-    """
-    words = dict.fromkeys(
-        f"{key}={value}" for group in groups for key, value in group.common.items() if key not in left_out
-    )
-    return ["", f"{FOOTNOTE}{', '.join(words)}."] if words else []
 
 
 def metric_of(groups: Sequence[Group]) -> str:

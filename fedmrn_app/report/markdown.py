@@ -1,7 +1,7 @@
 """The tables of `fedmrn-report`: each is a DataFrame of text, printed as Markdown.
 
-Numbers are means over the seeds of a group, with the sample standard deviation behind `±`. The final metric is the mean
-over the `last` rounds; a `RunError` refuses runs that have fewer.
+Numbers are means over the seeds of a group, with half of the 95% confidence interval behind `±`. The final metric is
+the mean over the `last` rounds; a `RunError` refuses runs that have fewer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import numpy as np
 import pandas as pd
 
 from fedmrn_app.errors import RunError
-from fedmrn_app.report.groups import Floats, Group, final_of, metric_of
+from fedmrn_app.report.groups import Group, final_of, metric_of
+from fedmrn_app.report.intervals import percent, spread
+from fedmrn_app.report.notes import dense_note, remarks
 from fedmrn_app.report.published import PARTITIONS
 from fedmrn_app.report.run_names import format_setting
 from fedmrn_app.report.runs import data_of, read_run, unreadable
@@ -32,19 +34,13 @@ def without_empty_columns(table: pd.DataFrame) -> pd.DataFrame:
     return table.loc[:, (table != "").any().to_numpy()]
 
 
-def percent(values: Floats) -> str:
-    """Return the mean over runs in percent, and the standard deviation if there are several runs."""
-    spread = f" ± {100 * values.std(ddof=1):.2f}" if len(values) > 1 else ""
-    return f"{100 * values.mean():.2f}{spread}"
-
-
 def each_run(summaries: Sequence[Path]) -> list[str]:
     """Return the lines of a table with a row for each run. If the headline metrics differ, each value names its own.
 
     Raises:
         RunError: a run's files are not those of a finished run.
     """
-    runs = [read_run(path, with_settings=False) for path in summaries]
+    runs = [read_run(path, with_settings=(path.parent / "config.yaml").is_file()) for path in summaries]
     metrics = {run.summary.get("metric") for run in runs}
     metric = f" {str(metrics.pop()).replace('_', ' ')}" if len(metrics) == 1 else ""
     head = [
@@ -54,10 +50,13 @@ def each_run(summaries: Sequence[Path]) -> list[str]:
     rows = []
     for run in runs:
         try:
-            rows.append(_run_row(run.summary, run.rounds.iloc[-1], named=not metric))
+            name, *cells = _run_row(run.summary, run.rounds.iloc[-1], named=not metric)
+            rows.append([f"{name} †" if run.remark else name, *cells])
         except (ValueError, TypeError, KeyError) as error:
             raise unreadable(run.folder, error) from error
-    return markdown(pd.DataFrame(rows, columns=head), "|---" * len(head) + "|")
+    named = [(run, run.strategy) for run in runs]
+    below = [line for note in (*dense_note(named), *remarks(named)) for line in ("", note)]
+    return [*markdown(pd.DataFrame(rows, columns=head), "|---" * len(head) + "|"), *below]
 
 
 def _run_row(summary: Mapping[str, Any], last: Mapping[str, float], *, named: bool) -> list[str]:
@@ -88,7 +87,7 @@ def means(groups: Sequence[Group], last: int = 1) -> pd.DataFrame:
         bits = [group.summary(f"{way}_bits_per_parameter") for way in ("uplink", "downlink", "total")]
         bits += [group.curve(f"{way}_bits_per_parameter")[:, -1] for way in ("uplink", "downlink")]
         rows.append([
-            *_labels(group), str(group.least_rounds), percent(group.final(last)), percent(best),
+            *_labels(group), str(group.least_rounds), percent(group, group.final(last)), percent(group, best),
             "" if paper is None else f"{paper:.1f}",
             "" if paper is None else f"{100 * best.mean() - paper:+z.1f}",
             *(f"{values.mean():.3f}" for values in bits),
@@ -98,7 +97,7 @@ def means(groups: Sequence[Group], last: int = 1) -> pd.DataFrame:
 
 
 def _labels(group: Group) -> list[str]:
-    return [group.name, group.data, str(len(group.runs))]
+    return [group.label, group.data, str(len(set(group.seeds)))]
 
 
 def across(groups: Sequence[Group], last: int) -> pd.DataFrame:
@@ -126,15 +125,25 @@ def across(groups: Sequence[Group], last: int) -> pd.DataFrame:
 
 def _across_row(row: dict[str, Group], data: Sequence[str], last: int) -> list[str]:
     groups = list(row.values())
-    cells = [groups[0].name, _span([len(g.runs) for g in groups]), _span([g.least_rounds for g in groups])]
+    cells = [
+        _marked(groups, groups[0].name),
+        _span([len(set(g.seeds)) for g in groups]),
+        _span([g.least_rounds for g in groups]),
+    ]
     for name in data:
         if (group := row.get(name)) is None:
             cells += ["", ""]
         else:
             paper = "" if group.published is None else f" ({group.published:.1f})"
-            cells += [percent(group.summary(f"best_{group.metric}")) + paper, percent(group.final(last))]
+            best = percent(group, group.summary(f"best_{group.metric}"))
+            cells += [best + paper, percent(group, group.final(last))]
     bits = [[g.summary(f"{way}_bits_per_parameter").mean() for g in groups] for way in ("uplink", "downlink")]
     return [*cells, *(_span(values, ".3f") for values in bits)]
+
+
+def _marked(groups: Sequence[Group], name: str) -> str:
+    """Return the name of a row, marked if a remark was kept with any of its runs."""
+    return max((group.marked(name) for group in groups), key=len)
 
 
 def _data_in_order(groups: Sequence[Group]) -> list[str]:
@@ -181,7 +190,8 @@ def _at_traffic(group: Group, column: str, amount: float, last: int) -> tuple[fl
         return -np.inf, ""
     values = np.take_along_axis(group.trailing(group.metric, last), fitting[:, None] - 1, 1)[:, 0]
     ended = bool((fitting == traffic.shape[1]).any())
-    return float(values.mean()), f"({percent(values)})" if ended else percent(values)
+    text = percent(group, values)
+    return float(values.mean()), f"({text})" if ended else text
 
 
 def choose(groups: Sequence[Group], key: str, last: int) -> pd.DataFrame:
@@ -205,10 +215,10 @@ def choose(groups: Sequence[Group], key: str, last: int) -> pd.DataFrame:
 def _choose_row(row: dict[str, Group], values: Sequence[str], key: str, last: int) -> list[str]:
     groups = list(row.values())
     best = max((value for value in values if value in row), key=lambda value: row[value].final(last).mean())
-    cells = {value: percent(group.final(last)) for value, group in row.items()}
+    cells = {value: percent(group, group.final(last)) for value, group in row.items()}
     cells[best] = f"**{cells[best]}**"
-    labels = [groups[0].name_without(key), groups[0].data]
-    spans = [_span([len(group.runs) for group in groups]), _span([group.least_rounds for group in groups])]
+    labels = [_marked(groups, groups[0].name_without(key)), groups[0].data]
+    spans = [_span([len(set(group.seeds)) for group in groups]), _span([group.least_rounds for group in groups])]
     return [*labels, *spans, *(cells.get(value, "") for value in values), best]
 
 
@@ -222,7 +232,7 @@ def _numbers_first(value: str) -> tuple[bool, Any]:
 def until(groups: Sequence[Group], value: float) -> pd.DataFrame:
     """Return rounds, seconds and traffic up to the first round whose metric is at least `value`, means over seeds."""
     head = ["run", "data", "seeds", "rounds", "seconds", "of them after the first round", "MB up", "MB both ways"]
-    return pd.DataFrame([[group.name, group.data, *_until(group, value)] for group in groups], columns=head)
+    return pd.DataFrame([[group.label, group.data, *_until(group, value)] for group in groups], columns=head)
 
 
 def _until(group: Group, value: float) -> list[str]:
@@ -253,8 +263,8 @@ def tested(groups: Sequence[Group]) -> pd.DataFrame:
     for group in groups:
         scores = [score_on_test(run.folder) for run in group.runs]
         rows.append([
-            *_labels(group), str(group.least_rounds), percent(group.final(1)),
-            percent(np.array([score.headline for score in scores])),
+            *_labels(group), str(group.least_rounds), percent(group, group.final(1)),
+            percent(group, np.array([score.headline for score in scores])),
             f"{np.mean([score.loss for score in scores]):.4f}",
         ])  # fmt: skip
     head = ["run", "data", "seeds", "rounds", f"final {name}, %", f"test {name}, %", "test loss"]
@@ -286,7 +296,7 @@ def _losses(groups: Sequence[Group]) -> pd.DataFrame:
     for group in groups:
         beside = baselines.get(group.data, [])
         if group.strategy != "fedavg" and len(beside) == 1:
-            pairs.setdefault((group.fact("dataset"), group.name), []).append((group, beside[0]))
+            pairs.setdefault((group.fact("dataset"), group.label), []).append((group, beside[0]))
     rows = []
     for (dataset, name), found in pairs.items():
         sums = [sum(_mean(group, which) - _mean(base, which) for group, base in found) for which in ("best", "final")]
@@ -308,14 +318,11 @@ def _gaps(groups: Sequence[Group]) -> pd.DataFrame:
         loss, metric = (group.curve(f"{name}_gap")[:, -1] for name in ("loss", group.metric))
         if np.isfinite(loss).all():
             metric = 100 * metric
-            loss_cells = [_signed(loss, 4), f"{np.abs(loss).mean():.4f}"]
-            rows.append([group.name, group.data, *loss_cells, _signed(metric, 3), f"{np.abs(metric).mean():.3f}"])
+            loss_cells = [spread(group, loss, "+.4f"), f"{np.abs(loss).mean():.4f}"]
+            rows.append(
+                [group.label, group.data, *loss_cells, spread(group, metric, "+.3f"), f"{np.abs(metric).mean():.3f}"]
+            )
     return pd.DataFrame(rows, columns=["run", "data", "loss", "absolute", "metric, points", "absolute"])
-
-
-def _signed(values: Floats, digits: int) -> str:
-    spread = f" ± {values.std(ddof=1):.{digits}f}" if len(values) > 1 else ""
-    return f"{values.mean():+.{digits}f}{spread}"
 
 
 def _times(groups: Sequence[Group]) -> pd.DataFrame:
@@ -324,7 +331,7 @@ def _times(groups: Sequence[Group]) -> pd.DataFrame:
         train, compress = (group.curve(f"{name}_seconds").mean() for name in ("train", "compress"))
         shares = [group.curve(name).mean() for name in ("model_rate", "held_share")]
         rows.append([
-            group.name, group.data, f"{group.curve('seconds').mean():.2f}", f"{train:.3f}", f"{compress:.4f}",
+            group.label, group.data, f"{group.curve('seconds').mean():.2f}", f"{train:.3f}", f"{compress:.4f}",
             f"{train + compress:.3f}", f"{compress / train:.1%}" if train > 0 else "",
             *("" if np.isnan(share) else f"{share:.4f}" for share in shares),
         ])  # fmt: skip

@@ -10,8 +10,9 @@ from typing import Any
 import pandas as pd
 
 from fedmrn_app.report.figures import draw
-from fedmrn_app.report.groups import Group, footnote
+from fedmrn_app.report.groups import Group
 from fedmrn_app.report.markdown import extra_tables, markdown, means, titled, without_empty_columns
+from fedmrn_app.report.notes import notes
 from fedmrn_app.results.atomic_io import write_durably
 
 _CAPTIONS = {
@@ -35,29 +36,35 @@ figcaption { font-size: 13px; color: #444; }
 @media print { body { margin: 0; max-width: none; } figure, table { break-inside: avoid; } }
 """
 _NOTE = (
-    "Means over seeds, with the standard deviation where there are several. The paper's figures are the best test "
+    "Numbers are means over seeds. The paper's figures are the best test "
     "accuracies of Li et al. 2024, beside runs of as many rounds; the difference is best less paper, in points."
 )
 
 
-def write_page(groups: Sequence[Group], folder: Path, last: int = 1) -> Path:
+def write_page(
+    groups: Sequence[Group], folder: Path, last: int = 1, compared: tuple[str, pd.DataFrame] | None = None
+) -> Path:
     """Write `report.html`, `report.md` and the figures into a folder, and return the path of the HTML page.
 
     Args:
         groups: the groups, a row of the table and a line of the figures each.
         folder: target, created if necessary.
         last: number of rounds over which metrics and losses are means, the last ones or those up to each round.
+        compared: settings of the run that all are compared with, and the table of the differences.
 
     Raises:
         RunError: a run has fewer rounds.
     """
     table, extra = without_empty_columns(means(groups, last)), extra_tables(groups)
+    if compared:
+        extra = {f"Difference from {compared[0]}": compared[1]} | extra
     folder.mkdir(parents=True, exist_ok=True)
     figures = draw(groups, last)
     for name, (svg, png) in figures.items():
         write_durably(folder / f"{name}.svg", svg.encode())
         write_durably(folder / f"{name}.png", png)
-    note = " ".join([*footnote(groups)[1:], _NOTE, *(f"Made with {words}." for words in _provenance(groups))])
+    below = [line for one in (table, *extra.values()) for line in notes(one, groups) if line]
+    note = " ".join([*dict.fromkeys(below), _NOTE, *(f"Made with {words}." for words in _provenance(groups))])
     parts = ["\n".join(markdown(table)), note]
     parts += [f"![{_CAPTIONS[name]}]({name}.svg)\n\n{_CAPTIONS[name]}" for name in figures]
     parts += ["\n".join(titled(title, other)) for title, other in extra.items()]

@@ -18,6 +18,7 @@ from fedmrn_app.results.resume import flatten
 
 # Settings that do not change what is computed, or that stand in columns of their own.
 _NOT_IN_NAMES = {"seed", "resume", "restarts", "round_timeout", "node_timeout", "strategy.name", "dataset.path"}
+REMARK = "remark.txt"
 LATTICE_ONLY = ("downlink.step", "downlink.memory")  # without effect where the downlink has another form
 # The values of keys that a run of an older version does not have.
 _DEFAULTS = {field.name: field.default for field in fields(Config) if field.default is not MISSING}
@@ -32,12 +33,14 @@ class Run:
         summary: the content of summary.json.
         settings: the configuration by dotted keys.
         rounds: the content of rounds.csv, a row for each round.
+        remark: the content of remark.txt, one line that a reader of the run's results must know; may be missing.
     """
 
     folder: Path
     summary: Mapping[str, Any]
     settings: Mapping[str, Any]
     rounds: pd.DataFrame
+    remark: str = ""
 
     @property
     def strategy(self) -> str:
@@ -103,7 +106,9 @@ def read_run(path: Path, *, with_settings: bool = True) -> Run:
         summary = json.loads(path.read_text())
         if rounds.empty or "strategy" not in summary:
             raise ValueError("rounds.csv has no rounds" if rounds.empty else "summary.json names no strategy")
-        return Run(folder=folder, summary=summary, settings=settings, rounds=rounds)
+        remark = folder / REMARK
+        words = " ".join(remark.read_text().split()) if remark.is_file() else ""
+        return Run(folder=folder, summary=summary, settings=settings, rounds=rounds, remark=words)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, YAMLError) as error:
         raise unreadable(folder, error) from error
 

@@ -67,7 +67,13 @@ class Progress:
         self._begin = self._round_begin = self.clock()
 
     def end_round(
-        self, state: GlobalState, done: RoundReport, uplink: Sequence[int], downlink: Sequence[int]
+        self,
+        state: GlobalState,
+        done: RoundReport,
+        uplink: Sequence[int],
+        downlink: Sequence[int],
+        *,
+        rejected_uplink: int = 0,
     ) -> dict[str, float]:
         """Record a finished round and return the metrics.
 
@@ -76,6 +82,7 @@ class Progress:
             done: what happened in the round.
             uplink: bytes of each usable reply.
             downlink: bytes sent to each client.
+            rejected_uplink: bytes of all replies that were read and not used.
         """
         sampled = self._sampled(state, done.number)
         server, layout = self.protocol.method.server, self.protocol.layout
@@ -84,7 +91,7 @@ class Progress:
             reached = evaluate(self.model, self.task, self.splits.test)
             train = None if self.splits.train is None else evaluate(self.model, self.task, self.splits.train)
         now = self.clock()
-        bytes_up, bytes_down = _mean(uplink), _mean(downlink)
+        bytes_up, bytes_down = _per_usable_reply(uplink, rejected_uplink), _mean(downlink)
         bits = 8 / self.model.parameter_count
         row = Round(
             round=done.number,
@@ -138,6 +145,10 @@ def progress_line(row: Round, rounds: int, seconds_left: float) -> str:
         f"downlink {row.downlink_bits_per_parameter:.2f}, total {row.total_bits_per_parameter:.2f}{private}  "
         f"{row.seconds:.1f} s, {int(seconds_left) // 60}:{int(seconds_left) % 60:02d} left{failed}"
     )
+
+
+def _per_usable_reply(uplink: Sequence[int], rejected: int) -> float:
+    return (sum(uplink) + rejected) / len(uplink) if uplink else math.nan
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -22,7 +22,8 @@ class Round:
         train_loss: loss of local training.
         loss_gap: loss of the global model on the train split less that on the test split, with `evaluate_train`.
         headline_gap: the same difference of the headline metric.
-        uplink_bytes: bytes of a client's whole reply.
+        uplink_bytes: bytes of all whole replies that the server read, usable and rejected, divided by the number of
+            usable ones, so that this times `clients_ok` is the traffic of the round.
         uplink_bits_per_parameter: the same in bits, divided by the number of trained parameters.
         downlink_bytes: bytes of the content sent to a client.
         downlink_bits_per_parameter: the same in bits, divided by the number of trained parameters.

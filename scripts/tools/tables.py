@@ -2,7 +2,8 @@
 
     python -m scripts.tools.tables README.md docs/results.md docs/scale.md
 
-A line such as `<!-- fedmrn-report --mean results/digits -->` stands above a table; folders are the repository's.
+A line such as `<!-- fedmrn-report --mean results/digits -->` stands above a table; folders are the repository's. A line
+such as `<!-- claims results/claims.yaml -->` stands above a table of claims, each beside the difference of two runs.
 """
 
 from __future__ import annotations
@@ -12,13 +13,26 @@ import re
 import shlex
 from pathlib import Path
 
+import pandas as pd
+import yaml
+
 from fedmrn_app.errors import RunError
 from fedmrn_app.report.cli import add_kinds, table_of
-from fedmrn_app.report.groups import FOOTNOTE
+from fedmrn_app.report.comparison import against
+from fedmrn_app.report.groups import Group, read_groups
+from fedmrn_app.report.markdown import markdown
+from fedmrn_app.report.notes import STARTS, notes, remarks
 from fedmrn_app.report.runs import find_summaries
 
 ROOT = Path(__file__).resolve().parents[2]
-_TABLE = re.compile(rf"<!-- fedmrn-report (?P<words>.+) -->\n\n(?P<rows>(?:\|.*\n)*(?:\n{FOOTNOTE}.*\n)?)")
+_NOTE = "|".join(map(re.escape, STARTS))
+_TABLE = re.compile(
+    rf"<!-- (?P<kind>fedmrn-report|claims) (?P<words>.+) -->\n\n(?P<rows>(?:\|.*\n)*(?:\n(?:{_NOTE}).*\n)*)"
+)
+_HEAD = [
+    "claim", "runs", "common seeds", "mean of the last rounds, difference in points", "verdict",
+    "best round, difference in points", "verdict", "what became of it",
+]  # fmt: skip
 
 
 def main() -> None:
@@ -40,7 +54,9 @@ def filled(text: str) -> str:
 
     def table(found: re.Match[str]) -> str:
         end = "" if found["rows"] else "\n"  # where none stood yet, what follows is a paragraph of its own
-        return f"<!-- fedmrn-report {found['words']} -->\n\n{_rows(found['words'])}{end}"
+        lines = _claims(ROOT / found["words"]) if found["kind"] == "claims" else _report(found["words"])
+        rows = "".join(f"{line}\n" for line in lines)
+        return f"<!-- {found['kind']} {found['words']} -->\n\n{rows}{end}"
 
     return _TABLE.sub(table, text)
 
@@ -60,10 +76,46 @@ def parse(words: str) -> argparse.Namespace:
         raise RunError(f"{words}: is not what `fedmrn-report` is told to print a table") from None
 
 
-def _rows(words: str) -> str:
+def _report(words: str) -> list[str]:
     said = parse(words)
-    lines = table_of(find_summaries(said.folders), said)
-    return "".join(f"{line}\n" for line in lines)
+    return table_of(find_summaries(said.folders), said)
+
+
+def _claims(file: Path) -> list[str]:
+    """Return the table of a file of claims.
+
+    Each claim has a text (`claim`) and what became of it (`outcome`). If two runs can decide it, it has the words of
+    the report (`report`, with --against), and the name (`run`) and perhaps the data (`data`) of the row that counts.
+    """
+    rows: list[list[str]] = []
+    below: dict[str, None] = {}
+    read: dict[tuple[Path, ...], list[Group]] = {}
+    for entry in yaml.safe_load(file.read_text()):
+        cells = [entry.get("runs", ""), "", "", "", "", ""]
+        if "report" in entry:
+            said = parse(entry["report"])
+            folders = tuple(said.folders)
+            groups = read[folders] = read.get(folders) or read_groups(find_summaries(folders))
+            cells = _difference(entry, against(groups, said.against, said.last), said.last)
+            named = [(run, group.strategy) for group in groups for run in group.runs if group.label in cells[0]]
+            below |= dict.fromkeys(remarks(named))
+        rows.append([entry["claim"], *cells, entry["outcome"]])
+    table = pd.DataFrame(rows, columns=_HEAD)
+    return [*markdown(table), *notes(table, []), *(line for note in below for line in ("", note))]
+
+
+def _difference(entry: dict[str, str], table: pd.DataFrame, last: int) -> list[str]:
+    """Return the cells of a claim between its text and what became of it.
+
+    Raises:
+        RunError: not exactly one row of the report has the name and the data of the claim.
+    """
+    found = [row for row in table.to_numpy() if row[0].removesuffix(" †") == entry["run"]]
+    found = [row for row in found if entry.get("data") in (None, row[2])]
+    if len(found) != 1:
+        raise RunError(f"{entry['claim']}: {len(found)} rows are named {entry['run']}, of {', '.join(table['run'])}")
+    run, other, data, rounds, *cells = found[0]
+    return [f"{run} against {other}; {data}; last {last} of {rounds} rounds", *cells[:5]]
 
 
 if __name__ == "__main__":

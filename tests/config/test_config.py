@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 import pytest
 
 from fedmrn_app.config.build import find_conf, read_config, resolve_from_data
-from fedmrn_app.config.compose import GROUPS, compose_values, load_config, parse_overrides, quote_override
+from fedmrn_app.config.compose import GROUPS, choices_of, compose_values, load_config, parse_overrides, quote_override
 from fedmrn_app.config.resolved import read_resolved, write_resolved
 from fedmrn_app.config.schema import Config
 from fedmrn_app.config.sweep import open_sweep
@@ -71,6 +71,17 @@ def test_settings_of_the_paper() -> None:
     assert (hundred[0].partition.alpha, hundred[1].partition.labels_per_client) == (0.2, 20)
     for data in ("fmnist", "svhn", "cifar10", "cifar100"):
         assert load_config((f"experiment={data}_dirichlet",)).partition.balancing == "niid_bench"
+
+
+_OF_LI2024 = ("fmnist_", "svhn_", "cifar10_", "cifar100_", "shakespeare", "segmentation", "fedmrn/")
+
+
+@pytest.mark.parametrize("experiment", [name for name in choices_of("experiment") if name.startswith(_OF_LI2024)])
+def test_experiments_of_the_paper_send_the_dense_part_in_float32(experiment: str) -> None:
+    parts = (["part=shakespeare"], ["part=pascal_voc"]) if experiment == "fedmrn/table3" else ([],)
+    for part, strategy in itertools.product(parts, ("fedavg", "fedmrn", "eden")):
+        config = load_config((f"experiment={experiment}", f"strategy={strategy}", *part))
+        assert (config.uplink.dense_bits, config.uplink.bits, config.downlink.dtype) == (32, None, "float32"), part
 
 
 def test_settings_of_the_other_papers() -> None:

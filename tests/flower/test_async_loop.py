@@ -18,14 +18,14 @@ from fedmrn_app.federation.fedbuff import BufferedReply, FedBuff
 from fedmrn_app.federation.protocol import GlobalState, Order
 from fedmrn_app.federation.report import RoundReport
 from fedmrn_app.flower.async_loop import AsyncLoop, AsyncSettings
-from fedmrn_app.flower.messages import lost_content
+from fedmrn_app.flower.messages import content_bytes, lost_content
 from fedmrn_app.flower.stragglers import draw_stragglers
 from fedmrn_app.flower.strategy import FinishedRound
 from fedmrn_app.flower.timeouts import RoundTimeout
 from fedmrn_app.methods.mask_decoding import MaskedNoise
 from fedmrn_app.runtime.simulation import run_simulation
 from fedmrn_app.wire.payload import encode_payload
-from tests.flower.support import CONFIG, Behaviour, Directory, FakeGrid, good_reply, node_of
+from tests.flower.support import CONFIG, Behaviour, Directory, FakeGrid, good_payload, good_reply, node_of, reply_with
 from tests.reference import AGREEMENT, SAMPLES, STATE, made_up_payload, mean_of
 from tests.supernodes import Federation
 
@@ -146,6 +146,17 @@ def test_clients_that_fail_are_logged_and_end_the_run_when_most_do() -> None:
     with pytest.raises(RunError) as caught:
         train(clients(broken=SAMPLES), 6, lines)
     assert caught.value.code == "clients-fail"
+
+
+def test_bytes_of_rejected_replies_are_counted() -> None:
+    def cut(message: Message) -> Message:
+        return reply_with(message, encode_payload(good_payload(message))[:-1])
+
+    grid = clients()
+    grid.nodes[node_of(first_asked())] = cut
+    (finished,) = train(grid, 1, [])
+    assert [one.client for one in finished.report.failed] == [first_asked()]
+    assert finished.rejected_uplink == content_bytes(cut(grid.asked[0]).content)
 
 
 def test_a_client_that_takes_too_long_is_given_up() -> None:

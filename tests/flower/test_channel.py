@@ -108,6 +108,8 @@ def test_a_client_that_lost_something_is_asked_again_once(again: bool) -> None:
     assert (outcomes(answers)[1] == "good") == again
     assert [message.metadata.dst_node_id for message in grid.asked] == [5, 6, 6]
     assert answers[1].downlink_bytes == sum(content_bytes(message.content) for message in grid.asked[1:])
+    last = GOOD if again else lost_content("version")
+    assert answers[1].uplink_bytes == content_bytes(lost_content("version")) + content_bytes(last)
     if not again:
         assert outcomes(answers)[1] == "lost"
 
@@ -129,8 +131,10 @@ def test_a_reply_of_another_node_is_refused() -> None:
 
 
 def test_a_reply_that_is_too_long_is_refused() -> None:
-    grid = grid_of({5: 0.0, 6: 0.0}, node6=payload_content(b"0" * 6000))
-    assert outcomes(ask(grid)) == ["good", "too-long"]
+    long = payload_content(b"0" * 6000)
+    answers = ask(grid_of({5: 0.0, 6: 0.0}, node6=long))
+    assert outcomes(answers) == ["good", "too-long"]
+    assert answers[1].uplink_bytes == content_bytes(long)
 
 
 def test_a_simulation_is_not_polled_and_holds_few_messages_at_a_time() -> None:

@@ -73,6 +73,10 @@ def for_another(message: Message) -> Message:
     return reply_with(message, encode_payload(made_up_payload((client + 1) % 6, 7)))
 
 
+def cut_reply(message: Message) -> Message:
+    return reply_with(message, encode_payload(good_payload(message))[:-1])
+
+
 BAD: dict[str, Any] = {
     "error": Error(1, "boom"),
     "empty": RecordDict(),
@@ -81,7 +85,7 @@ BAD: dict[str, Any] = {
     "two payloads": two_payloads,
     "two fields": two_fields,
     "no bytes": lambda message: reply_with(message, b""),
-    "cut": lambda message: reply_with(message, encode_payload(good_payload(message))[:-1]),
+    "cut": cut_reply,
     "lie about samples": lying_reply,
     "of another client": for_another,
 }
@@ -202,6 +206,18 @@ def test_traffic_counts_framing() -> None:
     assert finished.uplink == [content_bytes(good_reply(message).content) for message in run.grid.asked]
     assert finished.downlink == [content_bytes(message.content) for message in run.grid.asked]
     assert min(finished.downlink) > 4 * (D + M)
+
+
+def test_bytes_of_rejected_replies_are_counted() -> None:
+    first = drawn(clients_per_round=3)
+    run = SmallRun({first[0]: cut_reply}, clients_per_round=3)
+    finished = run.round()
+    assert (len(finished.uplink), finished.rejected_uplink) == (2, content_bytes(cut_reply(run.grid.asked[0]).content))
+    run = SmallRun(dict.fromkeys(first[:2], cut_reply), clients_per_round=3, min_replies=2)  # asks others, too
+    finished = run.round()
+    rejected = [cut_reply(message) for message in run.grid.asked if read_order(message.content).client in first[:2]]
+    assert len(rejected) == 2
+    assert finished.rejected_uplink == sum(content_bytes(reply.content) for reply in rejected)
 
 
 def test_oversampling_closes_a_round_with_the_first_usable_replies() -> None:

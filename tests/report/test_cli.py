@@ -77,6 +77,7 @@ def test_options_choose_the_table_and_write_the_page(tmp_path: Path, report: Rep
     for words, start, foot in (
         (["--mean", "--last", "2"], "| run | data | seeds | rounds | accuracy of the last 2 rounds, % |", True),
         (["--across"], "| run | seeds | rounds | shakespeare, natural: best, % (paper) |", True),
+        (["--against", "strategy=fedavg", "--last", "2"], "| run | against | data | rounds | common seeds |", False),
         (["--until", "0.55"], "| run | data | seeds | rounds | seconds |", True),
         (["--within", "0.001,9"], "| run | data | seeds | 0.001 MB up | 9 MB up |", True),
         (["--choose", "alpha"], "| run | data | seeds | rounds | 1 | 2 | alpha |", False),
@@ -85,6 +86,11 @@ def test_options_choose_the_table_and_write_the_page(tmp_path: Path, report: Rep
         assert code == 0
         assert out.startswith(start)
         assert out.endswith(footnote) is foot
+    code, out, _ = report(runs, "--against", "strategy=fedavg", "--page", page)
+    assert code == 0
+    for text in ((page / name).read_text() for name in ("report.md", "report.html")):
+        assert "Difference from strategy=fedavg" in text
+        assert "Differences are means over the common seeds" in text
     code, out, _ = report(runs, "--tables", "--page", page, "--last", "2", "--keep", tmp_path / "kept")
     assert code == 0
     assert out.endswith(f"\n\npage in {page / 'report.html'}\n\n3 runs kept in {tmp_path / 'kept'}\n")
@@ -114,6 +120,7 @@ def test_folders_without_a_finished_run_are_refused_in_one_line(tmp_path: Path, 
     [
         *([f"--within={amounts}"] for amounts in ("", "3,", "0,3", "-1", "nan", "inf", "many")),
         ["--choose", "strategy.bit"],
+        *(["--against", chosen] for chosen in ("", "strategy", "strategy=fedavg", "strategy=eden seed=")),
         ["--mean", "--last", "4"],
         ["--last", "2"],
         ["--mean", "--last", "0"],

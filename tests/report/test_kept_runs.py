@@ -5,10 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from fedmrn_app.config.compose import compose_values
+from fedmrn_app.errors import RunError
+from fedmrn_app.report.comparison import HIGHER, LOWER, SAME
 from fedmrn_app.report.runs import find_summaries, read_run
 from scripts.tools.tables import ROOT, filled, parse
 
 FILES = [ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "scale.md"]
+RESULTS = FILES[1].read_text()
 RUNS = sorted((ROOT / "results").rglob("summary.json"))
 
 
@@ -31,7 +35,7 @@ def test_changed_number_is_found() -> None:
 def test_new_table_is_separated_from_the_next_paragraph() -> None:
     new = "<!-- fedmrn-report results/digits/methods -->\n\nA paragraph.\n"
     once = filled(new)
-    assert once.endswith(" |\n\nA paragraph.\n")
+    assert once.endswith(" is float32.\n\nA paragraph.\n")
     assert filled(once) == once
 
 
@@ -52,3 +56,60 @@ def test_every_kept_run_is_in_a_table() -> None:
         for folder in parse(words).folders
     }
     assert find_summaries(sorted(folders)) == find_summaries([ROOT / "results"])
+
+
+def test_changed_claim_is_found(tmp_path: Path) -> None:
+    claims = re.search(r"<!-- claims .+ -->\n\n(?:\|.*\n)+", RESULTS)
+    assert claims is not None
+    assert filled(claims[0].replace("-0.88 [", "+0.88 [")).startswith(claims[0])
+    assert "-0.88 [" in claims[0]
+    (tmp_path / "claims.yaml").write_text(
+        "[{claim: a, run: nobody, report: --against strategy=fedavg results/cifar10/label_shard_60_rounds, outcome: b}]"
+    )
+    with pytest.raises(RunError, match="0 rows are named nobody"):
+        filled(f"<!-- claims {tmp_path / 'claims.yaml'} -->\n\n")
+
+
+def test_only_claims_with_a_verdict_are_kept() -> None:
+    cells = [[cell.strip() for cell in line.split("|")] for line in RESULTS.splitlines() if line.count("|") == 9]
+    claims = {row[1]: row for row in cells if row[8].startswith(("kept", "taken back", "now"))}
+    assert len(claims) > 20
+    for row in claims.values():
+        verdict = row[5]
+        assert row[8].startswith("kept") == (verdict in (HIGHER, LOWER)), row
+        assert row[8].startswith("now") == (verdict == SAME), row
+    assert {name[:2] for name in claims if re.match(r"\d\.", name)} == {f"{number}." for number in range(1, 9)}
+
+
+@pytest.mark.parametrize("file", FILES[:2], ids=lambda file: file.name)
+def test_intervals_in_the_text_stand_in_a_table(file: Path) -> None:
+    interval = re.compile(r"\[[+-]\d+\.\d\d, [+-]\d+\.\d\d\]")
+    tables = {found for line in RESULTS.splitlines() if line.startswith("|") for found in interval.findall(line)}
+    text = " ".join(line for line in file.read_text().splitlines() if not line.startswith("|"))
+    assert set(interval.findall(text)) <= tables
+    assert len(tables) > 10
+
+
+def test_runs_of_another_estimator_are_marked() -> None:
+    for path in RUNS:
+        run = read_run(path)
+        one_bit = run.strategy == "drive" or (run.strategy == "eden" and run.settings["strategy.bits"] == 1)
+        assert bool(run.remark) == (one_bit and run.summary["dataset"] != "digits"), path
+
+
+def test_commands_send_the_dense_part_as_the_kept_runs_did() -> None:
+    kept: dict[str, set[int]] = {}
+    for path in RUNS:
+        run = read_run(path)
+        if run.summary["dataset"] != "digits":
+            kept.setdefault(run.strategy, set()).add(run.settings["uplink.dense_bits"])
+    assert kept.pop("fedavg") == {32}
+    assert set().union(*kept.values()) == {6}
+    text = re.sub(r"\s+#.*", "", RESULTS)
+    commands = re.findall(r"^fedmrn (experiment=.+)$|`fedmrn (experiment=[^`]+)`", text, re.MULTILINE)
+    assert len(commands) > 15
+    for words in ((first or second).split() for first, second in commands):
+        values = compose_values([word for word in words if "NAME" not in word and "RATE" not in word])
+        strategy = values["strategy"]["name"]
+        float32 = strategy == "fedavg" or "rounds=1" in words  # the command that shows what float32 takes
+        assert values["uplink"]["dense_bits"] == (32 if float32 else 6), words

@@ -34,7 +34,9 @@ def test_runs_that_differ_only_in_their_seed_are_one_row(runs: list[Path], tmp_p
     assert groups[0].curve("total_mb")[0] == pytest.approx([(900 + 4000) / 1e6, 2 * (900 + 4000) / 1e6])
     write_page(groups, tmp_path / "page")
     rows = (tmp_path / "page" / "report.md").read_text().splitlines()
-    assert rows[2].startswith("| fedmrn | shakespeare, natural | 2 | 2 | 91.00 ± 1.41 | 91.00 ± 1.41 | 51.1 | +39.9 |")
+    assert rows[2].startswith(
+        "| fedmrn | shakespeare, natural | 2 | 2 | 91.00 ± 12.71 | 91.00 ± 12.71 | 51.1 | +39.9 |"
+    )
     assert rows[3].startswith("| eden strategy.bits=1 | shakespeare, natural | 1 | 2 | 80.00 | 80.00 | 49.6 | +30.4 |")
     assert rows[:5] == markdown(means(groups))
 

@@ -3,7 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from fedmrn_app.report.groups import Group, footnote, read_groups
+import pandas as pd
+
+from fedmrn_app.report.groups import Group, read_groups
+from fedmrn_app.report.notes import notes
 from tests.run_folder import make_run
 
 
@@ -16,6 +19,10 @@ def group_runs(folder: Path, *runs: tuple[str, str, dict[str, Any]]) -> list[Gro
         data = ("shakespeare", partition)
         summaries.append(make_run(folder / str(number), strategy, 0, (0.5,), data, top=top, **own))
     return read_groups(summaries)
+
+
+def footnote(groups: list[Group], *left_out: str) -> list[str]:
+    return notes(pd.DataFrame({"run": ["a"]}), groups, *left_out)
 
 
 def names(groups: list[Group]) -> list[str]:
