@@ -77,12 +77,17 @@ def check_rounds(config: Config, method: Method) -> None:
     refuse(config, conflicts)
 
 
-def check_data(config: Config, task: Task) -> None:
+def check_data(config: Config, task: Task, method: Method) -> None:
     """Refuse a partition or a treatment of labels that the task's data do not allow."""
     absent, labels = config.local.absent_labels, config.partition.labels_per_client
-    no_labels = absent != "kept" and not isinstance(task, Classification)
-    reason = f"{task.name} has no label for each sample; say local.absent_labels=kept"
-    refuse(config, [(no_labels, "local.absent_labels", reason)])
+    unlabelled, reason = not isinstance(task, Classification), f"{task.name} has no label for each sample; say"
+    refuse(
+        config,
+        [
+            (unlabelled and absent != "kept", "local.absent_labels", f"{reason} local.absent_labels=kept"),
+            (unlabelled and method.codec.tells_labels, "strategy.label_rows", f"{reason} strategy.label_rows=all"),
+        ],
+    )
     classes = task.inputs().get("classes")
     if config.partition.name != "label_shard" or labels is None or classes is None:
         return

@@ -113,6 +113,8 @@ class Codec(ABC):
     body.
     """
 
+    tells_labels: bool = False  # whether a body says which labels the client has
+
     @abstractmethod
     def encode(self, x: Float32Array, context: SharedContext, seed: int, private_seed: int) -> Body:
         """Return the body of a trained vector.

@@ -55,7 +55,10 @@ WRONG = [
     ("submodel", {"capacities": []}), ("submodel", {"radius": 0.0}), ("submodel", {"windows": "nested"}),
     ("submodel", {"draws": "x"}), ("submodel", {"assignment": "x"}), ("submodel", {"starts": 0}),
     ("submodel", {"output_lr": 0.1, "granularity": "channel"}),
-    ("submodel", {"output_lr": 0.1, "windows": "fedrolex"}), *((name, {"nonsense": 1}) for name in METHODS),
+    ("submodel", {"output_lr": 0.1, "windows": "fedrolex"}),
+    ("submodel", {"output_lr": 0.1, "windows": "fedrolex_backward"}),
+    ("submodel", {"label_rows": "own", "granularity": "channel"}),
+    ("submodel", {"label_rows": "own", "aggregate": "coverage"}), *((name, {"nonsense": 1}) for name in METHODS),
 ]  # fmt: skip
 
 
