@@ -45,8 +45,8 @@ def check_rounds(config: Config, method: Method) -> None:
     asynchronous = config.server == "async"
     up_to_all = f"must be from 1 to clients={clients}"
     same_disk = (
-        "with error feedback a client must find what it left on its disk, and it may be on another machine each time; "
-        "say strategy.error_feedback=false"
+        "a client must find what it left on its disk, and it may be on another machine each time; say "
+        f"strategy.{'error_feedback=false' if method.error_feedback else 'moments=restarted'}"
     )
     replies = "in a private run who is in a round must not depend on who replies; say "
     other_weights = f"strategy={method.name} sends each client other weights; say downlink.memory=false"
@@ -59,7 +59,7 @@ def check_rounds(config: Config, method: Method) -> None:
         (drawn > clients, "clients_per_round", up_to_all),
         ((config.min_clients or 1) > clients, "min_clients", up_to_all),
         ((config.simulation.nodes or 1) > clients, "simulation.nodes", up_to_all),
-        (config.ray.address is not None and method.error_feedback, "ray.address", same_disk),
+        (config.ray.address is not None and method.keeps_memory, "ray.address", same_disk),
         (config.min_replies > drawn, "min_replies", f"must be from 1 to clients_per_round={drawn}"),
         (private and config.oversample > 1, "oversample", f"{replies}oversample=1"),
         (private and config.min_replies > 1, "min_replies", f"{replies}min_replies=1"),
