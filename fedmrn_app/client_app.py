@@ -43,7 +43,7 @@ def query(message: Message, context: Context) -> Message:
         node = Node.of(message, context)
         clients = node.clients()
         worker = open_worker(message, context)
-        if worker.method.error_feedback:
+        if worker.method.keeps_memory:
             node.residuals().begin()
         elif worker.settings.keeps_versions:
             with contextlib.suppress(StateError):  # without versions the node only receives more
@@ -70,16 +70,16 @@ def train(message: Message, context: Context) -> Message:
     if client not in node.clients():
         reason = f"client={client}: this node does not host it"
         raise PayloadError(reason, code="client", key="client", value=client)
-    residuals = node.residuals() if worker.method.error_feedback else None
-    residual = None if residuals is None else residuals.read(client, number)
+    residuals = node.residuals() if worker.method.keeps_memory else None
+    memory = None if residuals is None else residuals.read(client, number)
     versions = node.versions() if worker.settings.keeps_versions else None
     version = None if versions is None or order.base == 0 else versions.read(client)
     try:
-        reply = worker.train(order, ClientState(residual, version))
+        reply = worker.train(order, ClientState(memory, version))
     except VersionError:
         return Message(lost_content("version"), reply_to=message)
-    if residuals is not None and reply.state.residual is not None:
-        residuals.write(client, number, reply.state.residual)
+    if residuals is not None and reply.state.memory is not None:
+        residuals.write(client, number, reply.state.memory)
     if versions is not None and reply.state.version is not None:
         versions.write(client, reply.state.version)
     return Message(payload_content(reply.payload), reply_to=message)

@@ -83,7 +83,7 @@ def check(config: Config) -> None:
     check_rounds(config, method)
     check_privacy(config, method)
     torch_device(config)
-    check_data(config, task)
+    check_data(config, task, method)
     if not task.inputs():
         return  # the data will tell
     if names_own_model(config):

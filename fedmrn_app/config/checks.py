@@ -45,8 +45,8 @@ def check_rounds(config: Config, method: Method) -> None:
     asynchronous = config.server == "async"
     up_to_all = f"must be from 1 to clients={clients}"
     same_disk = (
-        "with error feedback a client must find what it left on its disk, and it may be on another machine each time; "
-        "say strategy.error_feedback=false"
+        "a client must find what it left on its disk, and it may be on another machine each time; say "
+        f"strategy.{'error_feedback=false' if method.error_feedback else 'moments=restarted'}"
     )
     replies = "in a private run who is in a round must not depend on who replies; say "
     other_weights = f"strategy={method.name} sends each client other weights; say downlink.memory=false"
@@ -59,7 +59,7 @@ def check_rounds(config: Config, method: Method) -> None:
         (drawn > clients, "clients_per_round", up_to_all),
         ((config.min_clients or 1) > clients, "min_clients", up_to_all),
         ((config.simulation.nodes or 1) > clients, "simulation.nodes", up_to_all),
-        (config.ray.address is not None and method.error_feedback, "ray.address", same_disk),
+        (config.ray.address is not None and method.keeps_memory, "ray.address", same_disk),
         (config.min_replies > drawn, "min_replies", f"must be from 1 to clients_per_round={drawn}"),
         (private and config.oversample > 1, "oversample", f"{replies}oversample=1"),
         (private and config.min_replies > 1, "min_replies", f"{replies}min_replies=1"),
@@ -77,12 +77,17 @@ def check_rounds(config: Config, method: Method) -> None:
     refuse(config, conflicts)
 
 
-def check_data(config: Config, task: Task) -> None:
+def check_data(config: Config, task: Task, method: Method) -> None:
     """Refuse a partition or a treatment of labels that the task's data do not allow."""
     absent, labels = config.local.absent_labels, config.partition.labels_per_client
-    no_labels = absent != "kept" and not isinstance(task, Classification)
-    reason = f"{task.name} has no label for each sample; say local.absent_labels=kept"
-    refuse(config, [(no_labels, "local.absent_labels", reason)])
+    unlabelled, reason = not isinstance(task, Classification), f"{task.name} has no label for each sample; say"
+    refuse(
+        config,
+        [
+            (unlabelled and absent != "kept", "local.absent_labels", f"{reason} local.absent_labels=kept"),
+            (unlabelled and method.codec.tells_labels, "strategy.label_rows", f"{reason} strategy.label_rows=all"),
+        ],
+    )
     classes = task.inputs().get("classes")
     if config.partition.name != "label_shard" or labels is None or classes is None:
         return

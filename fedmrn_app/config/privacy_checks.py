@@ -45,6 +45,11 @@ def check_privacy(config: Config, method: Method) -> None:
             "publishes the model's loss on clients' rows; with privacy say evaluate_train=false",
         ),
         (
+            private and method.codec.tells_labels,
+            "strategy.label_rows",
+            "tells the server which labels each client has; with privacy say strategy.label_rows=all",
+        ),
+        (
             privacy.randomized_response is not None and method.randomized_response is None,
             flip,
             f"strategy={method.name} sends no masks of which bits could be flipped; take fedmrn, fedmrns or fedpm",

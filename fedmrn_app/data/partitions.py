@@ -33,6 +33,9 @@ class PartitionConfig:
     # even share of all rows gets no further rows (Li et al. 2022, NIID-Bench, which FedMRN's authors use)
     balancing: Literal["none", "niid_bench"] = "none"
     labels_per_client: Count | None = None  # the exact number of labels of a client
+    # the labels of client i, if each has L of C labels: `drawn` by chance, as Li et al. 2024 describe it; or, as in
+    # their code, the `rotating` labels iL, iL + 1, ..., iL + L - 1, modulo C
+    label_sets: Literal["drawn", "rotating"] = "drawn"
     min_samples: Count = 1  # number of rows that a natural group needs to be a client
     # number of rows drawn for each client, with replacement, for more clients than rows; None shares out each row once
     samples_per_client: Count | None = None
@@ -43,8 +46,13 @@ class PartitionConfig:
         key, allowed = self.scheme.needs
         if key and getattr(self, key) is None:
             raise _error(f"partition.{key}", "null", f"must be {allowed}", ConfigError)
-        if self.samples_per_client is not None and (self.name == "natural" or self.balancing != "none"):
-            other = "partition=natural" if self.name == "natural" else f"balancing={self.balancing}"
+        once = {
+            "partition=natural": self.name == "natural",
+            f"balancing={self.balancing}": self.balancing != "none",
+            f"label_sets={self.label_sets}": self.label_sets != "drawn",
+        }
+        other = next((other for other, applies in once.items() if applies), None)
+        if self.samples_per_client is not None and other is not None:
             problem = f"cannot go with {other}, which shares out every row once; say partition.samples_per_client=null"
             raise _error("partition.samples_per_client", self.samples_per_client, problem, ConfigError)
 
@@ -189,14 +197,14 @@ class LabelShard(Scheme):
         return PathologicalPartitioner(clients, "label", config.labels_per_client, mode, seed=seed)
 
     def share_out(self, samples: Samples, config: PartitionConfig, clients: int, seed: int) -> list[Rows]:
-        """Give each client a window of labels, and each label in equal parts to the clients that have it.
+        """Give each client labels, and each label in equal parts to the clients that have it.
 
-        With fewer clients than labels the windows are spread evenly. Those of flwr-datasets begin one label apart, and
-        would then miss labels.
+        With fewer clients than labels, and with rotating labels, a client has a window of labels. With fewer clients
+        the windows are spread evenly, because those of flwr-datasets begin one label apart and would miss labels.
         """
         all_labels, each = np.asarray(self.labels(samples)), int(config.labels_per_client or 0)
         present = np.unique(all_labels)
-        if clients >= len(present):
+        if clients >= len(present) and config.label_sets == "drawn":
             return super().share_out(samples, config, clients, seed)
         if clients * each < len(present):
             problem = f"{clients} clients have fewer than the {len(present)} labels; take more labels or more clients"
@@ -204,7 +212,8 @@ class LabelShard(Scheme):
         rows = np.random.default_rng(seed).permutation(len(samples))
         labels = all_labels[rows]
         parts: list[list[Rows]] = [[] for _ in range(clients)]
-        first = np.arange(clients) * len(present) // clients
+        numbers = np.arange(clients)
+        first = numbers * each if config.label_sets == "rotating" else numbers * len(present) // clients
         for position, label in enumerate(present):
             holders = np.flatnonzero((position - first) % len(present) < each)
             for client, part in zip(holders, np.array_split(rows[labels == label], len(holders)), strict=True):

@@ -92,7 +92,8 @@ class CoverageMean(WeightedMean):
     def observe(self, client: int, upload: CheckedUpload) -> None:
         """Add the client's weight where it holds the model."""
         super().observe(client, upload)
-        mask = self.mask_of(client)
+        told = upload.contribution.held
+        mask = self.mask_of(client) if told is None else told
         self.holders[slice(None) if mask is None else mask] += upload.weight
 
     def finish(self, sums: RoundSums) -> None:

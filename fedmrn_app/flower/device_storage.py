@@ -1,7 +1,8 @@
 """What clients keep on their disk between rounds, so that it outlives their processes.
 
 Residuals: a server that resumes after a crash may ask again for a round that a client has trained already. So a client
-keeps the residuals of its last rounds, and continues from the latest one of a round before the one that is asked.
+keeps the residuals of its last rounds, and continues from the latest one of a round before the one that is asked. What
+else training keeps from round to round, such as Adam's moments, is stored in the same way.
 
 Versions of the global model: all clients of a round are sent the same version. So a version lies on the disk once, and
 each client that holds it has a link to it, which takes no room. A lost or damaged version is sent whole again.
@@ -52,7 +53,7 @@ def client_folder(folder: Path, client: int) -> Path:
 
 
 class Residuals:
-    """The residuals of error feedback of a run's clients on this device.
+    """The residuals of error feedback, or what else training keeps, of a run's clients on this device.
 
     Attributes:
         folder: of the run.
@@ -64,7 +65,7 @@ class Residuals:
         self.folder = root / run
 
     def read(self, client: int, server_round: int) -> Float32Array | None:
-        """Return the latest residual of a client from before this round, float32 (d,); None if there is none.
+        """Return the latest residual of a client from before this round, float32; None if there is none.
 
         Raises:
             StateError: its file is damaged.
@@ -80,7 +81,7 @@ class Residuals:
         return np.frombuffer(data[32:], "<f4").astype(np.float32)
 
     def write(self, client: int, server_round: int, residual: Float32Array) -> None:
-        """Write a client's residual after a round, float32 (d,), durably.
+        """Write a client's residual after a round, float32, durably.
 
         Raises:
             StateError: it cannot be written.

@@ -69,7 +69,7 @@ class Node:
         return hosted_clients(self.context, clients)
 
     def residuals(self) -> Residuals:
-        """Return the residuals of error feedback that this node keeps of the run."""
+        """Return what clients of the run keep on this node from round to round, such as residuals."""
         root = self.setting("state-path")
         return Residuals(state_folder() if root is None else Path(root), unpack_run(self.config))
 

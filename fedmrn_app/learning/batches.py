@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmrn_app.tasks.task import Samples, Task
@@ -50,11 +51,15 @@ class Batches:
             starts.pop()
         self._bounds = list(zip(starts, [*starts[1:], len(samples)], strict=True))
         self._absent = absent
-        self._labels = None if absent is None else torch.from_numpy(np.unique(np.asarray(samples.y))).to(self._device)
+        self._labels = None if absent is None else torch.from_numpy(self.labels()).to(self._device)
         self._steps = epochs * len(self._bounds) if steps is None else steps
 
     def __len__(self) -> int:
         return self._steps
+
+    def labels(self) -> NDArray[Any]:
+        """Return the labels of which there are samples, ascending."""
+        return np.unique(np.asarray(self._samples.y))
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return islice(self._endless(), self._steps)

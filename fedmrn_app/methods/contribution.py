@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmrn_app.layout import Float32Array
 
@@ -13,7 +14,13 @@ BLOCK = 1 << 15  # elements that are added at a time, so that temporaries stay i
 
 
 class Contribution(ABC):
-    """The checked content of a body."""
+    """The checked content of a body.
+
+    Attributes:
+        held: the weights of which the body has values, bool (d,); None for those that the method selected.
+    """
+
+    held: NDArray[np.bool_] | None = None
 
     @abstractmethod
     def add_to(self, total: Float32Array, weight: np.float32, first: int = 0) -> None:
@@ -31,6 +38,7 @@ class VectorContribution(Contribution):
     """A contribution as a vector, float32 (d,)."""
 
     vector: Float32Array
+    held: NDArray[np.bool_] | None = None
 
     def add_to(self, total: Float32Array, weight: np.float32, first: int = 0) -> None:
         """Add a piece of the vector."""

@@ -51,6 +51,7 @@ class TrainContext:
         weight_decay: see `local_sgd`.
         client: number of the client.
         server_round: number of the round, from 1.
+        memory: what `Trained` kept in the client's last round; None in its first, and for methods that keep nothing.
     """
 
     batches: Batches
@@ -63,6 +64,7 @@ class TrainContext:
     weight_decay: float = 0.0
     client: int = 0
     server_round: int = 0
+    memory: Float32Array | None = None
 
     def sgd(self, model: FlatModel, *, before_step: StepHook = None, update: StepHook = None) -> float:
         """Train `model` on the batches, in place, and return the mean loss; see `local_sgd`."""
@@ -72,16 +74,24 @@ class TrainContext:
 
 @dataclass(frozen=True)
 class Trained:
-    """The result of local training: `x`, float32 (d,), which the codec encodes, and the mean loss."""
+    """The result of local training.
+
+    Attributes:
+        x: what the codec encodes, float32 (d,).
+        loss: mean loss.
+        memory: what the client keeps for its next round, float32 of any length; None for nothing.
+    """
 
     x: Float32Array
     loss: float
+    memory: Float32Array | None = None
 
 
 class LocalTraining:
     """Local training; by default plain SGD as in FedAvg, so that `x` is the update."""
 
     learns_masks: ClassVar[bool] = False  # whether forward passes see masked noise, which an optimizer has to provide
+    keeps_memory: bool = False  # whether a client keeps something for its next round, see `Trained`
 
     def train(self, model: FlatModel, local: TrainContext) -> Trained:
         """Train `model`, which holds the global vector, in place."""
@@ -112,6 +122,8 @@ class Codec(ABC):
     The dense part (biases, batch norm) is not encoded here: it is trained alike by every method and sent beside the
     body.
     """
+
+    tells_labels: bool = False  # whether a body says which labels the client has
 
     @abstractmethod
     def encode(self, x: Float32Array, context: SharedContext, seed: int, private_seed: int) -> Body:
@@ -232,6 +244,11 @@ class Method:
     def client_seed(self, run_seed: int, server_round: int, client: int) -> int:
         """Return the 64-bit seed that the server gives a client for a round."""
         return derive_seed(run_seed, "noise", server_round, 0 if self.shared_seed else client)
+
+    @property
+    def keeps_memory(self) -> bool:
+        """Whether clients keep something on their disk from round to round."""
+        return self.error_feedback or self.training.keeps_memory
 
     @property
     def works_on_arrays(self) -> bool:

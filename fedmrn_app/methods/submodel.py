@@ -14,7 +14,8 @@ round another part (`masking`):
   - `shuffled`: as in the paper, one R and one shuffled order for all capacities. In a round all windows begin at the
     same place j / R of the tensor, so that smaller windows lie in larger ones. The paper leaves the relation of R and
     the number of weights open; R is `starts`, by default ceil(1 / smallest capacity), which reaches every weight;
-  - `fedrolex`: all windows begin at the number of rounds modulo the size of the tensor or layer.
+  - `fedrolex`: all windows begin at the number of rounds modulo the size of the tensor or layer; in FedRolex's
+    published code they roll the other way, `fedrolex_backward`.
 - `static`: always the first window (HeteroFL, Diao et al. 2021).
 - `full`: all weights at any capacity, which is FedAvg.
 
@@ -24,7 +25,8 @@ time and memory; all parameters are weights then, and a client holds about beta^
 
 Only the values of held weights travel, in both directions; their places follow from the seed or the round. In the mean,
 weights that a client does not hold count as unchanged (`aggregate: fill`, the paper's), or the mean of a weight is over
-its holders (`coverage`, FedRolex's).
+its holders (`coverage`, FedRolex's). With `label_rows: own`, as in FedRolex's published code, a client holds the rows
+of the last layer that belong to labels of its samples; so its reply tells the server which labels those are.
 
 With `output_lr`, which is 1 / L in the algorithms, the last round is their output step. Each client computes the
 gradient over all its samples, masked with its random part, or the mean of the gradients masked with each of its
@@ -43,6 +45,7 @@ from numpy.typing import NDArray
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel, to_tensor
 from fedmrn_app.learning.sgd import full_gradient
+from fedmrn_app.methods.contribution import Contribution, VectorContribution
 from fedmrn_app.methods.method import (
     Codec,
     CodecLimits,
@@ -56,10 +59,10 @@ from fedmrn_app.methods.method import (
     conflict,
 )
 from fedmrn_app.methods.shared_context import SharedContext
-from fedmrn_app.methods.submodel_parts import PartOfModel, PartOptions
+from fedmrn_app.methods.submodel_parts import PartOfModel, PartOptions, classifier_labels
 from fedmrn_app.validation import Positive
 from fedmrn_app.wire.body import Body
-from fedmrn_app.wire.primitives import pack_floats, unpack_floats
+from fedmrn_app.wire.primitives import pack_bits, pack_floats, packed_size, unpack_bits, unpack_floats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +71,7 @@ class SubModel(PartOptions, MethodConfig):
 
     Attributes:
         aggregate: whether weights that a client does not hold count as unchanged in the mean, or do not count.
+        label_rows: rows of the last layer that count in the mean: all, or those of labels that the client has.
         radius: radius of the ball on which the weights are projected after each round; None for no projection.
         output_lr: step size of the output step, which then is the last round; None for no such step.
     """
@@ -76,18 +80,20 @@ class SubModel(PartOptions, MethodConfig):
     code = 12
 
     aggregate: Literal["fill", "coverage"] = "fill"
+    label_rows: Literal["all", "own"] = "all"
     radius: Positive | None = None
     output_lr: Positive | None = None
 
     def build(self, run: RunOptions) -> Method:
         """Return training of a part of the model; by channel all parameters are weights, as channels have biases."""
         self._check_output_step()
+        self._check_label_rows()
         part = PartOfModel(self, run.seed, None if self.output_lr is None else run.rounds)
         return Method(
             name=self.name,
             code=self.code,
-            codec=HeldFloats(),
-            training=HeldTraining(part, self.output_lr),
+            codec=HeldFloats(self.label_rows == "own"),
+            training=HeldTraining(part, self.output_lr, self.label_rows == "own"),
             server=BoundedWeights(self.aggregate == "coverage", self.radius),
             selection=part,
             whole_model=self.granularity == "channel",
@@ -98,9 +104,17 @@ class SubModel(PartOptions, MethodConfig):
         if self.output_lr is not None and self.granularity == "channel":
             reason = "the output step is one of single weights; say strategy.granularity=weight"
             raise conflict("strategy.output_lr", self.output_lr, reason)
-        if self.output_lr is not None and self.masking == "rolling" and self.windows == "fedrolex":
+        if self.output_lr is not None and self.masking == "rolling" and self.windows.startswith("fedrolex"):
             reason = "averages over all windows, of which there are as many as weights; say strategy.windows=shuffled"
             raise conflict("strategy.output_lr", self.output_lr, reason)
+
+    def _check_label_rows(self) -> None:
+        if self.label_rows == "own" and self.aggregate == "fill":
+            reason = "leaves rows out of a mean over holders; say strategy.aggregate=coverage"
+            raise conflict("strategy.label_rows", self.label_rows, reason)
+        if self.label_rows == "own" and self.granularity == "weight":
+            reason = "needs biases that are weights, as they are by channel; say strategy.granularity=channel"
+            raise conflict("strategy.label_rows", self.label_rows, reason)
 
 
 @dataclass(frozen=True)
@@ -109,9 +123,20 @@ class HeldTraining(LocalTraining):
 
     part: PartOfModel
     output_lr: float | None = None
+    own_labels: bool = False
 
     def train(self, model: FlatModel, local: TrainContext) -> Trained:
-        """Train; `x` is the update, zero where the client does not hold a weight."""
+        """Train; `x` is the update, zero where the client does not hold a weight.
+
+        With `own_labels`, `x` is NaN in the rows of the last layer that belong to other labels.
+        """
+        trained = self._train(model, local)
+        if self.own_labels:
+            labels = classifier_labels(model.layout)
+            trained.x[-labels.size :][~np.isin(labels, local.batches.labels())] = np.nan
+        return trained
+
+    def _train(self, model: FlatModel, local: TrainContext) -> Trained:
         if local.server_round == self.part.output_round:
             return self.output_step(model, local)
         if self.part.rearranges:
@@ -158,24 +183,60 @@ def _mask(held: NDArray[np.bool_], model: FlatModel) -> torch.Tensor:
     return to_tensor(held.astype(np.float32)).to(model.device)
 
 
+@dataclass(frozen=True)
 class HeldFloats(Codec):
-    """Body: the update of the held weights as float32, in the order of the weights."""
+    """Body: the update of the held weights as float32, in the order of the weights.
+
+    With `tells_labels`, a bit for each label precedes it, 1 if the client has the label. The rows of the last layer
+    that belong to other labels are left out.
+    """
+
+    tells_labels: bool = False
 
     def encode(self, x: Float32Array, context: SharedContext, seed: int, private_seed: int) -> Body:
-        """Return the update of the held weights."""
-        return Body(pack_floats(x if context.submodel_mask is None else x[context.submodel_mask]))
+        """Return the update of the held weights; with `tells_labels`, NaN in `x` marks rows of other labels."""
+        held = context.submodel_mask
+        if not self.tells_labels:
+            return Body(pack_floats(x if held is None else x[held]))
+        labels = classifier_labels(context.layout)
+        own = np.zeros(_classes(labels), np.bool_)
+        own[labels[~np.isnan(x[-labels.size :])]] = True
+        return Body(pack_bits(own) + pack_floats(x[_of_labels(context, own)]))
 
     def decode(self, body: Body, context: SharedContext, seed: int) -> Float32Array:
         """Return the update, zero where the client does not hold a weight."""
+        return self._read(body, context).vector
+
+    def read(self, body: Body, context: SharedContext, seed: int) -> Contribution:
+        """Return the update, and with `tells_labels` which weights it has values of."""
+        return self._read(body, context)
+
+    def _read(self, body: Body, context: SharedContext) -> VectorContribution:
         body.must_be_plain()
-        held = context.held_weights()
+        held, data = context.held_weights(), body.data
+        if self.tells_labels:
+            classes = _classes(classifier_labels(context.layout))
+            bits, data = data[: packed_size(classes)], data[packed_size(classes) :]
+            held = _of_labels(context, unpack_bits(bits, classes).view(np.bool_))
         update = np.zeros(context.count, np.float32)
-        update[held] = unpack_floats(body.data, int(np.count_nonzero(held)))
-        return update
+        update[held] = unpack_floats(data, int(np.count_nonzero(held)))
+        return VectorContribution(update, held if self.tells_labels else None)
 
     def limits(self, layout: Layout) -> CodecLimits:
-        """Allow 32 bits per weight, as a client may hold all weights."""
-        return CodecLimits(max_bytes=4 * layout.count)
+        """Allow 32 bits per weight, as a client may hold all weights, and bits of at most as many labels as outputs."""
+        outputs = max((shape[0] for shape in layout.shapes if shape), default=0) if self.tells_labels else 0
+        return CodecLimits(max_bytes=4 * layout.count + packed_size(outputs))
+
+
+def _classes(labels: NDArray[np.int64]) -> int:
+    return int(labels[-1]) + 1
+
+
+def _of_labels(context: SharedContext, own: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return the held weights, bool (d,), without rows of the last layer of labels that `own`, bool (n,), lacks."""
+    held, labels = context.held_weights().copy(), classifier_labels(context.layout)
+    held[-labels.size :] &= own[labels]
+    return held
 
 
 @dataclass(frozen=True)

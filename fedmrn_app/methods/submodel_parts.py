@@ -30,7 +30,7 @@ class PartOptions:
         granularity: single weights, or channels.
         capacities: each client has one of them, drawn from the run's seed.
         assignment: whether a client keeps its capacity, or draws one in each round as in FedRolex's published commands.
-        windows: rule of `rolling` windows.
+        windows: rule of `rolling` windows; FedRolex's roll forwards in its paper, backwards in its code.
         starts: R of `shuffled` windows; None for the smallest number that reaches every weight.
         draws: with `random` channels, whether layers with equally many channels hold the same ones, or each its own.
     """
@@ -39,7 +39,7 @@ class PartOptions:
     granularity: Literal["weight", "channel"] = "weight"
     capacities: Annotated[Sequence[Share], Range(least=1)] = (1.0, 0.5, 0.25, 0.125, 0.0625)
     assignment: Literal["fixed", "redrawn"] = "fixed"
-    windows: Literal["disjoint", "shuffled", "fedrolex"] = "disjoint"
+    windows: Literal["disjoint", "shuffled", "fedrolex", "fedrolex_backward"] = "disjoint"
     starts: Count | None = None
     draws: Literal["aligned", "independent"] = "aligned"
 
@@ -103,6 +103,8 @@ class PartOfModel(SubmodelSelector):
             return 0
         if self.options.windows == "fedrolex":
             return (server_round - 1) % size
+        if self.options.windows == "fedrolex_backward":
+            return (1 - server_round) % size
         windows = self.window_count(capacity)
         epoch, position = divmod(server_round - 1, windows)
         order = _shuffled(self.seed, (1 << 64) * (epoch + 1), windows)  # each window once in every R rounds
@@ -180,6 +182,14 @@ def taken(layout: Layout, pick: Pick) -> Indices:
     places = np.arange(layout.count)
     parts = zip(channel_axes(layout, pick), layout.split(places), strict=True)
     return np.concatenate([placed(part, shape)[np.ix_(*axes)].ravel() for (shape, axes), part in parts])
+
+
+def classifier_labels(layout: Layout) -> Indices:
+    """Return the label of each weight and bias of the last layer, int64 (n,); they are the last n weights."""
+    last = max(i for i, shape in enumerate(layout.shapes) if len(shape) > 1)
+    classes = layout.shapes[last][0]
+    sizes = [size // classes for size in layout.sizes[last:]]
+    return np.concatenate([np.repeat(np.arange(classes), size) for size in sizes])
 
 
 def channel_axes(layout: Layout, pick: Pick) -> Iterator[tuple[Shape, list[Indices]]]:

@@ -67,6 +67,33 @@ def test_fewer_clients_than_labels_share_out_every_row(clients: int, labels: int
         assert max(shares) - min(shares) <= 1
 
 
+@pytest.mark.parametrize(("clients", "labels"), [(100, 3), (10, 3), (7, 2), (40, 4), (13, 10)])
+def test_rotating_label_sets_are_those_of_the_authors_rule(clients: int, labels: int) -> None:
+    """Their rule gives each client in turn the labels that the fewest clients have so far."""
+    config = PartitionConfig(name="label_shard", labels_per_client=labels, label_sets="rotating")
+    parts = partition_rows(SAMPLES, config, clients, seed=0)
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(LABELS)))
+    used = np.zeros(10, int)
+    for rows in parts:
+        least = np.argsort(used, kind="stable")[:labels]
+        used[least] += 1
+        assert np.array_equal(np.unique(LABELS[rows]), np.sort(least))
+
+
+def test_a_hundred_clients_have_ten_label_sets_and_equal_shares() -> None:
+    """The counts of the authors' code: 30 clients a label, 600 rows a client of the 60,000 of Fashion-MNIST."""
+    labels = np.repeat(np.arange(10), 6000)
+    config = PartitionConfig(name="label_shard", labels_per_client=3, label_sets="rotating")
+    parts = partition_rows(Samples(np.zeros((60_000, 1), np.uint8), labels, labels), config, 100, seed=0)
+    counts = np.array([np.bincount(labels[rows], minlength=10) for rows in parts])
+    assert (counts.sum(1) == 600).all()
+    assert np.unique(counts).tolist() == [0, 200]
+    assert ((counts > 0).sum(0) == 30).all()
+    sets, clients = np.unique(counts > 0, axis=0, return_counts=True)
+    assert (len(sets), set(clients)) == (10, {10})
+    assert np.array_equal(counts[10:], counts[:-10])
+
+
 @pytest.mark.parametrize("clients", [1, 3, 5])
 def test_natural_clients_are_groups(clients: int) -> None:
     samples = grouped([7, 1, 0, 30, 12, 5])
@@ -119,6 +146,10 @@ def test_impossible_partitions_are_refused(
         ({"name": "label_shard"}, "labels_per_client"),
         ({"name": "natural", "samples_per_client": 5}, "samples_per_client"),
         ({"name": "dirichlet", "alpha": 1, "balancing": "niid_bench", "samples_per_client": 5}, "samples_per_client"),
+        (
+            {"name": "label_shard", "labels_per_client": 3, "label_sets": "rotating", "samples_per_client": 5},
+            "samples_per_client",
+        ),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], key: str) -> None:

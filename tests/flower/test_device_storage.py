@@ -1,4 +1,4 @@
-"""The residuals of error feedback on a node's disk."""
+"""The residuals of error feedback, and moments of Adam, on a node's disk."""
 
 from pathlib import Path
 
@@ -24,8 +24,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client_app._worker.cache_clear()
 
 
-def test_residuals_outlive_the_process_and_are_read_by_round(tmp_path: Path) -> None:
-    values = small("strategy=topk", "strategy.error_feedback=true")
+@pytest.mark.parametrize(
+    "overrides",
+    [("strategy=topk", "strategy.error_feedback=true"), ("strategy=fedpm_code",)],
+    ids=["topk", "fedpm_code"],
+)
+def test_residuals_outlive_the_process_and_are_read_by_round(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    values = small(*overrides)
     worker = build_worker(resolve_from_data(values)[1])
     first = first_round(worker)
     second = open_round(first.protocol, first.state, 2, first.clients, 5)
@@ -42,6 +47,8 @@ def test_residuals_outlive_the_process_and_are_read_by_round(tmp_path: Path) -> 
     train_on(restarted(), first, 1)
     for _ in range(2):  # the server asks for a round again
         assert np.array_equal(train_on(restarted(), second, 1).vector, expected.vector)
+    alone = worker.train(second.order(1)).payload  # of a client that has lost what it kept
+    assert not np.array_equal(read_upload(alone, second.protocol, header, known, dense).vector, expected.vector)
     assert len(list(tmp_path.rglob("client-1-round-*.residual"))) == 2
     (last,) = tmp_path.rglob("client-1-round-1.residual")
     last.write_bytes(last.read_bytes()[:-4])

@@ -1,19 +1,29 @@
 """FedPM: the posterior and its networks, and training that sees masked frozen weights only."""
 
+import dataclasses
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
+from fedmrn_app.config.build import build_run_method
+from fedmrn_app.config.compose import load_config
 from fedmrn_app.kernels.counter_rng import random_words, step_key, unit_floats
 from fedmrn_app.layout import Layout
 from fedmrn_app.methods.fedpm import FedPM, FrozenNetwork, Probabilities
-from fedmrn_app.methods.method import RunOptions
+from fedmrn_app.methods.method import Method, RunOptions
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import Noise
 from fedmrn_app.wire.body import CODERS
 from tests.helpers import local_round, make_method, new_known, new_model
 
 RUN = RunOptions(Noise(), seed=1)
+
+
+def frozen_weights(method: Method, layout: Layout) -> Any:
+    assert isinstance(method.server, Probabilities)
+    return method.server.network.weights(layout)
 
 
 def test_posterior_and_networks() -> None:
@@ -79,6 +89,77 @@ def test_adam_on_the_scores_is_pytorchs() -> None:
         model.dense_step(again.lr)
     np.testing.assert_allclose(trained.x, torch.sigmoid(scores).detach().numpy(), atol=1e-4)
     assert np.abs(trained.x - 0.5).max() > 0.005
+
+
+class PublishedMask(torch.autograd.Function):
+    """The published code's masks: 1 where a uniform number is below p; the gradient is p times that of the mask."""
+
+    @staticmethod
+    def forward(context: Any, p: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+        context.save_for_backward(p)
+        return (uniform < p).float()
+
+    @staticmethod
+    def backward(context: Any, *grads: torch.Tensor) -> Any:
+        return context.saved_tensors[0] * grads[0], None
+
+
+PUBLISHED = build_run_method(load_config(("strategy=fedpm_code",)))
+
+
+def test_two_rounds_of_the_published_code() -> None:
+    """Against autograd and one optimizer of PyTorch, whose scores the server replaces between the rounds."""
+    method, model, plain = PUBLISHED, new_model(), new_model()
+    frozen = torch.from_numpy(frozen_weights(PUBLISHED, model.layout))
+    assert float(frozen[:288].abs().max()) == pytest.approx(np.e / 3)  # 32 kernels of 1x3x3
+    first = method.server.first(model.state()[0], model.layout)
+    second = np.random.default_rng(5).choice(np.linspace(0.01, 0.99, 11, dtype=np.float32), first.size)
+    scores = torch.zeros(frozen.shape, requires_grad=True)
+    adam = torch.optim.Adam([scores], 0.1)
+    memory = None
+    for vector in (first, second):
+        model.weights.copy_(torch.from_numpy(vector))
+        local = dataclasses.replace(local_round(epochs=1, context=new_known(vector)), memory=memory)
+        trained = method.training.train(model, local)
+        memory = trained.memory
+        p = torch.from_numpy(vector)
+        scores.data.copy_(torch.log(p / (1 - p)))
+        for step, (x, y) in enumerate(local.batches, 1):
+            probabilities = torch.sigmoid(scores)
+            uniform = unit_floats(random_words(step_key(local.private_seed, step), scores.numel()))
+            masks = PublishedMask.apply(probabilities, uniform)
+            plain.weights.copy_(frozen * masks.detach())
+            plain.zero_grads()
+            torch.autograd.backward(plain.module.train()(x).log_softmax(1).gather(1, y[:, None]).mean().neg())
+            adam.zero_grad()
+            torch.autograd.backward(masks, plain.weight_grads * frozen)
+            adam.step()
+            plain.dense_step(local.lr)
+        expected = torch.sigmoid(scores).detach().numpy()
+        close = np.abs(trained.x - expected) < 1e-3  # Adam makes whole steps of gradients of the size of rounding
+        assert close.mean() > 0.999  # Adam's first steps have the sign of tiny gradients
+        assert np.abs(trained.x - vector).max() > 0.05
+    assert memory is not None
+    moments = adam.state[scores]
+    assert memory[-1] == moments["step"] == 2 * len(local.batches)
+    np.testing.assert_allclose(memory[: first.size], moments["exp_avg"], atol=1e-5)
+
+
+def test_first_scores_of_the_published_code_are_normal() -> None:
+    model = new_model()
+    first = PUBLISHED.server.first(model.state()[0], model.layout)
+    scores = np.log(first / (1 - first))
+    assert scores.mean() == pytest.approx(0, abs=4 / scores.size**0.5)
+    assert scores.std() == pytest.approx(1, abs=4 / scores.size**0.5)
+
+
+def test_published_mean_counts_masks_as_hundredths() -> None:
+    """The mode of the Beta posterior from Beta(1, 1), to which a mask adds 0.01 or 0.99."""
+    server, masks = PUBLISHED.server, np.array([[0, 0, 1, 1], [0, 1, 1, 1], [0, 0, 0, 1]], np.float32)
+    counted = np.where(masks == 0, 0.01, 0.99)
+    alpha, beta = 1 + counted.sum(0), 1 + (1 - counted).sum(0)
+    mean = masks.mean(0, dtype=np.float32)
+    np.testing.assert_allclose(server.combine(mean, mean, 3), (alpha - 1) / (alpha + beta - 2), rtol=1e-6)
 
 
 @pytest.mark.parametrize("coder", CODERS)

@@ -50,12 +50,17 @@ WRONG = [
     ("topk", {"ratio": 0.0}), ("fedsparsify", {"ratio": 2.0}), ("fedsparsify", {"prunings": 0}),
     ("fedscalar", {"direction": "up"}), ("fedscalar", {"divisor": "clients"}), ("fedpm", {"score_lr": 0.0}),
     ("fedpm", {"network": "x"}), ("fedpm", {"prior": 0.5}), ("fedpm", {"min_probability": 0.5}),
-    ("fedpm", {"evaluation": "x"}), ("fedpm", {"score_lr": 1000.0, "optimizer": "adam"}),
+    ("fedpm", {"moments": "kept"}), ("fedpm", {"gradient": "times_p"}), ("fedpm", {"mask_margin": 0.5}),
+    ("fedpm", {"first_scores": "x"}), ("fedpm", {"evaluation": "x"}),
+    ("fedpm", {"score_lr": 1000.0, "optimizer": "adam"}),
     ("submodel", {"masking": "some"}), ("submodel", {"granularity": "layer"}), ("submodel", {"aggregate": "sum"}),
     ("submodel", {"capacities": []}), ("submodel", {"radius": 0.0}), ("submodel", {"windows": "nested"}),
     ("submodel", {"draws": "x"}), ("submodel", {"assignment": "x"}), ("submodel", {"starts": 0}),
     ("submodel", {"output_lr": 0.1, "granularity": "channel"}),
-    ("submodel", {"output_lr": 0.1, "windows": "fedrolex"}), *((name, {"nonsense": 1}) for name in METHODS),
+    ("submodel", {"output_lr": 0.1, "windows": "fedrolex"}),
+    ("submodel", {"output_lr": 0.1, "windows": "fedrolex_backward"}),
+    ("submodel", {"label_rows": "own", "granularity": "channel"}),
+    ("submodel", {"label_rows": "own", "aggregate": "coverage"}), *((name, {"nonsense": 1}) for name in METHODS),
 ]  # fmt: skip
 
 
@@ -89,7 +94,8 @@ def round_trip(method: Method, x: Any, context: SharedContext, seed: int = 7) ->
 @pytest.mark.parametrize("name", METHODS)
 def test_has_a_file_of_its_own_in_conf(name: str) -> None:
     folder = find_conf() / "strategy"
-    assert sorted(path.stem for path in Path(folder).glob("*.yaml")) == METHODS
+    files = sorted(path.stem for path in Path(folder).glob("*.yaml"))
+    assert files == sorted([*METHODS, "fedpm_code"])  # this one sets further options of `fedpm`
     built = build_run_method(load_config((f"strategy={name}",)))
     assert (built.name, built.code) == (name, find_methods()[name].code)
     assert 0 < built.code < 256  # a byte of the payload

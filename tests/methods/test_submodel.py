@@ -21,7 +21,7 @@ from fedmrn_app.learning.flat import FlatModel, state_sha256
 from fedmrn_app.learning.models.build import build_model
 from fedmrn_app.methods.method import Method, RunOptions
 from fedmrn_app.methods.submodel import SubModel
-from fedmrn_app.methods.submodel_parts import PartOfModel
+from fedmrn_app.methods.submodel_parts import PartOfModel, classifier_labels
 from fedmrn_app.noise import Noise
 from fedmrn_app.tasks.classification import Classification
 from fedmrn_app.wire.body import Body
@@ -220,6 +220,65 @@ def test_with_all_channels_it_is_fedavg() -> None:
     whole = final_state((*CHANNEL, "strategy.capacities=[1.0]"))[0]
     parts = final_state((*SMALL, "strategy=fedavg", "model=digits", "model.norm=static"))
     np.testing.assert_allclose(np.sort(whole), np.sort(np.concatenate(parts)), atol=1e-6)
+
+
+OWN = (*SMALL, "rounds=1", "strategy=submodel", "strategy.granularity=channel", "strategy.aggregate=coverage",
+       "model=mlp", "model.hidden=[16]", "partition=label_shard", "strategy.capacities=[1.0,0.25]")  # fmt: skip
+
+
+@pytest.mark.parametrize("masking", ["rolling", "random"])
+@pytest.mark.parametrize("draws", ["aligned", "independent"])
+def test_rows_of_the_classifier_are_averaged_over_clients_with_their_label(masking: str, draws: str) -> None:
+    """Against the mean written out from the clients' own updates."""
+    overrides = (*OWN, f"strategy.masking={masking}", f"strategy.draws={draws}", "strategy.label_rows=own")
+    worker = build_worker(load_config(overrides))
+    full, protocol = worker.model()
+    first, masks = protocol.initial.copy(), held_by_all(worker)
+    total, weight = np.zeros(first.size), np.zeros(first.size)
+    labels_of = np.full(first.size, -1)
+    labels_of[-10:] = np.arange(10)  # the last parameters are the classifier's biases, and before them its matrix
+    features = full.layout.shapes[-2][1]
+    labels_of[-10 - 10 * features : -10] = np.repeat(np.arange(10), features)
+    for client, held in enumerate(masks):
+        seed = worker.method.client_seed(0, 1, client)
+        order = Order(client, 1, seed, PackedDownlink(protocol).pack(first, held), np.zeros(0, np.float32))
+        reply = worker.train(order)
+        model = worker.model(worker.method.selection.width(client, 1))[0]
+        trained = first.copy()
+        if draws == "aligned" or masking == "rolling":
+            trained[held] = model.weights.numpy()
+        present = np.unique(np.asarray(worker.samples_of(client).y))
+        assert len(present) == 3
+        counts = held & ((labels_of < 0) | np.isin(labels_of, present))
+        assert len(reply.payload) == HEADER_SIZE + 2 + 4 * counts.sum()  # ten labels take two bytes
+        total += worker.sample_count(client) * np.where(counts, trained - first, 0)
+        weight += worker.sample_count(client) * counts
+    vector = final_state(overrides)[0]
+    if draws == "aligned" or masking == "rolling":
+        np.testing.assert_allclose(vector - first, total / np.maximum(weight, 1), atol=1e-6)
+    assert np.array_equal(vector[weight == 0], first[weight == 0])
+    assert not np.allclose(vector, final_state((*overrides, "strategy.label_rows=all"))[0], atol=1e-4)
+
+
+def test_damaged_bodies_with_labels_are_refused() -> None:
+    built = method(granularity="channel", aggregate="coverage", label_rows="own", masking="full")
+    assert np.array_equal(classifier_labels(Layout(((4, 3), (10, 4)))), np.repeat(np.arange(10), 4))
+    layout = Layout(((4, 3), (4,), (10, 4), (10,)))
+    context = RunProtocol(method=built, layout=layout, dense_sizes=(), initial=np.zeros(66, np.float32), seed=0,
+                          dense_bits=32).context(np.zeros(66, np.float32), None)  # fmt: skip
+    x = np.arange(66, dtype=np.float32)
+    x[16:] = np.nan
+    x[20:24], x[57] = 1, 1  # the client has label 1 only
+    body = built.codec.encode(x, context, 0, 0)
+    assert len(body) == 2 + 4 * (16 + 5)
+    read = built.codec.read(body, context, 0)
+    assert read.held is not None
+    assert np.flatnonzero(read.held).tolist() == [*range(16), *range(20, 24), 57]
+    assert np.array_equal(built.codec.decode(body, context, 0)[read.held], x[read.held])
+    data = bytes(body.data)
+    for wrong in (b"", data[:1], data[:-4], data + b"0000", b"\x03" + data[1:], data[:1] + b"\xf0" + data[2:]):
+        with pytest.raises(PayloadError):
+            built.codec.decode(Body(wrong), context, 0)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,16 @@ def test_windows_of_a_round_begin_together_and_lie_in_each_other(windows: str) -
     assert all(starts[c, r] == starts[1.0, r] for c, r in starts)
 
 
+def test_windows_of_fedrolexs_code_roll_backwards() -> None:
+    """Its windows of 16 channels begin at 0, 15, 14, ...; those of its paper at 0, 1, 2, ..."""
+    paper, code = part(windows="fedrolex"), part(windows="fedrolex_backward")
+    assert [code.start(16, 0.25, r) for r in range(1, 19)] == [0, *range(15, -1, -1), 15]
+    assert [paper.start(16, 0.25, r) for r in range(1, 19)] == [*range(16), 0, 1]
+    for r in range(1, 40):  # what PyTorch's roll by the number of rounds puts first
+        rolled = torch.roll(torch.arange(16), r - 1)[:4]
+        assert code.window(16, 0.25, r).tolist() == sorted(rolled.tolist())
+
+
 @pytest.mark.parametrize(("starts", "expected"), [(None, 16), (7, 7), (100, 100)])
 def test_shuffled_windows_have_one_order_that_changes_with_the_epoch(starts: int | None, expected: int) -> None:
     one = part(windows="shuffled", starts=starts, capacities=CAPACITIES)
