@@ -2,8 +2,10 @@
 
 A detail branch, wide and shallow, and a semantic branch, narrow and deep, are combined by a layer in which each guides
 the other. Four auxiliary heads on the semantic branch only help training: they are trained and sent like the rest of
-the model, but evaluation does not run them, and `auxiliary=False` leaves them out. There are no biases and no dropout.
-Each feature map is half as large as the one before, rounded up, so that images can have any size.
+the model, but evaluation does not run them, and `auxiliary=False` leaves them out. Where the paper leaves parts open,
+they are those of the implementation that most experiments use (github.com/CoinCheung/BiSeNet): resizing to the nearest
+pixel within the aggregation layer, dropout in the heads, and a second convolution in the auxiliary ones. Each feature
+map is half as large as the one before, rounded up, so that images can have any size.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ STAGES = ((32, 1), (64, 1), (128, 3))  # kernels, and layers that keep the size,
 FUSED_KERNELS = 128  # of both branches at their ends
 HEAD_KERNELS = 1024
 AUXILIARY_KERNELS = 128
+DROPOUT = 0.1  # in the heads
 
 
 class BatchNorm(nn.BatchNorm2d):
@@ -46,6 +49,10 @@ def _conv(
 
 def _resize(x: Tensor, size: tuple[int, int] | torch.Size) -> Tensor:
     return functional.interpolate(x, size, mode="bilinear", align_corners=False)
+
+
+def _repeat(x: Tensor, size: tuple[int, int] | torch.Size) -> Tensor:
+    return functional.interpolate(x, size, mode="nearest")
 
 
 class _Stem(nn.Module):
@@ -108,9 +115,7 @@ class _GuidedAggregation(nn.Module):
     def __init__(self, kernels: int) -> None:
         super().__init__()
         self.detail_keep = self._separable(kernels)
-        self.detail_down = nn.Sequential(
-            _conv(kernels, kernels, stride=2, relu=False), nn.AvgPool2d(3, 2, padding=1, count_include_pad=False)
-        )
+        self.detail_down = nn.Sequential(_conv(kernels, kernels, stride=2, relu=False), nn.AvgPool2d(3, 2, padding=1))
         self.semantic_up = _conv(kernels, kernels, relu=False)
         self.semantic_keep = self._separable(kernels)
         self.last = _conv(kernels, kernels)
@@ -122,15 +127,24 @@ class _GuidedAggregation(nn.Module):
 
     def forward(self, detail: Tensor, semantic: Tensor) -> Tensor:
         size = detail.shape[-2:]
-        fine = self.detail_keep(detail) * torch.sigmoid(_resize(self.semantic_up(semantic), size))
+        fine = self.detail_keep(detail) * torch.sigmoid(_repeat(self.semantic_up(semantic), size))
         coarse = self.detail_down(detail) * torch.sigmoid(self.semantic_keep(semantic))
-        out: Tensor = self.last(fine + _resize(coarse, size))
+        out: Tensor = self.last(fine + _repeat(coarse, size))
         return out
 
 
 def _head(channels: int, kernels: int, classes: int) -> nn.Sequential:
-    """Return a head: (n, channels, h, w) -> (n, classes, h, w)."""
-    return nn.Sequential(_conv(channels, kernels), nn.Conv2d(kernels, classes, 1, bias=False))
+    """Return the main head: (n, channels, h, w) -> (n, classes, h, w)."""
+    return nn.Sequential(_conv(channels, kernels), nn.Dropout(DROPOUT), nn.Conv2d(kernels, classes, 1))
+
+
+def _auxiliary_head(channels: int, factor: int, classes: int) -> nn.Sequential:
+    """Return a head for features `factor` times as small as the image: (n, channels, h, w) -> (n, classes, 2h, 2w)."""
+    kernels = factor * factor
+    return nn.Sequential(
+        *(_conv(channels, AUXILIARY_KERNELS), nn.Dropout(DROPOUT), nn.Upsample(scale_factor=2)),
+        *(_conv(AUXILIARY_KERNELS, kernels), nn.Conv2d(kernels, classes, 1)),
+    )
 
 
 class BiSeNetV2(nn.Module):
@@ -158,7 +172,9 @@ class BiSeNetV2(nn.Module):
         self.aggregation = _GuidedAggregation(FUSED_KERNELS)
         self.head = _head(FUSED_KERNELS, HEAD_KERNELS, classes)
         widths = (STEM_KERNELS, *(kernels for kernels, _ in STAGES)) if auxiliary else ()
-        self.auxiliary = nn.ModuleList(_head(width, AUXILIARY_KERNELS, classes) for width in widths)
+        self.auxiliary = nn.ModuleList(
+            _auxiliary_head(width, 4 << stage, classes) for stage, width in enumerate(widths)
+        )
         self._start()
 
     def _start(self) -> None:
@@ -166,6 +182,8 @@ class BiSeNetV2(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
             elif isinstance(module, _GatherExpand):
                 last = module.body[-1][1]  # type: ignore[index]
                 nn.init.zeros_(last.weight)
