@@ -16,6 +16,7 @@ from fedmrn_app.kernels.symbol_rans_plain import LOWEST, STEPS, Edges, States, S
 MAX_LANES = 8
 
 _MAX_SLOT_BITS = 12
+_ONE_SLOT = np.zeros(1, np.uint16)
 _SYMBOLS, _EDGES = types.Array(types.uint16, 1, "C"), types.Array(types.uint32, 1, "C")
 _STATES, _WORDS = types.Array(types.uint64, 1, "C"), types.Array(types.uint32, 1, "C")
 
@@ -41,9 +42,11 @@ def decode(edges: Edges, states: States, words: Words, place: int, out: Symbols)
     """
     if not 0 <= place <= words.size:
         raise ValueError(f"cannot decode from word {place} of {words.size}")
-    bits = min(max(out.size.bit_length() - 2, 0), _MAX_SLOT_BITS)  # larger tables take longer to make than they save
-    slots = np.arange(1 << bits, dtype=np.uint32) << np.uint32(24 - bits)
-    first = np.searchsorted(edges[1:], slots, side="right").astype(np.uint16)
+    bits, first = 0, _ONE_SLOT
+    if out.size >= 256:  # below, a table takes longer to make than it saves
+        bits = min(out.size.bit_length() - 4, _MAX_SLOT_BITS)
+        slots = np.arange(1 << bits, dtype=np.uint32) << np.uint32(24 - bits)
+        first = np.searchsorted(edges[1:], slots, side="right").astype(np.uint16)
     return int(_decode(states.size)(edges, first, 24 - bits, states, words, place, out))
 
 
