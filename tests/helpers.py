@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import constriction
 import numpy as np
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
@@ -17,6 +16,7 @@ from fedmrn_app.federation.loop import run_rounds
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.federation.server import OpenRound
 from fedmrn_app.federation.upload import Upload, read_upload
+from fedmrn_app.kernels.symbol_rans_plain import Edges
 from fedmrn_app.layout import Float32Array, Layout, Shape
 from fedmrn_app.learning.batches import Batches
 from fedmrn_app.learning.flat import FlatModel
@@ -29,7 +29,7 @@ from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import Noise, generate_noise
 from fedmrn_app.tasks.classification import Classification
 from fedmrn_app.tasks.task import Samples
-from fedmrn_app.wire.entropy import read_words, write_words
+from fedmrn_app.wire.entropy import SymbolReader, encode_symbols
 from fedmrn_app.wire.mask_model import SideInformation
 
 SEED = 77  # that the server gives
@@ -174,12 +174,11 @@ def noisy_side(shapes: Sequence[Shape]) -> SideInformation:
     return SideInformation(layout, np.abs(n), sign, generate_noise(2, layout.count, "uniform", 1.0) * sign)
 
 
-def codes_every_symbol(model: Any, size: int) -> bool:
+def codes_every_symbol(model: Edges, size: int) -> bool:
     """Whether each of a model's symbols survives coding."""
     symbols = np.arange(size, dtype=np.int32)
-    coder = constriction.stream.stack.AnsCoder()
-    coder.encode_reverse(symbols, model)
-    return np.array_equal(read_words(write_words(coder)).decode(model, size), symbols)
+    reader = SymbolReader(encode_symbols([(symbols, model)], lanes=1), lanes=1)
+    return np.array_equal(reader.read(model, size), symbols)
 
 
 # runs

@@ -90,3 +90,9 @@ def test_documented_names_can_be_imported() -> None:
     for module, attributes in names.items():
         found = importlib.import_module(f"fedmrn_app.{module}")
         assert not [name for name in attributes if not hasattr(found, name)], module
+
+
+def test_the_package_does_without_what_has_no_wheels_for_arm() -> None:
+    modules = {module for path in sorted((ROOT / "fedmrn_app").rglob("*.py")) for module, _ in imports(path)}
+    assert "numba" in modules
+    assert "constriction" not in {module.partition(".")[0] for module in modules}

@@ -66,7 +66,7 @@ ENTRYPOINT ["fedmrn-deploy"]
 """
 _DEVICES = Path("/opt/fedmrn")  # on a device: its virtual environment and its bundle
 # the versions on which weights and protocol depend are the same on all machines
-_REQUIRED = ("fedmrn", "flwr", "torch", "torchvision", "numpy", "numba", "hydra-core", "safetensors", "constriction")
+_REQUIRED = ("fedmrn", "flwr", "torch", "torchvision", "numpy", "numba", "hydra-core", "safetensors")
 
 
 def write_server_services(federation: Federation) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Prepares a device's warm process: imports what clients need, and compiles the kernels of FedMRN and FedMRNS."""
+"""Prepares a device's warm process: imports what clients need, and compiles the kernels that they use."""
 
 import importlib
 
@@ -12,6 +12,7 @@ from fedmrn_app.methods import build_method, find_methods
 from fedmrn_app.methods.method import RunOptions
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import Noise
+from fedmrn_app.wire.entropy import LANES, decode_runs, encode_runs
 
 _FEW = 64  # elements: too few to start threads, which do not survive a fork
 
@@ -26,3 +27,6 @@ def prepare() -> None:
         vectors = Vectors(*(torch.zeros(_FEW) for _ in range(4)))
         masked_step(MaskKind(signed), vectors)(0, torch.zeros(_FEW), 0.1, 0.5, 1)
         build_method(name, {}, RunOptions(Noise())).encode(zeros, None, SharedContext(layout, zeros, zeros), 1, 1)
+    for lanes in (1, LANES):  # the global model and the dense part
+        symbols, counts = np.arange(2), [[1, 1]]
+        decode_runs(encode_runs([symbols], counts, lanes), counts, lanes)

@@ -2,6 +2,7 @@
 
 form 0   plain, always readable
 form 1   coded with what both sides know; written only if it is shorter
+form 2   coded in several lanes, for long bodies, see `wire/entropy.py`
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Literal, get_args
 
 from fedmrn_app.errors import PayloadError
 
-PLAIN, CODED = 0, 1
+PLAIN, CODED, LANED = 0, 1, 2
 
 Coder = Literal["auto", "packed"]  # the shorter form, or always the plain form
 CODERS: tuple[Coder, ...] = get_args(Coder)
@@ -19,7 +20,7 @@ CODERS: tuple[Coder, ...] = get_args(Coder)
 
 @dataclass(frozen=True)
 class Body:
-    """Bytes in one of a method's two forms."""
+    """Bytes in one of a method's forms."""
 
     data: bytes | memoryview
     form: int = PLAIN

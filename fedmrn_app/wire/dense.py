@@ -4,7 +4,7 @@
     16 bits       float16
     fewer bits    for each tensor:  step    float32, negative if the differences are from zero
                                     decay   one byte, how fast probabilities fall with the difference
-                  then the words of the coder, with the differences in steps
+                  then the differences in steps, symbols of one lane, see `wire/entropy.py`
 
 With fewer than 16 bits each value is a whole multiple of its tensor's step. The step divides the range of the values,
 or that of their differences from the values that the server sent if that range is smaller. Multiples are of the value
@@ -15,12 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import constriction
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.layout import Float32Array, slices
-from fedmrn_app.wire.entropy import check_end, fit_decay, geometric_model, read_words, write_words
+from fedmrn_app.wire.entropy import SymbolReader, encode_symbols, fit_decay, geometric_model
 from fedmrn_app.wire.primitives import finite, pack_floats, unpack_floats, wrong_length
 
 DENSE_BITS = (4, 5, 6, 7, 8, 16, 32)
@@ -54,11 +53,9 @@ def pack_dense(values: Float32Array, known: Float32Array, sizes: Sequence[int], 
         if run.any():
             head["decay"] = fit_decay(run)
         runs.append(run)
-    coder = constriction.stream.stack.AnsCoder()
-    for head, run in zip(heads[::-1], reversed(runs), strict=True):
-        if head["decay"]:
-            coder.encode_reverse(run + limit, geometric_model(limit, int(head["decay"])))
-    return heads.tobytes() + write_words(coder)
+    pairs = zip(heads["decay"].tolist(), runs, strict=True)
+    coded = [(run + limit, geometric_model(limit, decay)) for decay, run in pairs if decay]
+    return heads.tobytes() + encode_symbols(coded, lanes=1)
 
 
 def unpack_dense(data: bytes | memoryview, known: Float32Array, sizes: Sequence[int], bits: int) -> Float32Array:
@@ -80,15 +77,15 @@ def unpack_dense(data: bytes | memoryview, known: Float32Array, sizes: Sequence[
         raise wrong_length("dense part", data, f"where {count} values of {bits} bits were expected")
     heads = np.frombuffer(data[:head_size], _HEAD)
     finite(heads["step"], "dense part")
-    coder = read_words(data[head_size:])
+    reader = SymbolReader(data[head_size:], lanes=1)
     values = np.empty(count, np.float32)
     for head, size, part in zip(heads, sizes, slices(sizes), strict=True):
         steps = _base(known[part], head["step"])
         if head["decay"] and size:
-            steps += coder.decode(geometric_model(limit, int(head["decay"])), size) - limit
+            steps += reader.read(geometric_model(limit, int(head["decay"])), size).astype(np.int32) - limit
         with np.errstate(over="ignore"):
             values[part] = known[part] if head["step"] == 0 else steps * np.abs(np.float64(head["step"]))
-    check_end(coder, "dense part", "value")
+    reader.check_end("dense part", "value")
     return finite(values, "dense part")
 
 

@@ -1,8 +1,9 @@
 """A grid as bytes, tensor by tensor, by itself or against another grid that the reader has (the base).
 
-head of tensor 0 | head of tensor 1 | ... | escaped symbols, int32 | words of the coder
+head of tensor 0 | head of tensor 1 | ... | escaped symbols, int32 | the other symbols, see `wire/entropy.py`
 
-head    first      one byte: the kind (bits 0 and 1), whether a step follows (bit 2), whether symbols escape (bit 3)
+head    first      one byte: the kind (bits 0 and 1), whether a step follows (bit 2), whether symbols escape (bit 3); in
+                   the head of tensor 0 also whether the symbols of all tensors are in several lanes (bit 4)
         step       float32, if bit 2 is set; otherwise the step is the base's, and the symbols are differences of
                    counts from the base's; with a step the symbols are the counts themselves
         escaped    uint32, if bit 3 is set: the number of symbols beyond -127..127
@@ -20,19 +21,27 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-import constriction
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.layout import slices
-from fedmrn_app.wire.entropy import categorical, check_end, fit_decay, geometric_weights, read_words, write_words
+from fedmrn_app.wire.entropy import (
+    LANES,
+    SymbolReader,
+    categorical,
+    encode_symbols,
+    fit_decay,
+    geometric_weights,
+    lanes_of,
+)
 from fedmrn_app.wire.lattice import FAR, Lattice
 
 ALIKE, TABLE, SIGNS, DECAY = range(4)
-_STEP, _ESCAPED = 4, 8  # bits of a head's first byte
+_STEP, _ESCAPED, _LANED = 4, 8, 16  # bits of a head's first byte
 _EDGE = 127  # largest symbol of a table; the escape is the next one
 
 
@@ -58,11 +67,11 @@ def encode_grid(grid: Lattice, sizes: Sequence[int], base: Lattice | None = None
         heads.append(model)
         escapes.append(escaped.tobytes())
         runs += coded
-    coder = constriction.stream.stack.AnsCoder()
-    for run in reversed(runs):
-        if np.count_nonzero(run.weights) > 1:
-            coder.encode_reverse(run.symbols, categorical(run.weights))
-    return b"".join([*heads, *escapes, write_words(coder)])
+    lanes = lanes_of(sum(run.bits for run in runs) / 8)
+    if lanes > 1:
+        heads[0] = bytes([heads[0][0] | _LANED])
+    varied = [(run.symbols, categorical(run.weights)) for run in runs if np.count_nonzero(run.weights) > 1]
+    return b"".join([*heads, *escapes, encode_symbols(varied, lanes)])
 
 
 def decode_grid(data: bytes, sizes: Sequence[int], base: Lattice | None = None) -> Lattice:
@@ -77,14 +86,15 @@ def decode_grid(data: bytes, sizes: Sequence[int], base: Lattice | None = None) 
         PayloadError: `data` is not what `encode_grid` returns for such a grid.
     """
     reader = _Reader(data)
+    lanes = LANES if reader.view[:1] and reader.view[0] & _LANED else 1
     heads = [_read_head(reader, size, base is not None) for size in sizes]
     escapes = np.frombuffer(reader.take(4 * sum(head.escaped for head in heads)), "<i4")
-    coder = read_words(reader.take(len(reader.view) - reader.place))
+    coded = SymbolReader(reader.take(len(reader.view) - reader.place), lanes)
     steps, counts = np.empty(len(sizes), np.float32), np.empty(sum(sizes), np.int32)
     for tensor, (head, part) in enumerate(zip(heads, slices(sizes), strict=True)):
         before = None if base is None or head.step is not None else base.counts[part]
         steps[tensor] = head.step if before is None or base is None else base.steps[tensor]
-        symbols = _read_symbols(coder, head, counts[part].size, before)
+        symbols = _read_symbols(coded, head, counts[part].size, before)
         if head.kind in (TABLE, SIGNS):
             escaped = symbols == _EDGE + 1
             if np.count_nonzero(escaped) != head.escaped:
@@ -95,7 +105,7 @@ def decode_grid(data: bytes, sizes: Sequence[int], base: Lattice | None = None) 
         if symbols.size and max(-int(symbols.min()), int(symbols.max())) > FAR:
             raise PayloadError(f"grid has counts above {FAR}", code="range")
         counts[part] = symbols
-    check_end(coder, "grid", "element")
+    coded.check_end("grid", "element")
     return Lattice(steps, counts)
 
 
@@ -130,9 +140,10 @@ class _Reader:
 
 
 def _read_head(reader: _Reader, size: int, has_base: bool) -> _Head:
+    largest = 15 if reader.place else 15 | _LANED
     (first,) = reader.unpack("<B")
     kind, step, escaped = first & 3, None, 0
-    if first > 15 or not (has_base or first & _STEP) or (kind == SIGNS and first & _STEP):
+    if first > largest or not (has_base or first & _STEP) or (kind == SIGNS and first & _STEP):
         raise _malformed(f"has a tensor of an unknown kind, {first}")
     if first & _STEP:
         step = np.float32(reader.unpack("<f")[0])
@@ -158,7 +169,7 @@ def _read_head(reader: _Reader, size: int, has_base: bool) -> _Head:
     return _Head(kind, step, escaped, tables)
 
 
-def _read_symbols(coder: Any, head: _Head, size: int, before: NDArray[np.int32] | None) -> NDArray[np.int64]:
+def _read_symbols(coded: SymbolReader, head: _Head, size: int, before: NDArray[np.int32] | None) -> NDArray[np.int64]:
     symbols = np.zeros(size, np.int64)
     if head.kind == ALIKE:
         return symbols
@@ -168,9 +179,9 @@ def _read_symbols(coder: Any, head: _Head, size: int, before: NDArray[np.int32] 
         if count and not present.size:
             raise _malformed("has a table without symbols")
         if present.size > 1:
-            run = coder.decode(categorical(weights), count)
+            run = coded.read(categorical(weights), count)
         else:
-            run = np.full(count, present[0] if count else 0, np.int32)
+            run = np.full(count, present[0] if count else 0, np.uint16)
         symbols[slice(None) if context is None else context] = run + np.int64(low)
     return symbols
 
@@ -189,7 +200,7 @@ class _Run:
     symbols: NDArray[np.int32]
     weights: NDArray[np.float64]
 
-    @property
+    @cached_property
     def bits(self) -> float:
         """Estimate of the coded length."""
         counts = np.bincount(self.symbols, minlength=self.weights.size)

@@ -6,7 +6,7 @@ The layout is little-endian. This is version 3:
          0      2  magic "FM"
          2      1  version
          3      1  method: code of the method that wrote the body
-         4      1  form: 0 for the method's plain form, 1 for its coded form
+         4      1  form: 0 for the method's plain form, 1 and 2 for its coded forms, see `wire/body.py`
          5      1  dense_bits: bits per value of the dense part
          6      4  samples: number of samples that the client trained on
         10      8  seed: the client's seed

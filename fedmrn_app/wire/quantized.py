@@ -1,18 +1,18 @@
 """Levels of a quantizer as bytes.
 
-plain form   b bits per level, the lowest bit first
-coded form   words of the coder, with the probabilities of the quantizer's cells, which both sides know
+plain form         b bits per level, the lowest bit first
+coded form         symbols of one lane, with the probabilities of the quantizer's cells, which both sides know
+coded form, lanes  the same in several lanes; written if the plain form has 64 KiB or more
 """
 
 from __future__ import annotations
 
-import constriction
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.wire.body import CODED, Body, Coder
-from fedmrn_app.wire.entropy import categorical, check_end, read_words, write_words
+from fedmrn_app.wire.body import CODED, LANED, Body, Coder
+from fedmrn_app.wire.entropy import LANES, SymbolReader, categorical, encode_symbols, lanes_of
 from fedmrn_app.wire.primitives import pack_bits, packed_size, unpack_bits
 
 
@@ -30,9 +30,10 @@ def pack_levels(levels: NDArray[np.uint8], cells: NDArray[np.int64], coder: Code
     plain = Body(pack_bits(bits.reshape(-1)))
     if coder == "packed":
         return plain
-    stream = constriction.stream.stack.AnsCoder()
-    stream.encode_reverse(levels.astype(np.int32), categorical(cells.astype(np.float64)))
-    return min(plain, Body(write_words(stream), CODED), key=len)  # readers refuse coded bodies that are not shorter
+    lanes = lanes_of(len(plain))
+    coded = encode_symbols([(levels, categorical(cells.astype(np.float64)))], lanes)
+    form = CODED if lanes == 1 else LANED
+    return min(plain, Body(coded, form), key=len)  # readers refuse coded bodies that are not shorter
 
 
 def unpack_levels(body: Body, count: int, cells: NDArray[np.int64]) -> NDArray[np.uint8]:
@@ -42,14 +43,14 @@ def unpack_levels(body: Body, count: int, cells: NDArray[np.int64]) -> NDArray[n
         PayloadError: the body is not what `pack_levels` returns for `count` levels.
     """
     width = _bits_of(cells)
-    if body.form == CODED:
+    if body.form in (CODED, LANED):
         if len(body) >= max_level_bytes(count, width):
             raise PayloadError(
                 f"body codes {count} levels of {width} bits in {len(body)} bytes", code="length", value=len(body)
             )
-        stream = read_words(body.data)
-        coded: NDArray[np.uint8] = stream.decode(categorical(cells.astype(np.float64)), count).astype(np.uint8)
-        check_end(stream, "coded body", "level")
+        reader = SymbolReader(body.data, 1 if body.form == CODED else LANES)
+        coded = reader.read(categorical(cells.astype(np.float64)), count).astype(np.uint8)
+        reader.check_end("coded body", "level")
         return coded
     body.must_be_plain()
     bits = unpack_bits(body.data, count * width).reshape(count, -1)

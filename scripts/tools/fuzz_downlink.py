@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from fedmrn_app.federation.protocol import Order
 from fedmrn_app.federation.server import close_round, open_round
 from fedmrn_app.federation.versions import Version
 from fedmrn_app.federation.worker import Worker
+from fedmrn_app.wire import entropy
 
 # name and overrides of each
 DOWNLINKS = {
@@ -26,6 +28,7 @@ DOWNLINKS = {
     "grid": ("downlink.dtype=grid", "downlink.memory=false"),
     "grid from a version": ("downlink.dtype=grid", "downlink.memory=true"),
 }
+SYMBOLS = ("palette", "grid", "grid from a version")  # those that are coded symbol by symbol
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,20 @@ class OrderSample:
 
 def make_orders() -> list[OrderSample]:
     """Train one client for two rounds, so that weights have moved."""
-    return [_make_order(name, overrides) for name, overrides in DOWNLINKS.items()]
+    orders = [_make_order(name, overrides) for name, overrides in DOWNLINKS.items()]
+    with in_lanes():
+        return orders + [_make_order(f"{name}, lanes", DOWNLINKS[name]) for name in SYMBOLS]
+
+
+@contextmanager
+def in_lanes() -> Iterator[None]:
+    """Write the form in several lanes, which is for long bodies, for short ones too."""
+    usual = entropy.LONG
+    entropy.LONG = 0
+    try:
+        yield
+    finally:
+        entropy.LONG = usual
 
 
 def _make_order(name: str, overrides: tuple[str, ...]) -> OrderSample:

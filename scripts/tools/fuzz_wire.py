@@ -3,9 +3,9 @@
 Usage: python scripts/tools/fuzz_wire.py [--n 200000] [--seed 0] [--start 0] [--method NAME ...]
 
 The payloads come from clients that trained on the digits, in every form of body and dense part; every other message is
-an order of the server, in every type of downlink. A message must be refused with a reason or be read as finite numbers,
-within a second and ten times the model's memory; anything else is printed with what reproduces it, and the exit code is
-1.
+an order of the server, in every type of downlink. Forms for long bodies are written for these short ones too. A
+message must be refused with a reason or be read as finite numbers, within a second and ten times the model's memory;
+anything else is printed with what reproduces it, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from fedmrn_app.federation.server import OpenRound, close_round, open_round
 from fedmrn_app.federation.upload import read_upload
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods import find_methods
-from fedmrn_app.wire.body import CODERS
+from fedmrn_app.wire.body import CODERS, LANED
 from fedmrn_app.wire.payload import HEADER_SIZE
-from scripts.tools.fuzz_downlink import ORDER_MUTATIONS, OrderSample, make_orders
+from scripts.tools.fuzz_downlink import ORDER_MUTATIONS, OrderSample, in_lanes, make_orders
 
 MAX_SECONDS = 1.0
 MAX_MODELS = 10
@@ -73,6 +73,11 @@ class Sample:
     def model_bytes(self) -> int:
         return 4 * (self.weights + self.opened.state.dense.size)
 
+    @property
+    def form(self) -> int:
+        """The form of the body."""
+        return self.data[4]
+
     def read(self, data: bytes) -> Read:
         """Read a payload as the server does."""
         known = self.opened.context(0)
@@ -83,12 +88,15 @@ class Sample:
 
 def make_samples(names: list[str]) -> list[Sample]:
     """Train one client in the second round, so that weights have moved."""
-    return [
-        make_sample((f"strategy={name}", *(f"strategy.{option}={value}" for option, value in options.items())), *wire)
-        for name in names
-        for options in find_methods()[name].layouts
-        for wire in product(CODERS, (6, 16, 32))
-    ]
+    samples = []
+    for name in names:
+        for options in find_methods()[name].layouts:
+            method = (f"strategy={name}", *(f"strategy.{option}={value}" for option, value in options.items()))
+            made = [make_sample(method, *wire) for wire in product(CODERS, (6, 16, 32))]
+            with in_lanes():
+                laned = make_sample(method, "auto", 6)
+            samples += [*made, laned] if laned.form == LANED else made
+    return samples
 
 
 def make_sample(method: tuple[str, ...], coder: str, bits: int) -> Sample:
@@ -100,7 +108,7 @@ def make_sample(method: tuple[str, ...], coder: str, bits: int) -> Sample:
         opened = open_round(protocol, state, number, {0: worker.sample_count(0)}, 1)
         data = worker.train(opened.order(0)).payload
         state, _ = close_round(opened, {0: data})
-    return Sample(f"{' '.join(method)} {coder} {bits}", data, opened)
+    return Sample(f"{' '.join(method)} {coder} {bits} form {data[4]}", data, opened)
 
 
 def with_checksum(data: bytes) -> bytes:

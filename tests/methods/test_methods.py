@@ -24,7 +24,7 @@ from fedmrn_app.methods.fedavg import FedAvg
 from fedmrn_app.methods.method import Method, MethodConfig, RunOptions
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import Noise
-from fedmrn_app.wire.body import CODED, CODERS, PLAIN, Body
+from fedmrn_app.wire.body import CODED, CODERS, LANED, PLAIN, Body
 from tests.helpers import (
     CASES,
     CLIENT,
@@ -211,7 +211,7 @@ def test_hostile_bodies_are_refused_or_finite(name: str, data: st.DataObject) ->
     context = moved(SHAPES if data.draw(st.booleans()) else ((3, 5),))
     held = method.selection.submodel_mask(context.layout, CLIENT, 1, 1)
     context = SharedContext(context.layout, context.vector, context.initial, held)
-    body = Body(data.draw(st.binary(max_size=120)), data.draw(st.sampled_from([PLAIN, CODED, 2, 255])))
+    body = Body(data.draw(st.binary(max_size=120)), data.draw(st.sampled_from([PLAIN, CODED, LANED, 255])))
     if data.draw(st.booleans()):
         if name in COMPRESSORS:
             whole = method.codec.encode(updates("sparse", context.count), context, 1, 0)
@@ -221,7 +221,7 @@ def test_hostile_bodies_are_refused_or_finite(name: str, data: st.DataObject) ->
         for _ in range(data.draw(st.integers(0, 3))):
             real[data.draw(st.integers(0, len(real) - 1))] = data.draw(st.integers(0, 255))
         changed = bytes(real[: data.draw(st.integers(0, len(real)))]) + data.draw(st.binary(max_size=5))
-        body = Body(changed, data.draw(st.sampled_from([whole.form, PLAIN, CODED])))
+        body = Body(changed, data.draw(st.sampled_from([whole.form, PLAIN, CODED, LANED])))
     total = np.ones(context.count, np.float32)
     try:
         update = method.codec.decode(body, context, 1)

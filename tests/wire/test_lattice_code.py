@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmrn_app.errors import PayloadError
+from fedmrn_app.wire.entropy import LONG
 from fedmrn_app.wire.lattice import FAR, Lattice
 from fedmrn_app.wire.lattice_code import ALIKE, DECAY, SIGNS, TABLE, decode_grid, encode_grid
 from tests.wire.refusals import refusal
@@ -34,8 +35,14 @@ GRIDS = [BASE, MOVED, DISTANT, OTHER_STEPS, ZEROS, EXTREME, grid_of(-EXTREME.cou
 
 @pytest.mark.parametrize("base", [None, *GRIDS])
 @pytest.mark.parametrize("grid", GRIDS)
-def test_every_base_gives_the_same_grid(grid: Lattice, base: Lattice | None) -> None:
-    read = decode_grid(encode_grid(grid, SIZES, base), SIZES, base)
+@pytest.mark.parametrize("long", [0, LONG])
+def test_every_base_gives_the_same_grid(
+    grid: Lattice, base: Lattice | None, long: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedmrn_app.wire.entropy.LONG", long)
+    data = encode_grid(grid, SIZES, base)
+    assert (data[0] & LANED > 0) == (long == 0)
+    read = decode_grid(data, SIZES, base)
     assert np.array_equal(read.counts, grid.counts)
     assert np.array_equal(read.steps, grid.steps)
 
@@ -81,13 +88,15 @@ def head(first: int, step: float = 1.0, rest: bytes = b"") -> bytes:
     return bytes([first]) + struct.pack("<f", step) + rest
 
 
-STEP, ESCAPED = 4, 8
+STEP, ESCAPED, LANED = 4, 8, 16
 REFUSED = {
     "empty": (b"", "length"),
     "half a step": (head(STEP)[:-1], "length"),
     "no step and no base": (bytes([ALIKE]), "malformed"),
     "signs without a base": (head(SIGNS | STEP), "malformed"),
-    "unknown bits": (head(16), "malformed"),
+    "unknown bits": (head(32), "malformed"),
+    "lanes without states": (head(STEP | LANED), "length"),
+    "a state that is too small": (head(STEP | LANED, rest=bytes(64)), "malformed"),
     "step 0": (head(STEP, 0.0), "malformed"),
     "step -1": (head(STEP, -1.0), "malformed"),
     "step nan": (head(STEP, float("nan")), "malformed"),
@@ -117,6 +126,10 @@ def test_malformed_grids_are_refused(name: str) -> None:
     assert refusal(decode_grid, data, [10]) == code
 
 
+def test_lanes_are_announced_by_the_first_tensor_alone() -> None:
+    assert refusal(decode_grid, head(STEP) + head(STEP | LANED), [10, 10]) == "malformed"
+
+
 def test_sums_beyond_the_limit_are_refused() -> None:
     data = encode_grid(grid_of(BASE.counts + 1), SIZES, BASE)
     assert refusal(decode_grid, data, SIZES, EXTREME) == "range"
@@ -126,7 +139,9 @@ def test_sums_beyond_the_limit_are_refused() -> None:
 @given(data=st.data())
 def test_damaged_grids_are_refused_or_bounded(data: st.DataObject) -> None:
     base = data.draw(st.sampled_from([None, BASE]))
-    real = bytearray(encode_grid(data.draw(st.sampled_from([MOVED, DISTANT, OTHER_STEPS])), SIZES, base))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedmrn_app.wire.entropy.LONG", data.draw(st.sampled_from([0, LONG])))
+        real = bytearray(encode_grid(data.draw(st.sampled_from([MOVED, DISTANT, OTHER_STEPS])), SIZES, base))
     for _ in range(data.draw(st.integers(1, 4))):
         real[data.draw(st.integers(0, min(len(real) - 1, data.draw(st.sampled_from([60, 10_000])))))] = data.draw(
             st.integers(0, 255)

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fedmrn_app.methods.quantizers import lloyd_max
-from fedmrn_app.wire.body import CODED, PLAIN, Body
+from fedmrn_app.wire.body import CODED, LANED, PLAIN, Body
 from fedmrn_app.wire.entropy import categorical
 from fedmrn_app.wire.quantized import max_level_bytes, pack_levels, unpack_levels
 from tests.helpers import GAUSSIAN, codes_every_symbol
@@ -44,7 +44,8 @@ def test_both_forms_round_trip(bits: int, count: int) -> None:
 def test_length_is_the_entropy(bits: int, entropy: float) -> None:
     levels = normal_levels(bits, GAUSSIAN.size)
     body = pack_levels(levels, lloyd_max(bits).cells, "auto")
-    assert body.form == CODED
+    assert body.form == LANED
+    assert np.array_equal(unpack_levels(body, levels.size, lloyd_max(bits).cells), levels)
     assert 8 * len(body) / levels.size == pytest.approx(entropy, rel=0.002)
 
 
@@ -72,7 +73,9 @@ def test_malformed_bodies_are_refused() -> None:
         (Body(plain.data, CODED), "length"),
         (Body(bytes(plain.data)[:-1]), "length"),
         (Body(bytes(plain.data)[:-1] + b"\xff"), "padding"),
-        (Body(plain.data, 2), "form"),
+        (Body(data, LANED), "trailing"),
+        (Body(plain.data, LANED), "length"),
+        (Body(plain.data, 3), "form"),
     ]
     for body, code in wrong:
         assert refusal(unpack_levels, body, COUNT, cells) == code
