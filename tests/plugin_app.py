@@ -168,7 +168,7 @@ def learned(loop: Loop, make: Callable[[], nn.Module] = new_net, alpha: float = 
             return super().aggregate_train(server_round, replies)
 
     grid = LocalGrid(app)
-    strategy = Compressed(Look(fraction_evaluate=0.0, min_available_nodes=3), alpha=alpha, dense_bits=32)
+    strategy = Compressed(Look(fraction_evaluate=0.0, min_available_nodes=3), "fedmrn", alpha=alpha, dense_bits=32)
     strategy.start(grid, ArrayRecord(make().state_dict()), num_rounds=1)  # type: ignore[arg-type]
     for error in grid.failures.values():
         raise error

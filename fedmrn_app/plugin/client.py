@@ -15,9 +15,16 @@ from fedmrn_app.federation.versions import VersionError
 from fedmrn_app.flower.messages import lost_content
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods.method import Method
-from fedmrn_app.plugin.arrays import Values, Way, find_tied, only_arrays, to_values, usual_ways
+from fedmrn_app.plugin.arrays import Values, Way, find_tied, is_unmoved, only_arrays, to_values, usual_ways
 from fedmrn_app.plugin.downlink import GRID, read_arrays
-from fedmrn_app.plugin.settings import RECORD, ClientTask, RoundContext, learns_masks
+from fedmrn_app.plugin.settings import (
+    RECORD,
+    REFUSED,
+    ClientTask,
+    OtherFormatError,
+    RoundContext,
+    learns_masks,
+)
 from fedmrn_app.seeds import mix
 
 _RESIDUAL = "fedmrn-residual"  # record in the client's state, with error feedback
@@ -78,7 +85,8 @@ def compress_uplink(message: Message, context: Context, call_next: Callable[[Mes
 
         app = ClientApp(mods=[compress_uplink])
 
-    Messages that do not ask for compression and replies that are errors pass unchanged.
+    Messages that do not ask for compression and replies that are errors pass unchanged. A client whose plug-in is older
+    or newer than the server's tells the server so, and is sent plain arrays.
 
     Raises:
         RunError: the reply has no arrays or other arrays than were sent, or the server asks for learned masks and no
@@ -86,15 +94,20 @@ def compress_uplink(message: Message, context: Context, call_next: Callable[[Mes
     """
     if not message.has_content():
         return call_next(message, context)
-    if GRID in message.content:
-        try:
+    on_grid, record = GRID in message.content, message.content.config_records.get(RECORD)
+    try:
+        task = None if record is None else ClientTask.read(record)
+        if on_grid:
             read_arrays(message.content, context)
-        except VersionError:
-            return Message(lost_content("version"), reply_to=message)
-    record = message.content.config_records.get(RECORD)
-    if record is None:
-        return call_next(message, context)
-    task = ClientTask.read(record)
+    except VersionError:
+        return Message(lost_content("version"), reply_to=message)
+    except OtherFormatError as error:
+        return Message(RecordDict({RECORD: ConfigRecord({REFUSED: str(error)})}), reply_to=message)
+    if task is None:
+        reply = call_next(message, context)
+        if on_grid and reply.has_content():
+            reply.content[GRID] = ConfigRecord()  # says that the app had the arrays of the grid
+        return reply
     client_round = ClientRound(task, task.settings.build(), to_values(only_arrays(message.content)[1]))
     del message.content[RECORD]
     message.content = RoundContent(message.content, client_round)
@@ -149,7 +162,7 @@ def _choose_ways(client_round: ClientRound, trained: Values) -> NDArray[np.uint8
             other = find_tied(name, sent, learned)
             tied = other is not None and np.array_equal(trained[other], trained[name])
             ways[number] = Way.TIED if tied else Way.DENSE
-        if ways[number] in (Way.CODED, Way.DENSE) and np.array_equal(before, trained[name]):
+        if ways[number] in (Way.CODED, Way.DENSE) and is_unmoved(before, trained[name]):
             ways[number] = Way.UNCHANGED
     return ways
 

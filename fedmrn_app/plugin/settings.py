@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
 import numpy as np
@@ -24,7 +25,48 @@ from fedmrn_app.plugin.arrays import Parts, Values
 from fedmrn_app.validation import build
 from fedmrn_app.wire.dense import DENSE_BITS
 
+DEFAULT_METHOD = "eden"  # of the methods that need no change in the training
+FORMAT = 1  # of the records of messages and replies; another number is not read
 RECORD = "fedmrn"  # record of a message, with the client's task
+REFUSED = "refused"  # field of a reply of a client that could not read the records
+
+
+class OtherFormatError(PayloadError):
+    """The server's plug-in speaks another format than the client's; the client then trains as without the plug-in."""
+
+
+def release() -> str:
+    """Return the version of the installed package."""
+    try:
+        return version("fedmrn")
+    except PackageNotFoundError:  # a checkout on the import path
+        return "a checkout"
+
+
+def format_fields() -> dict[str, int | str]:
+    """Return the fields of a record by which the client knows the server's format."""
+    return {"format": FORMAT, "release": release()}
+
+
+def check_format(record: ConfigRecord, unknown: str = "") -> None:
+    """Check that this side can read a record of the other one.
+
+    Args:
+        record: with the fields of `format_fields`; a record without them has format 1.
+        unknown: what the record has that this side does not know; empty for nothing.
+
+    Raises:
+        OtherFormatError: the record has another format, or something unknown.
+    """
+    number, theirs = record.get("format", 1), str(record.get("release", "of an unknown version"))
+    if number != FORMAT or unknown:
+        raise OtherFormatError(
+            f"the server's plug-in (fedmrn {theirs}, format {number!r}) asks for "
+            f"{unknown or 'what'} this client (fedmrn {release()}, format {FORMAT}) does not know; install the same "
+            "fedmrn on both",
+            code="format",
+            value=number,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +105,8 @@ class PluginSettings:
             reason = f"method={self.method}: works in the fedmrn command only; choose one of {names}"
             raise ConfigError(reason, code="choice", key="method", value=self.method)
         if self.bits is not None and method.rate_control is None:
-            reason = f"bits={self.bits:g}: {self.method} has no noise whose scale could be set; leave bits out"
+            reason = f"bits={self.bits:g}: {self.method} has no noise whose scale could be set; leave bits out, or say "
+            reason += 'method="fedmrn"'
             raise ConfigError(reason, code="unused", key="bits", value=self.bits)
         if self.dense_bits not in DENSE_BITS:
             reason = f"dense_bits={self.dense_bits}: must be one of {', '.join(map(str, DENSE_BITS))}"
@@ -99,16 +142,27 @@ class ClientTask:
 
     def record(self) -> ConfigRecord:
         """Return the record of a message."""
-        record = ConfigRecord({"terms": json.dumps(vars(self.settings), separators=(",", ":")), "seed": self.seed})
+        terms = json.dumps(vars(self.settings), separators=(",", ":"))
+        record = ConfigRecord({"terms": terms, "seed": self.seed, **format_fields()})
         if self.scale is not None:
             record["scale"] = self.scale
         return record
 
     @classmethod
     def read(cls, record: ConfigRecord) -> ClientTask:
-        """Return the task of a record, the inverse of `record`."""
+        """Return the task of a record, the inverse of `record`.
+
+        Raises:
+            OtherFormatError: the server's version has other fields or methods than this one.
+        """
+        check_format(record)
         values = cast(Mapping[str, Any], record)
-        return cls(PluginSettings(**json.loads(values["terms"])), values["seed"], values.get("scale"))
+        terms = json.loads(values["terms"])
+        if other := [name for name in terms if name not in PluginSettings.__dataclass_fields__]:
+            check_format(record, f"the setting {', '.join(other)}, which")
+        if terms["method"] not in find_methods():
+            check_format(record, f"the method {terms['method']}, which")
+        return cls(PluginSettings(**terms), values["seed"], values.get("scale"))
 
 
 @dataclass(frozen=True)

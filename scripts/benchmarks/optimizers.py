@@ -52,7 +52,7 @@ def bench_optimizers(arguments: argparse.Namespace) -> Any:
         content = RecordDict({"arrays": ArrayRecord(module.state_dict()), "metrics": metrics})
         return Message(content, reply_to=message)
 
-    strategy = Compressed(FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1))
+    strategy = Compressed(FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1), "fedmrn")
     strategy.start(cast(Grid, LocalGrid(app, 1, {})), ArrayRecord(module.state_dict()), num_rounds=1)
     table = Table(f"CNN4, {arguments.threads} thread(s)", "step / the step without masks", "ms")
     for name, timing in found.items():
