@@ -223,8 +223,8 @@ class Exchange:
             return self._accept(request, reply)
         except (PayloadError, RunError) as error:
             _log.warning("round %s: node %s left out: %s", request.opened.number, request.node, error)
-            if self._sender is not None and request.on_grid:
-                self._sender.forget(request.node)
+            if self._sender is not None and request.on_grid and reply is not None:
+                self._sender.forget(request.node)  # its app may have lost the mod
             self._count(request, f"node {request.node}: {error}")
             failed = reply is not None and reply.has_error() and request.first is request.message
             return reply if failed else Message(Error(_LEFT_OUT, str(error)), reply_to=request.first)
@@ -339,11 +339,11 @@ class Exchange:
         if self._failed > self._max_failed:
             rounds = f"round {opened.number}" if self._failed == 1 else f"{self._failed} rounds in a row"
             raise RunError(
-                f"all clients failed in {rounds}; first {opened.first_error} (max_failed_rounds={self._max_failed} "
-                "allows more)",
+                f"all clients failed in {rounds}; first {opened.first_error}; say max_failed_rounds={self._failed} to "
+                "go on after that",
                 code="all-failed",
                 value=self._failed,
-            )
+            ) from None
 
     def _note_rate(self) -> None:
         """Let the rate control see the bits of the last round."""
