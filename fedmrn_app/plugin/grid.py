@@ -31,8 +31,8 @@ class CompressedGrid(Grid):
         self._waiting: dict[str, Request] = {}  # pushed and not pulled, by the id of the first message
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Send messages, and return replies with arrays; those to training messages come in the order of the nodes."""
-        sending = list(messages)
+        """Send messages in the order of the nodes, and return replies with arrays, in this order too."""
+        sending = sorted(messages, key=lambda message: message.metadata.dst_node_id)
         waiting = self._exchange.open(sending)
         deadline = None if timeout is None else time.monotonic() + timeout
         found: list[Message] = []
