@@ -15,16 +15,22 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedmrn_app.errors import ConfigError, PayloadError, RunError
 from fedmrn_app.federation.pipeline import mask_bits
-from fedmrn_app.federation.upload import check_upload, header_of
 from fedmrn_app.flower.messages import by_request, content_bytes, read_lost, remote_reason
 from fedmrn_app.noise import Distribution
 from fedmrn_app.plugin.arrays import Values, checked_ways, only_arrays, to_record, to_values, usual_ways
 from fedmrn_app.plugin.downlink import LatticeSender
-from fedmrn_app.plugin.settings import RECORD, ClientTask, PluginSettings, RoundContext
+from fedmrn_app.plugin.settings import (
+    RECORD,
+    WITHOUT_MASKS,
+    ClientTask,
+    PluginSettings,
+    RoundContext,
+    learns_masks,
+)
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.wire.downlink import GRID_STEP
 
-_Contexts = dict[tuple[int, bytes], RoundContext]  # by the arrays that were sent and the ways they are sent back
+_Contexts = dict[tuple[int, bytes, bool], RoundContext]  # by the arrays that were sent and the ways they are sent back
 _log = logging.getLogger("flwr")
 
 
@@ -170,7 +176,8 @@ class Compressed(Strategy):
                 reply = received.get(request.message.metadata.message_id)
                 if reply is None:
                     raise PayloadError("no reply in time", code="timeout")
-                spent.append(self._decode(reply, request, contexts))
+                bits = self._decode(reply, request, contexts)
+                spent += [] if bits is None else [bits]
                 decoded.append(reply)
             except PayloadError as error:
                 _log.warning("round %s: node %s left out: %s", server_round, _node(request.message), error)
@@ -238,11 +245,11 @@ class Compressed(Strategy):
         for message in messages:
             message.content = self._lattice.content(message.content, _node(message))
 
-    def _decode(self, reply: Message, request: _Request, contexts: _Contexts) -> tuple[float, float]:
+    def _decode(self, reply: Message, request: _Request, contexts: _Contexts) -> tuple[float, float] | None:
         """Replace a reply's payload by the arrays that it stands for, and add its bytes to its metrics.
 
         Returns:
-            Bits per coded weight: those of the payload's body, and those that `bits` leaves to it.
+            Bits per coded weight: those of the payload's body, and those that `bits` leaves to it; None without masks.
 
         Raises:
             PayloadError: the reply is not what was asked for.
@@ -250,21 +257,23 @@ class Compressed(Strategy):
         size = 0 if reply.has_error() else content_bytes(reply.content)
         key, data, exact, named = _read_reply(reply)
         ways = checked_ways(named, request.values) if named else usual_ways(request.values)
-        kind = (id(request.values), ways.tobytes())
+        task, masked = request.task, WITHOUT_MASKS not in reply.content.config_records[key]
+        if not masked and not learns_masks(self.method):
+            raise PayloadError(f"reply was coded without masks, which {self.method.name} has none of", code="method")
+        kind = (id(request.values), ways.tobytes(), masked)
         if kind not in contexts:
-            contexts[kind] = RoundContext.of(self.method, request.task, request.values, ways)
+            task = task if masked else task.without_masks()
+            contexts[kind] = RoundContext.of(task.settings.build(), task, request.values, ways)
         shared = contexts[kind]
-        header = header_of(shared.protocol, request.task.seed, 1, shared.context.count)
-        upload = check_upload(data, shared.protocol, header, shared.context, shared.dense)
-        vector = shared.context.vector.copy()
-        upload.contribution.add_to(vector, np.float32(1))
-        values = shared.parts.replaced(request.values, vector, upload.dense, exact)
+        values, upload = shared.decode(request.values, task.seed, data, exact)
         del reply.content[key]
         reply.content[key] = to_record(values)
         parameters = sum(value.size for value in request.values.values() if np.issubdtype(value.dtype, np.floating))
         metrics = next(iter(reply.content.metric_records.values()))
         metrics["uplink_bytes"], metrics["downlink_bytes"] = size, request.downlink_bytes
         metrics["uplink_bits_per_parameter"] = 8 * size / max(1, parameters)
+        if not masked:
+            return None
         budget = parameters * (self.settings.bits or 0.0)
         return mask_bits(budget, max(1, shared.context.count), payload=size, body=len(upload.payload.body))
 
