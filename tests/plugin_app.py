@@ -146,7 +146,9 @@ def run(
     return strategy.start(local, ArrayRecord(new_net(batch_norm=batch_norm).state_dict()), num_rounds=rounds), local  # type: ignore[arg-type]
 
 
-def learned(loop: Loop, make: Callable[[], nn.Module] = new_net, alpha: float = 0.05) -> tuple[State, State]:
+def learned(
+    loop: Loop, make: Callable[[], nn.Module] = new_net, alpha: float = 0.05, method: str = "fedmrn"
+) -> tuple[State, State]:
     """What the server got of a client after a round of this loop, and what the client ended with."""
     ended: State = {}
     app = ClientApp(mods=[compress_uplink])
@@ -171,7 +173,7 @@ def learned(loop: Loop, make: Callable[[], nn.Module] = new_net, alpha: float = 
 
     grid = LocalGrid(app)
     options: Options = {"alpha": alpha, "dense_bits": 32, "max_failed_rounds": 1}
-    strategy = Compressed(Look(fraction_evaluate=0.0, min_available_nodes=3), "fedmrn", **options)
+    strategy = Compressed(Look(fraction_evaluate=0.0, min_available_nodes=3), method, **options)
     strategy.start(grid, ArrayRecord(make().state_dict()), num_rounds=1)  # type: ignore[arg-type]
     for error in grid.failures.values():
         raise error

@@ -49,6 +49,23 @@ def to_record(values: Values) -> ArrayRecord:
     return ArrayRecord({name: Array(np.asarray(value, order="C")) for name, value in values.items()})
 
 
+def check_finite(sent: Values, trained: Values) -> None:
+    """Check that arrays are finite, except for infinities that the training left as they were, such as a mask's.
+
+    Raises:
+        RunError: one is not; the line names it and how many of its values are not finite.
+    """
+    for name, before in sent.items():
+        after = trained[name]
+        if not np.issubdtype(before.dtype, np.inexact) or np.array_equal(before, after):
+            continue
+        for what, array in (("was sent", before), ("came back", after)):
+            wrong = int(np.count_nonzero(~np.isfinite(array)))
+            if wrong:
+                reason = f"{name}: {what} with {wrong} of {array.size} values that are NaN or infinite"
+                raise RunError(reason, code="not-finite", key=name, value=wrong)
+
+
 def usual_ways(values: Values) -> NDArray[np.uint8]:
     """Return how each tensor is sent unless a client says otherwise, uint8 (tensors,).
 

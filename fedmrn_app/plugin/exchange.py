@@ -300,7 +300,7 @@ class Exchange:
                 self._accept_plain(request, content)
             else:
                 spent = decode_payload(content, request.task, self._method, request.values, request.opened.contexts)
-                request.opened.spent.append(spent)
+                request.opened.spent += [] if spent is None else [spent]
             add_counts(content, uplink, request.downlink_bytes, request.values)
         if request.on_grid and self._sender is not None and request.opened.lattice is not None:
             self._sender.note(request.opened.lattice, request.node)

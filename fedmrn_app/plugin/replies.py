@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.pipeline import mask_bits
-from fedmrn_app.federation.upload import check_upload, header_of
 from fedmrn_app.flower.messages import content_bytes, one_line, remote_reason
 from fedmrn_app.methods.method import Method
 from fedmrn_app.plugin.arrays import Values, checked_ways, only_arrays, to_record, to_values, usual_ways
-from fedmrn_app.plugin.settings import RECORD, REFUSED, ClientTask, RoundContext
+from fedmrn_app.plugin.settings import RECORD, REFUSED, WITHOUT_MASKS, ClientTask, RoundContext, learns_masks
 
-Contexts = dict[tuple[int, bytes], RoundContext]  # by the arrays that were sent and the ways they are sent back
+Contexts = dict[tuple[int, bytes, bool], RoundContext]  # by the arrays, the ways they are sent back, and masks or none
 
 
 def read_refusal(reply: Message) -> str | None:
@@ -39,7 +38,7 @@ def check_answer(reply: Message) -> None:
 
 def decode_payload(
     content: RecordDict, task: ClientTask, method: Method, values: Values, contexts: Contexts
-) -> tuple[float, float]:
+) -> tuple[float, float] | None:
     """Replace the payload of a reply by the arrays that it stands for, under the same key.
 
     Args:
@@ -50,7 +49,7 @@ def decode_payload(
         contexts: what server and clients know of this round; a missing one is added.
 
     Returns:
-        Bits per coded weight: those of the payload's body, and those that `bits` leaves to it.
+        Bits per coded weight: those of the payload's body, and those that `bits` leaves to it; None without masks.
 
     Raises:
         PayloadError: the reply is not what was asked for.
@@ -58,17 +57,19 @@ def decode_payload(
     size = content_bytes(content)
     key, data, exact, named = _read_payload(content)
     ways = checked_ways(named, values) if named else usual_ways(values)
-    kind = (id(values), ways.tobytes())
+    masked = WITHOUT_MASKS not in content.config_records[key]
+    if not masked and not learns_masks(method):
+        raise PayloadError(f"reply was coded without masks, which {method.name} has none of", code="method")
+    kind = (id(values), ways.tobytes(), masked)
     if kind not in contexts:
-        contexts[kind] = RoundContext.of(method, task, values, ways)
+        asked = task if masked else task.without_masks()
+        contexts[kind] = RoundContext.of(method if masked else asked.settings.build(), asked, values, ways)
     shared = contexts[kind]
-    header = header_of(shared.protocol, task.seed, 1, shared.context.count)
-    upload = check_upload(data, shared.protocol, header, shared.context, shared.dense)
-    vector = shared.context.vector.copy()
-    upload.contribution.add_to(vector, np.float32(1))
-    replaced = shared.parts.replaced(values, vector, upload.dense, exact)
+    replaced, upload = shared.decode(values, task.seed, data, exact)
     del content[key]
     content[key] = to_record(replaced)
+    if not masked:
+        return None
     budget = parameter_count(values) * (task.settings.bits or 0.0)
     return mask_bits(budget, max(1, shared.context.count), payload=size, body=len(upload.payload.body))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from fedmrn_app.errors import ConfigError, PayloadError
 from fedmrn_app.federation.protocol import RunProtocol
+from fedmrn_app.federation.upload import CheckedUpload, check_upload, header_of
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods import build_method, find_methods
+from fedmrn_app.methods.fedavg import Floats
 from fedmrn_app.methods.fedmrn import MaskedTraining
 from fedmrn_app.methods.method import LocalTraining, Method, RunOptions, ServerState
 from fedmrn_app.methods.shared_context import SharedContext
@@ -29,6 +31,7 @@ DEFAULT_METHOD = "eden"  # of the methods that need no change in the training
 FORMAT = 1  # of the records of messages and replies; another number is not read
 RECORD = "fedmrn"  # record of a message, with the client's task
 REFUSED = "refused"  # field of a reply of a client that could not read the records
+WITHOUT_MASKS = "without-masks"  # entry of a reply whose update is coded by EDEN instead of learned masks
 
 
 class OtherFormatError(PayloadError):
@@ -148,6 +151,10 @@ class ClientTask:
             record["scale"] = self.scale
         return record
 
+    def without_masks(self) -> ClientTask:
+        """Return the task of a client that sends an update by EDEN instead of the masks that it was asked for."""
+        return replace(self, settings=replace(self.settings, method="eden", options={}, bits=None))
+
     @classmethod
     def read(cls, record: ConfigRecord) -> ClientTask:
         """Return the task of a record, the inverse of `record`.
@@ -192,6 +199,8 @@ class RoundContext:
         vector, dense = parts.vector(values), parts.dense_vector(values)
         if not (np.isfinite(vector).all() and np.isfinite(dense).all()):
             raise PayloadError("the arrays that the server sent are not finite", code="not-finite")
+        if not parts.coded:  # most codecs code no empty vector
+            method = replace(method, codec=Floats(), error_feedback=False)
         protocol = RunProtocol(
             method=method,
             layout=parts.layout,
@@ -203,3 +212,21 @@ class RoundContext:
         # A client that joins late does not know the first vector, so how far weights have moved is not used.
         known = SharedContext(parts.layout, vector, vector).with_scale(task.scale)
         return cls(protocol, parts, known, dense)
+
+    def decode(self, values: Values, seed: int, data: bytes, exact: bytes) -> tuple[Values, CheckedUpload]:
+        """Return the arrays that a reply stands for, and its checked payload.
+
+        Args:
+            values: the arrays that were sent.
+            seed: of the task.
+            data: the payload.
+            exact: the tensors that are sent byte for byte.
+
+        Raises:
+            PayloadError: the reply is not what was asked for.
+        """
+        header = header_of(self.protocol, seed, 1, self.context.count)
+        upload = check_upload(data, self.protocol, header, self.context, self.dense)
+        vector = self.context.vector.copy()
+        upload.contribution.add_to(vector, np.float32(1))
+        return self.parts.replaced(values, vector, upload.dense, exact), upload
