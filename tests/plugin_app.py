@@ -14,6 +14,7 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from torch import Tensor, nn
 
 from fedmrn_app.plugin import Compressed, MaskedSGD, compress_uplink, learn_masks
+from fedmrn_app.plugin.exchange import Options
 from scripts.benchmarks.local_grid import LiveNodes
 
 State = dict[str, Tensor]
@@ -145,7 +146,9 @@ def run(
     return strategy.start(local, ArrayRecord(new_net(batch_norm=batch_norm).state_dict()), num_rounds=rounds), local  # type: ignore[arg-type]
 
 
-def learned(loop: Loop, make: Callable[[], nn.Module] = new_net, alpha: float = 0.05) -> tuple[State, State]:
+def learned(
+    loop: Loop, make: Callable[[], nn.Module] = new_net, alpha: float = 0.05, method: str = "fedmrn"
+) -> tuple[State, State]:
     """What the server got of a client after a round of this loop, and what the client ended with."""
     ended: State = {}
     app = ClientApp(mods=[compress_uplink])
@@ -164,11 +167,13 @@ def learned(loop: Loop, make: Callable[[], nn.Module] = new_net, alpha: float = 
     class Look(FedAvg):
         def aggregate_train(self, server_round: int, replies: Any) -> Any:
             replies = list(replies)
-            arrived.extend(reply.content.array_records["arrays"].to_torch_state_dict() for reply in replies)
+            good = [reply.content for reply in replies if reply.has_content()]
+            arrived.extend(content.array_records["arrays"].to_torch_state_dict() for content in good)
             return super().aggregate_train(server_round, replies)
 
     grid = LocalGrid(app)
-    strategy = Compressed(Look(fraction_evaluate=0.0, min_available_nodes=3), alpha=alpha, dense_bits=32)
+    options: Options = {"alpha": alpha, "dense_bits": 32, "max_failed_rounds": 1}
+    strategy = Compressed(Look(fraction_evaluate=0.0, min_available_nodes=3), method, **options)
     strategy.start(grid, ArrayRecord(make().state_dict()), num_rounds=1)  # type: ignore[arg-type]
     for error in grid.failures.values():
         raise error

@@ -46,7 +46,24 @@ def to_values(record: ArrayRecord) -> dict[str, NDArray[np.generic]]:
 
 def to_record(values: Values) -> ArrayRecord:
     """Return the record of arrays, the inverse of `to_values`."""
-    return ArrayRecord({name: Array(np.ascontiguousarray(value)) for name, value in values.items()})
+    return ArrayRecord({name: Array(np.asarray(value, order="C")) for name, value in values.items()})
+
+
+def check_finite(sent: Values, trained: Values) -> None:
+    """Check that arrays are finite, except for infinities that the training left as they were, such as a mask's.
+
+    Raises:
+        RunError: one is not; the line names it and how many of its values are not finite.
+    """
+    for name, before in sent.items():
+        after = trained[name]
+        if not np.issubdtype(before.dtype, np.inexact) or np.array_equal(before, after):
+            continue
+        for what, array in (("was sent", before), ("came back", after)):
+            wrong = int(np.count_nonzero(~np.isfinite(array)))
+            if wrong:
+                reason = f"{name}: {what} with {wrong} of {array.size} values that are NaN or infinite"
+                raise RunError(reason, code="not-finite", key=name, value=wrong)
 
 
 def usual_ways(values: Values) -> NDArray[np.uint8]:
@@ -160,6 +177,18 @@ class Parts:
 def find_tied(name: str, values: Values, others: Sequence[str]) -> str | None:
     """Return the first of other tensors that holds the same values; None if none does."""
     return next((other for other in others if other != name and np.array_equal(values[other], values[name])), None)
+
+
+def is_unmoved(before: NDArray[np.generic], after: NDArray[np.generic]) -> bool:
+    """Return whether a tensor is as it was sent, or as a bfloat16 model holds what it was sent in float32."""
+    if np.array_equal(before, after):
+        return True
+    if before.dtype != np.float32 or after.dtype != np.float32:
+        return False
+    # Adding half of the last place that stays, and a bit for ties to even, rounds to the upper 16 bits.
+    bits = before.view(np.uint32)
+    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) & 0xFFFF0000
+    return bool(np.array_equal(rounded, after.view(np.uint32)))
 
 
 def _join(arrays: Sequence[NDArray[np.generic]]) -> Float32Array:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -15,12 +16,51 @@ from fedmrn_app.federation.versions import VersionError
 from fedmrn_app.flower.messages import lost_content
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods.method import Method
-from fedmrn_app.plugin.arrays import Values, Way, find_tied, only_arrays, to_values, usual_ways
+from fedmrn_app.plugin.arrays import (
+    Values,
+    Way,
+    check_finite,
+    find_tied,
+    is_unmoved,
+    only_arrays,
+    to_values,
+    usual_ways,
+)
+from fedmrn_app.plugin.difference import check_returned, distance, moved_towards
 from fedmrn_app.plugin.downlink import GRID, read_arrays
-from fedmrn_app.plugin.settings import RECORD, ClientTask, RoundContext, learns_masks
+from fedmrn_app.plugin.settings import (
+    RECORD,
+    REFUSED,
+    WITHOUT_MASKS,
+    ClientTask,
+    OtherFormatError,
+    RoundContext,
+    learns_masks,
+)
 from fedmrn_app.seeds import mix
 
+OnDifference = Literal["error", "eden"]
+
+_CLIPPING_NORM = "clipping_norm"  # what Flower's strategies that clip on clients call their bound in a message
+_ATTEMPTS = 20  # to keep a bound; an update gets shorter each time
 _RESIDUAL = "fedmrn-residual"  # record in the client's state, with error feedback
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What an optimizer of the plug-in learns as masks.
+
+    Attributes:
+        names: of the tensors, in the message.
+        update: returns their updates after the training, in the order of `Parts.vector`, float32 (d,).
+        left_in_model: returns what the last step left in the model; None if that is the weights plus the last masks.
+        on_difference: what happens if other weights are returned.
+    """
+
+    names: Sequence[str]
+    update: Callable[[], Float32Array]
+    left_in_model: Callable[[], Values | None]
+    on_difference: OnDifference
 
 
 @dataclass
@@ -31,15 +71,15 @@ class ClientRound:
         task: what the server asks.
         method: of the run.
         values: the arrays that were sent.
-        learned: names of the tensors whose updates an optimizer of the plug-in learns as masks; none for others.
-        learned_update: returns these updates after the training, in the order of `Parts.vector`, float32 (d,).
+        bound: largest norm of an update that the server asks for; None for any.
+        learned: what an optimizer learns as masks; None for other trainings.
     """
 
     task: ClientTask
     method: Method
     values: Values
-    learned: Sequence[str] = ()
-    learned_update: Callable[[], Float32Array] | None = None
+    bound: float | None = None
+    learned: Learned | None = None
 
     @property
     def private_seed(self) -> int:
@@ -78,24 +118,32 @@ def compress_uplink(message: Message, context: Context, call_next: Callable[[Mes
 
         app = ClientApp(mods=[compress_uplink])
 
-    Messages that do not ask for compression and replies that are errors pass unchanged.
+    Messages that do not ask for compression and replies that are errors pass unchanged. A client whose plug-in is older
+    or newer than the server's tells the server so, and is sent plain arrays.
 
     Raises:
-        RunError: the reply has no arrays or other arrays than were sent, or the server asks for learned masks and no
-            optimizer learned any.
+        RunError: the reply has no arrays or other arrays than were sent, or some that are not finite; the server asks
+            for learned masks and no optimizer learned any, or the reply holds other weights than it learned; or the
+            update cannot be coded within the norm to which the server clips.
     """
     if not message.has_content():
         return call_next(message, context)
-    if GRID in message.content:
-        try:
+    on_grid, record = GRID in message.content, message.content.config_records.get(RECORD)
+    try:
+        task = None if record is None else ClientTask.read(record)
+        if on_grid:
             read_arrays(message.content, context)
-        except VersionError:
-            return Message(lost_content("version"), reply_to=message)
-    record = message.content.config_records.get(RECORD)
-    if record is None:
-        return call_next(message, context)
-    task = ClientTask.read(record)
-    client_round = ClientRound(task, task.settings.build(), to_values(only_arrays(message.content)[1]))
+    except VersionError:
+        return Message(lost_content("version"), reply_to=message)
+    except OtherFormatError as error:
+        return Message(RecordDict({RECORD: ConfigRecord({REFUSED: str(error)})}), reply_to=message)
+    if task is None:
+        reply = call_next(message, context)
+        if on_grid and reply.has_content():
+            reply.content[GRID] = ConfigRecord()  # says that the app had the arrays of the grid
+        return reply
+    values = to_values(only_arrays(message.content)[1])
+    client_round = ClientRound(task, task.settings.build(), values, _read_bound(message.content))
     del message.content[RECORD]
     message.content = RoundContent(message.content, client_round)
     reply = call_next(message, context)
@@ -104,37 +152,99 @@ def compress_uplink(message: Message, context: Context, call_next: Callable[[Mes
     return reply
 
 
+def _read_bound(content: RecordDict) -> float | None:
+    """Return the norm to which Flower's strategies ask clients to clip; None if they do not."""
+    records = cast(Sequence[Mapping[str, Any]], list(content.config_records.values()))
+    bounds = [float(record[_CLIPPING_NORM]) for record in records if _CLIPPING_NORM in record]
+    return min(bounds) if bounds else None
+
+
 def _compress(reply: Message, client_round: ClientRound, context: Context) -> None:
     """Replace the arrays of a reply by the record that the server reads, under the same key."""
     key, arrays = only_arrays(reply.content)
-    task, method, sent = client_round.task, client_round.method, client_round.values
+    sent, learned = client_round.values, client_round.learned
     trained = _in_sent_types(sent, to_values(arrays))
+    check_finite(sent, trained)
+    kept = context.state.array_records.get(_RESIDUAL)
+    coded = _code(client_round, trained, None if kept is None else kept["x"].numpy())
+    if learned is not None:
+        expected = learned.left_in_model() or coded.decoded()
+        try:
+            check_returned({name: expected[name] for name in learned.names}, trained, sent)
+        except RunError:
+            if learned.on_difference == "error":
+                raise
+            task = client_round.task.without_masks()
+            coded = _code(ClientRound(task, task.settings.build(), sent), trained, None)
+            coded.record[WITHOUT_MASKS] = True
+    if coded.residual is not None:
+        context.state[_RESIDUAL] = ArrayRecord({"x": Array(coded.residual)})
+    del reply.content[key]
+    reply.content[key] = coded.record
+
+
+@dataclass
+class _Coded:
+    """A coded update.
+
+    Attributes:
+        record: what the server reads.
+        residual: what the method leaves out, with error feedback.
+        decoded: returns the arrays that the server will read.
+    """
+
+    record: ConfigRecord
+    residual: Float32Array | None
+    decoded: Callable[[], Values]
+
+
+def _code(client_round: ClientRound, trained: Values, before: Float32Array | None) -> _Coded:
+    """Code what was trained, and shorten it until the decoded update keeps the bound.
+
+    Raises:
+        RunError: it does not keep the bound however short it is.
+    """
+    bound, sent, factor = client_round.bound, client_round.values, 1.0
+    coded = _code_once(client_round, trained, before)
+    for _ in range(_ATTEMPTS if bound is not None else 0):
+        norm = distance(coded.decoded(), sent)
+        if norm <= cast(float, bound):
+            return coded
+        factor *= 0.999 * cast(float, bound) / norm
+        shorter = None if before is None else before * np.float32(factor)
+        coded = _code_once(client_round, moved_towards(sent, trained, factor), shorter)
+    if bound is not None:
+        reason = f"{client_round.method.name} cannot code an update within the norm {bound:g} to which the server clips"
+        raise RunError(f"{reason}; clip to a larger norm, or say method='eden'", code="clipping", value=bound)
+    return coded
+
+
+def _code_once(client_round: ClientRound, trained: Values, before: Float32Array | None) -> _Coded:
+    task, method, sent = client_round.task, client_round.method, client_round.values
     ways = _choose_ways(client_round, trained)
     shared = RoundContext.of(method, task, sent, ways)
-    parts, learned_update = shared.parts, client_round.learned_update
-    x = learned_update() if learned_update else parts.vector(trained) - parts.vector(sent)
-    kept = context.state.array_records.get(_RESIDUAL)
-    before = None if kept is None else kept["x"].numpy()
+    parts, learned = shared.parts, client_round.learned
+    x = learned.update() if learned else parts.vector(trained) - parts.vector(sent)
     if before is not None and before.size != x.size:
         before = None  # other tensors were trained in the last round
-    body, residual = method.encode(x, before, shared.context, task.seed, client_round.private_seed)
-    if residual is not None:
-        context.state[_RESIDUAL] = ArrayRecord({"x": Array(residual)})
+    body, residual = shared.protocol.method.encode(x, before, shared.context, task.seed, client_round.private_seed)
     header = header_of(shared.protocol, task.seed, 1, shared.context.count)
     payload = write_upload(shared.protocol, header, Update(body, parts.dense_vector(trained)), shared.dense)
-    record = ConfigRecord({"": payload})
+    record, exact = ConfigRecord({"": payload}), parts.exact_bytes(trained)
     if not np.array_equal(ways, usual_ways(sent)):
         record["ways"] = ways.tobytes()
     if parts.exact:
-        record["exact"] = parts.exact_bytes(trained)
-    del reply.content[key]
-    reply.content[key] = record
+        record["exact"] = exact
+    return _Coded(record, residual, lambda: shared.decode(sent, task.seed, payload, exact)[0])
 
 
 def _choose_ways(client_round: ClientRound, trained: Values) -> NDArray[np.uint8]:
     """Return how each tensor is sent: unchanged ones not at all, and those without a learned mask densely."""
-    method, sent, learned = client_round.method, client_round.values, client_round.learned
-    if learns_masks(method) and not learned:
+    method, sent = client_round.method, client_round.values
+    learned: Sequence[str] = ()
+    if client_round.learned is not None:
+        learned = client_round.learned.names
+    elif learns_masks(method):
         raise RunError(
             f"the server asks for {method.name}, whose masks are learned; train with MaskedSGD(model, message, ...) or "
             "learn_masks(optimizer, model, message, ...)",
@@ -149,7 +259,7 @@ def _choose_ways(client_round: ClientRound, trained: Values) -> NDArray[np.uint8
             other = find_tied(name, sent, learned)
             tied = other is not None and np.array_equal(trained[other], trained[name])
             ways[number] = Way.TIED if tied else Way.DENSE
-        if ways[number] in (Way.CODED, Way.DENSE) and np.array_equal(before, trained[name]):
+        if ways[number] in (Way.CODED, Way.DENSE) and is_unmoved(before, trained[name]):
             ways[number] = Way.UNCHANGED
     return ways
 

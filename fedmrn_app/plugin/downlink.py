@@ -1,18 +1,22 @@
 """The arrays on their way to the clients: rounded to a lattice, and coded from the version that a client holds.
 
 The lattice lies around the arrays of the first message, the reference. A client keeps the reference and the last
-version that it read in its context. A client that has lost them answers so, and is sent them again. Rounding, coding
-and memory are those of the `fedmrn` command, see `federation/`; how arrays are rounded does not depend on the memory.
+version that it read in its context. A client that has lost them answers so, and is sent them again. Tensors that do not
+change cost next to nothing after the reference. Rounding, coding and memory are those of the `fedmrn` command, see
+`federation/`; how arrays are rounded does not depend on the memory.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from numpy.typing import NDArray
 
 from fedmrn_app.errors import ConfigError, PayloadError
 from fedmrn_app.federation.downlink import LatticeDownlink
@@ -22,10 +26,14 @@ from fedmrn_app.federation.versions import Version, VersionError
 from fedmrn_app.methods.fedavg import Floats
 from fedmrn_app.methods.method import Method
 from fedmrn_app.plugin.arrays import Parts, Values, only_arrays, to_record, to_values, usual_ways
+from fedmrn_app.plugin.settings import check_format, format_fields
 from fedmrn_app.wire.lattice import Lattice
 
 GRID = "fedmrn-grid"  # record of a message whose arrays are on a lattice
 _REFERENCE, _VERSION = "fedmrn-reference", "fedmrn-version"  # records in the client's state
+_MEAN_ERROR = (
+    2.0**-19
+)  # relative error of a float32 mean of a thousand equal numbers; training moves some number further
 _ON_LATTICE = Method(
     name="downlink", code=0, codec=Floats(), shared_seed=True, packing="grid"
 )  # nothing but the packing matters
@@ -39,6 +47,7 @@ class ReferenceArrays:
         parts: their tensors by how they are sent: coded and dense ones on the lattice, the others exactly.
         protocol: how server and clients share the lattice.
         checksum: the CRC-32 of the tensors on the lattice.
+        exact: the bytes of the tensors that are sent exactly.
     """
 
     def __init__(self, values: Values, step: float) -> None:
@@ -56,26 +65,39 @@ class ReferenceArrays:
             first_dense=first.dense,
         )
         self.checksum = zlib.crc32(first.dense.data, zlib.crc32(first.vector.data))
+        self.exact = self.parts.exact_bytes(values)
 
     def state(self, values: Values) -> GlobalState:
         """Return the tensors of other arrays that are on the lattice, as the protocol has them."""
         return GlobalState(self.parts.vector(values), self.parts.dense_vector(values))
 
+    def settled(self, values: Values) -> Values:
+        """Return other arrays without the errors of Flower's mean: in these types, and these where none has moved.
+
+        The mean of equal numbers differs from them in the last bits, which would be sent for all frozen tensors.
+        """
+        settled = {}
+        for name, first in self.values.items():
+            value: NDArray[Any] = values[name]
+            if np.issubdtype(first.dtype, np.integer) and np.issubdtype(value.dtype, np.floating):
+                value = np.rint(value)  # plain conversion makes 4 of 4.9999
+            elif np.issubdtype(first.dtype, np.floating):
+                before: NDArray[Any] = first
+                moved = np.abs(value.astype(np.float64) - before) > _MEAN_ERROR * np.abs(before)
+                value = value if moved.any() else first
+            settled[name] = value.astype(first.dtype)
+        return settled
+
 
 class LatticeSender:
-    """The server's half: what each node is sent of the arrays that were opened last.
-
-    Attributes:
-        received: these arrays as nodes have them after reading.
-    """
+    """The server's half: what nodes hold of the arrays that were sent before."""
 
     def __init__(self, step: float) -> None:
         self._step = step
         self._number = 0
         self._informed: set[int] = set()  # nodes that have the reference
-        self.received: Values = {}
 
-    def open(self, record: ArrayRecord, nodes: Iterable[int]) -> None:
+    def open(self, record: ArrayRecord) -> SentLattice:
         """Take the arrays that are to be sent to some nodes; the first arrays become the reference.
 
         Raises:
@@ -85,63 +107,97 @@ class LatticeSender:
         if self._number == 0:
             self._first, self._reference = record, ReferenceArrays(values, self._step)
             self._versions = LatticeDownlink(self._reference.protocol).new_versions()
-        first = self._reference.values
-        if [(name, value.size) for name, value in values.items()] != [(n, v.size) for n, v in first.items()]:
+        reference = self._reference
+        sizes = [[(name, value.size) for name, value in some.items()] for some in (values, reference.values)]
+        if sizes[0] != sizes[1]:
             raise _not_on_lattice("other arrays than in the first round")
-        self._record, self._number = record, self._number + 1
-        state, asked = self._reference.state(values), dict.fromkeys(nodes, 0)
-        self._opened = OpenRound(self._reference.protocol, self._number, state, asked, versions=self._versions)
-        parts, dtypes = self._reference.parts, {name: value.dtype for name, value in first.items()}
-        self._exact = parts.exact_bytes({name: values[name].astype(dtypes[name]) for name in parts.exact})
-        self.received = parts.replaced(first, self._opened.context(0).vector, self._opened.dense, self._exact)
+        self._number += 1
+        settled = reference.settled(values)
+        opened = OpenRound(reference.protocol, self._number, reference.state(settled), {}, versions=self._versions)
+        return SentLattice(self, record, opened, reference.parts.exact_bytes(settled))
 
-    def content(self, content: RecordDict, node: int) -> RecordDict:
+    def content(self, sent: SentLattice, content: RecordDict, node: int) -> RecordDict:
         """Return a message's content with the arrays coded from what the node holds.
+
+        Until the node answers, it is unknown which version it holds.
 
         Raises:
             ConfigError: the arrays are not those that were opened.
         """
         key, arrays = only_arrays(content)
-        if arrays is not self._record:
+        if arrays is not sent.record:
             raise _not_on_lattice("clients different arrays in one round")
         informed = node in self._informed
-        order = self._opened.order(node, whole=not informed)
+        order = sent.opened.order(node, whole=not informed)
         record = ConfigRecord({
-            "": order.vector.tobytes(), "exact": self._exact, "key": key, "step": self._step, "number": self._number,
-            "reference": self._reference.checksum, "base": order.base, "checksum": order.checksum,
+            "": order.vector.tobytes(), "key": key, "step": self._step, "number": sent.opened.number,
+            "reference": self._reference.checksum, "base": order.base, "checksum": order.checksum, **format_fields(),
         })  # fmt: skip
+        if sent.exact != self._reference.exact:
+            record["exact"] = sent.exact
+        if self._versions is not None:
+            self._versions.forget([node])
         records = {name: part for name, part in content.items() if name != key}
-        return RecordDict({**records, GRID: record} if informed else {**content, key: self._first, GRID: record})
+        # The arrays of the first message never have the app's key: an app without the mod would train or evaluate them.
+        return RecordDict({**records, GRID: record, **({} if informed else {_REFERENCE: self._first})})
 
-    def note(self, answered: Iterable[int]) -> None:
-        """Record that these nodes, and no others that were sent the arrays, have read them."""
-        nodes = set(answered)
-        self._opened.note_versions(nodes)
-        self._informed |= nodes
+    def received(self, sent: SentLattice) -> dict[str, NDArray[np.generic]]:
+        """Return the arrays as nodes have them after reading."""
+        vector, dense = sent.opened.context(0).vector, sent.opened.dense
+        return self._reference.parts.replaced(self._reference.values, vector, dense, sent.exact)
+
+    def note(self, sent: SentLattice, node: int) -> None:
+        """Record that a node has read the arrays."""
+        sent.opened.note_versions([node])
+        self._informed.add(node)
 
     def forget(self, node: int) -> None:
         """Record that a node has lost what it held."""
         self._informed.discard(node)
 
 
+@dataclass(frozen=True)
+class SentLattice:
+    """The arrays of some messages on the lattice.
+
+    Attributes:
+        sender: what nodes hold.
+        record: the arrays.
+        opened: the arrays in the form of the `fedmrn` command.
+        exact: the bytes of the tensors that are sent exactly.
+    """
+
+    sender: LatticeSender
+    record: ArrayRecord
+    opened: OpenRound
+    exact: bytes
+
+    @cached_property
+    def received(self) -> Values:
+        """The arrays as nodes have them after reading."""
+        return self.sender.received(self)
+
+
 def read_arrays(content: RecordDict, context: Context) -> None:
     """Replace the lattice in a message by the arrays, and keep what the next message may refer to.
 
     Raises:
+        OtherFormatError: the server's plug-in has another format.
         VersionError: this client has lost what the message refers to.
         PayloadError: the message is malformed.
     """
     record = cast(Mapping[str, Any], content[GRID])
+    check_format(content.config_records[GRID])
     try:
         key, step, order = _read_record(record)
-        if key in content:
-            context.state[_REFERENCE] = cast(ArrayRecord, content[key])
+        if _REFERENCE in content:
+            context.state[_REFERENCE] = cast(ArrayRecord, content.pop(_REFERENCE))
         kept = context.state.array_records.get(_REFERENCE)
         reference = None if kept is None else ReferenceArrays(to_values(kept), step)
         if reference is None or reference.checksum != record["reference"]:
             raise VersionError("this client does not hold the first arrays", code="reference")
         download = LatticeDownlink(reference.protocol).read(order, None, _read_version(context) if order.base else None)
-        exact, vector = bytes(record["exact"]), download.context.vector
+        exact, vector = bytes(record.get("exact", reference.exact)), download.context.vector
         content[key] = to_record(reference.parts.replaced(reference.values, vector, download.dense, exact))
     except (KeyError, TypeError, ValueError) as error:
         reason = f"the server's arrays on a grid are malformed: {type(error).__name__}: {error}"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
 import numpy as np
@@ -13,8 +14,10 @@ from numpy.typing import NDArray
 
 from fedmrn_app.errors import ConfigError, PayloadError
 from fedmrn_app.federation.protocol import RunProtocol
+from fedmrn_app.federation.upload import CheckedUpload, check_upload, header_of
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods import build_method, find_methods
+from fedmrn_app.methods.fedavg import Floats
 from fedmrn_app.methods.fedmrn import MaskedTraining
 from fedmrn_app.methods.method import LocalTraining, Method, RunOptions, ServerState
 from fedmrn_app.methods.shared_context import SharedContext
@@ -24,7 +27,49 @@ from fedmrn_app.plugin.arrays import Parts, Values
 from fedmrn_app.validation import build
 from fedmrn_app.wire.dense import DENSE_BITS
 
+DEFAULT_METHOD = "eden"  # of the methods that need no change in the training
+FORMAT = 1  # of the records of messages and replies; another number is not read
 RECORD = "fedmrn"  # record of a message, with the client's task
+REFUSED = "refused"  # field of a reply of a client that could not read the records
+WITHOUT_MASKS = "without-masks"  # entry of a reply whose update is coded by EDEN instead of learned masks
+
+
+class OtherFormatError(PayloadError):
+    """The server's plug-in speaks another format than the client's; the client then trains as without the plug-in."""
+
+
+def release() -> str:
+    """Return the version of the installed package."""
+    try:
+        return version("fedmrn")
+    except PackageNotFoundError:  # a checkout on the import path
+        return "a checkout"
+
+
+def format_fields() -> dict[str, int | str]:
+    """Return the fields of a record by which the client knows the server's format."""
+    return {"format": FORMAT, "release": release()}
+
+
+def check_format(record: ConfigRecord, unknown: str = "") -> None:
+    """Check that this side can read a record of the other one.
+
+    Args:
+        record: with the fields of `format_fields`; a record without them has format 1.
+        unknown: what the record has that this side does not know; empty for nothing.
+
+    Raises:
+        OtherFormatError: the record has another format, or something unknown.
+    """
+    number, theirs = record.get("format", 1), str(record.get("release", "of an unknown version"))
+    if number != FORMAT or unknown:
+        raise OtherFormatError(
+            f"the server's plug-in (fedmrn {theirs}, format {number!r}) asks for "
+            f"{unknown or 'what'} this client (fedmrn {release()}, format {FORMAT}) does not know; install the same "
+            "fedmrn on both",
+            code="format",
+            value=number,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +108,8 @@ class PluginSettings:
             reason = f"method={self.method}: works in the fedmrn command only; choose one of {names}"
             raise ConfigError(reason, code="choice", key="method", value=self.method)
         if self.bits is not None and method.rate_control is None:
-            reason = f"bits={self.bits:g}: {self.method} has no noise whose scale could be set; leave bits out"
+            reason = f"bits={self.bits:g}: {self.method} has no noise whose scale could be set; leave bits out, or say "
+            reason += 'method="fedmrn"'
             raise ConfigError(reason, code="unused", key="bits", value=self.bits)
         if self.dense_bits not in DENSE_BITS:
             reason = f"dense_bits={self.dense_bits}: must be one of {', '.join(map(str, DENSE_BITS))}"
@@ -99,16 +145,31 @@ class ClientTask:
 
     def record(self) -> ConfigRecord:
         """Return the record of a message."""
-        record = ConfigRecord({"terms": json.dumps(vars(self.settings), separators=(",", ":")), "seed": self.seed})
+        terms = json.dumps(vars(self.settings), separators=(",", ":"))
+        record = ConfigRecord({"terms": terms, "seed": self.seed, **format_fields()})
         if self.scale is not None:
             record["scale"] = self.scale
         return record
 
+    def without_masks(self) -> ClientTask:
+        """Return the task of a client that sends an update by EDEN instead of the masks that it was asked for."""
+        return replace(self, settings=replace(self.settings, method="eden", options={}, bits=None))
+
     @classmethod
     def read(cls, record: ConfigRecord) -> ClientTask:
-        """Return the task of a record, the inverse of `record`."""
+        """Return the task of a record, the inverse of `record`.
+
+        Raises:
+            OtherFormatError: the server's version has other fields or methods than this one.
+        """
+        check_format(record)
         values = cast(Mapping[str, Any], record)
-        return cls(PluginSettings(**json.loads(values["terms"])), values["seed"], values.get("scale"))
+        terms = json.loads(values["terms"])
+        if other := [name for name in terms if name not in PluginSettings.__dataclass_fields__]:
+            check_format(record, f"the setting {', '.join(other)}, which")
+        if terms["method"] not in find_methods():
+            check_format(record, f"the method {terms['method']}, which")
+        return cls(PluginSettings(**terms), values["seed"], values.get("scale"))
 
 
 @dataclass(frozen=True)
@@ -138,6 +199,8 @@ class RoundContext:
         vector, dense = parts.vector(values), parts.dense_vector(values)
         if not (np.isfinite(vector).all() and np.isfinite(dense).all()):
             raise PayloadError("the arrays that the server sent are not finite", code="not-finite")
+        if not parts.coded:  # most codecs code no empty vector
+            method = replace(method, codec=Floats(), error_feedback=False)
         protocol = RunProtocol(
             method=method,
             layout=parts.layout,
@@ -149,3 +212,21 @@ class RoundContext:
         # A client that joins late does not know the first vector, so how far weights have moved is not used.
         known = SharedContext(parts.layout, vector, vector).with_scale(task.scale)
         return cls(protocol, parts, known, dense)
+
+    def decode(self, values: Values, seed: int, data: bytes, exact: bytes) -> tuple[Values, CheckedUpload]:
+        """Return the arrays that a reply stands for, and its checked payload.
+
+        Args:
+            values: the arrays that were sent.
+            seed: of the task.
+            data: the payload.
+            exact: the tensors that are sent byte for byte.
+
+        Raises:
+            PayloadError: the reply is not what was asked for.
+        """
+        header = header_of(self.protocol, seed, 1, self.context.count)
+        upload = check_upload(data, self.protocol, header, self.context, self.dense)
+        vector = self.context.vector.copy()
+        upload.contribution.add_to(vector, np.float32(1))
+        return self.parts.replaced(values, vector, upload.dense, exact), upload

@@ -107,7 +107,7 @@ def test_another_strategy_around_it_is_refused() -> None:
         run(wrapped)
     assert outer.value.code == "not-outermost"
     with pytest.raises(ConfigError) as nested:
-        Compressed(Compressed(inner()))
+        Compressed(Compressed(inner(), "eden"))
     assert nested.value.code == "nested"
 
 
@@ -238,7 +238,7 @@ def test_bad_payloads_are_left_out(
     logging.getLogger("flwr").propagate = True
     with caplog.at_level(logging.WARNING, "flwr"):
         tamper_one = lambda node, reply: tamper(reply) if node == NODES[1] else None  # noqa: E731
-        result, _ = run(Compressed(inner(), "eden"), rounds=1, tamper=tamper_one)
+        result, _ = run(Compressed(inner(), "eden", plain_replies=False), rounds=1, tamper=tamper_one)
     error = left_out(caplog)
     assert isinstance(error, PayloadError)
     assert code is None or error.code == code
@@ -252,5 +252,5 @@ def test_messages_that_ask_for_no_compression_pass_unchanged() -> None:
 
 
 def test_public_names_are_documented() -> None:
-    assert sorted(plugin.__all__) == ["Compressed", "MaskedSGD", "compress_uplink", "learn_masks"]
+    assert sorted(plugin.__all__) == ["Compressed", "MaskedSGD", "compress_uplink", "compressed_grid", "learn_masks"]
     assert all(getattr(plugin, name).__doc__ for name in plugin.__all__)

@@ -94,7 +94,9 @@ def by_the_plugin(worker: Worker, rounds: int) -> Float32Array:
         return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message)
 
     first: Mapping[str, torch.Tensor] = build_module(config, worker.task).state_dict()
-    strategy = Compressed(FedAvg(fraction_evaluate=0.0), alpha=config.noise.alpha, dense_bits=32, seed=config.seed)
+    strategy = Compressed(
+        FedAvg(fraction_evaluate=0.0), "fedmrn", alpha=config.noise.alpha, dense_bits=32, seed=config.seed
+    )
     grid = LocalGrid(app, CLIENTS, {})
     result = strategy.start(cast(Grid, grid), ArrayRecord(dict(first)), num_rounds=rounds)
     state = result.arrays.to_torch_state_dict()

@@ -26,7 +26,7 @@ def main(grid: Grid, context: Context) -> None:
 
     strategy = FedAvg(fraction_evaluate=0.0)
     if config["method"] == "fedmrn":
-        strategy = Compressed(strategy, alpha=config["alpha"], bits=config["bits"])
+        strategy = Compressed(strategy, "fedmrn", alpha=config["alpha"], bits=config["bits"])
     elif config["method"] != "plain":
         strategy = Compressed(strategy, config["method"])
     first, rounds = ArrayRecord(get_peft_model_state_dict(model)), config["num-server-rounds"]

@@ -1,0 +1,373 @@
+"""What the server keeps from round to round, and what it asks of each client: for any strategy or loop.
+
+    messages -> Exchange.open -> requests, with other contents -> clients -> Exchange.read -> replies with arrays
+
+A client that cannot read its message is asked again in the same round: with the whole arrays if it has lost what the
+message refers to, with plain arrays if it has no plug-in or one of another version.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+from flwr.app import ArrayRecord, Error, Message, RecordDict
+
+from fedmrn_app.errors import ConfigError, PayloadError, RunError
+from fedmrn_app.flower.messages import content_bytes, read_lost
+from fedmrn_app.noise import Distribution
+from fedmrn_app.plugin.arrays import Values, only_arrays, to_values
+from fedmrn_app.plugin.downlink import GRID, LatticeSender, SentLattice
+from fedmrn_app.plugin.replies import Contexts, add_counts, check_answer, check_plain, decode_payload, read_refusal
+from fedmrn_app.plugin.settings import RECORD, ClientTask, PluginSettings
+from fedmrn_app.seeds import derive_seed
+from fedmrn_app.wire.downlink import GRID_STEP
+
+_LEFT_OUT = 3  # Flower's code of an error in the ClientApp
+_log = logging.getLogger("flwr")
+
+
+class Options(TypedDict, total=False):
+    """The options of `Compressed` and `compressed_grid`.
+
+    Attributes:
+        bits: bits per parameter that a whole reply is to take; the scale of the noise is set accordingly. Only methods
+            that learn masks allow it. None, the default, keeps the scale.
+        noise: distribution of the seeded noise: `uniform` (default), `gaussian` or `bernoulli`.
+        alpha: scale of the noise, about the size of one round's updates (0.01); with `bits` that of the first round.
+        dense_bits: bits per value of the dense part: 4 to 8 (6), 16 (float16) or 32 (float32).
+        seed: seed of all noise (0).
+        downlink: `float32` (default) sends the arrays as they are. `grid` rounds them to a grid around the first arrays
+            and sends what has changed since the version that a client holds; a new client is sent the first arrays too.
+        step: step of that grid for a tensor of mean size, in root mean squares of the first values.
+        options: options of the method, such as `{"bits": 2}` for `eden`.
+        plain_replies: whether the replies of clients without the mod, or with one of another version, count (True).
+        max_failed_rounds: number of rounds in a row in which all clients may fail (0); one more ends the run.
+        state: what `state()` returned in a run that this one continues.
+    """
+
+    bits: float | None
+    noise: Distribution
+    alpha: float
+    dense_bits: int
+    seed: int
+    downlink: Literal["float32", "grid"]
+    step: float
+    options: Mapping[str, Any] | None
+    plain_replies: bool
+    max_failed_rounds: int
+    state: Mapping[str, Any] | None
+
+
+@dataclass(kw_only=True)
+class _Round:
+    """The messages that were opened together.
+
+    Attributes:
+        number: of the round, from 1.
+        record: the arrays that were sent as they are.
+        lattice: these arrays on a lattice; None if the downlink has none.
+        waiting: number of clients that were asked to train and have not answered yet.
+        used: whether a reply was used.
+        first_error: why the first client that failed did so.
+        contexts: what server and clients know.
+        spent: bits of each payload, see `decode_payload`.
+    """
+
+    number: int
+    lattice: SentLattice | None = None
+    waiting: int = 0
+    used: bool = False
+    first_error: str = ""
+    contexts: Contexts = field(default_factory=dict)
+    spent: list[tuple[float, float]] = field(default_factory=list)
+    plain: dict[int, tuple[ArrayRecord, Values]] = field(default_factory=dict)  # by the identity of the record
+
+    def plain_values(self, record: ArrayRecord) -> Values:
+        """Return the values of a record; most clients are sent the same."""
+        return self.plain.setdefault(id(record), (record, to_values(record)))[1]
+
+
+@dataclass(kw_only=True)
+class Request:
+    """What one client was asked.
+
+    Attributes:
+        first: the message as the strategy or loop knows it; the final reply answers it.
+        message: the message that was sent last; Flower sets its id when it sends it.
+        content: the content that the strategy or loop gave the message.
+        opened: the round.
+        task: what the client is asked; None for an evaluation.
+        on_grid: whether the arrays of the message that was sent last are on the lattice.
+        whole: whether that message has the reference of the lattice.
+        refused: whether the client cannot read the task.
+        downlink_bytes: of all records that the client was sent.
+    """
+
+    first: Message
+    message: Message
+    content: RecordDict
+    opened: _Round
+    task: ClientTask | None
+    on_grid: bool = False
+    whole: bool = False
+    refused: bool = False
+    downlink_bytes: int = 0
+
+    @property
+    def node(self) -> int:
+        """The node that was asked."""
+        return self.first.metadata.dst_node_id
+
+    @property
+    def values(self) -> Values:
+        """The arrays as the client reads them."""
+        if self.on_grid and self.opened.lattice is not None:
+            return self.opened.lattice.received
+        return self.opened.plain_values(only_arrays(self.content)[1])
+
+
+class Exchange:
+    """The compression of a run's messages; the arguments are described in `Options`.
+
+    Raises:
+        ConfigError: the method or an option does not work on an app's arrays, or `state` is not one.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        *,
+        bits: float | None = None,
+        noise: Distribution = "uniform",
+        alpha: float = 1e-2,
+        dense_bits: int = 6,
+        seed: int = 0,
+        downlink: Literal["float32", "grid"] = "float32",
+        step: float = GRID_STEP,
+        options: Mapping[str, Any] | None = None,
+        plain_replies: bool = True,
+        max_failed_rounds: int = 0,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        if downlink not in ("float32", "grid"):
+            reason = f"downlink={downlink}: must be float32 or grid"
+            raise ConfigError(reason, code="choice", key="downlink", value=downlink)
+        self.settings = PluginSettings(
+            method=method, options=dict(options or {}), distribution=noise, alpha=alpha, bits=bits,
+            dense_bits=dense_bits, seed=seed,
+        )  # fmt: skip
+        self._method = self.settings.build()
+        self._control = self._method.rate_control
+        self._rate = None if self._control is None else self._control.first()
+        self._sender = LatticeSender(step) if downlink == "grid" else None
+        self._plain_replies, self._max_failed = plain_replies, max_failed_rounds
+        self._last: _Round | None = None  # whose bits the rate control has not seen
+        self._number = self._failed = 0
+        self._off_grid: set[int] = set()  # nodes that are sent plain arrays
+        self._refusing: set[int] = set()  # nodes that are asked for nothing, because their plug-in is another
+        self._plain_nodes: set[int] = set()  # nodes whose plain replies were mentioned in the log
+        if state is not None:
+            self._restore(state)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a later run needs to go on, in a form that JSON can hold."""
+        self._note_rate()
+        rate = None if self._rate is None else [None if math.isnan(x) else float(x) for x in self._rate]
+        return {"method": self.settings.method, "round": self._number, "rate": rate}
+
+    def open(self, messages: Sequence[Message]) -> list[Request]:
+        """Change the contents of messages that are to be compressed, and return what their clients are asked.
+
+        Raises:
+            ConfigError: clients are sent different arrays on a grid.
+            RunError: a message has no arrays, or several ArrayRecords.
+        """
+        kinds = {id(message): message.metadata.message_type.split(".")[0] for message in messages}
+        trained = [message for message in messages if kinds[id(message)] == "train"]
+        evaluated = [message for message in messages if self._sender and kinds[id(message)] == "evaluate"]
+        if trained:
+            self._note_rate()
+            self._number += 1
+        opened = _Round(number=self._number, waiting=len(trained))
+        scale = None if self._rate is None else float(self._rate[0])
+        requests = []
+        for number, message in enumerate(sorted(trained, key=lambda message: message.metadata.dst_node_id)):
+            seed = derive_seed(self.settings.seed, "noise", self._number, number)
+            requests.append(self._request(message, opened, ClientTask(self.settings, seed, scale)))
+        requests += [self._request(message, opened, None) for message in evaluated]
+        if trained:
+            self._last = opened
+        return requests
+
+    def read(self, request: Request, reply: Message | None) -> Message | None:
+        """Return the reply to a request with the arrays that it stands for, or an error that says why it has none.
+
+        Args:
+            request: one of those that `open` returned.
+            reply: to its last message; None if there is none in time.
+
+        Returns:
+            None if the client is to be sent the request's new message.
+
+        Raises:
+            RunError: all clients of this round have failed, and of too many before.
+        """
+        if reply is not None and self._ask_again(request, reply):
+            return None
+        try:
+            return self._accept(request, reply)
+        except (PayloadError, RunError) as error:
+            _log.warning("round %s: node %s left out: %s", request.opened.number, request.node, error)
+            if self._sender is not None and request.on_grid and reply is not None:
+                self._sender.forget(request.node)  # its app may have lost the mod
+            self._count(request, f"node {request.node}: {error}")
+            failed = reply is not None and reply.has_error() and request.first is request.message
+            return reply if failed else Message(Error(_LEFT_OUT, str(error)), reply_to=request.first)
+
+    def _request(self, message: Message, opened: _Round, task: ClientTask | None) -> Request:
+        request = Request(first=message, message=message, content=message.content, opened=opened, task=task)
+        request.on_grid = self._sender is not None and request.node not in self._off_grid
+        request.refused = request.node in self._refusing
+        if request.on_grid and self._sender is not None and opened.lattice is None:
+            opened.lattice = self._sender.open(only_arrays(message.content)[1])
+        message.content = self._content(request)
+        return request
+
+    def _content(self, request: Request) -> RecordDict:
+        """Return the content of the message that is to be sent, and count its bytes."""
+        content = RecordDict(dict(request.content))
+        if request.on_grid and self._sender is not None and request.opened.lattice is not None:
+            content = self._sender.content(request.opened.lattice, content, request.node)
+            request.whole = bool(content.array_records)
+        else:
+            only_arrays(content)
+        if request.task is not None and not request.refused:
+            content[RECORD] = request.task.record()
+        request.downlink_bytes += content_bytes(content)
+        return content
+
+    def _ask_again(self, request: Request, reply: Message) -> bool:
+        """Give a request another message if the client could not read the last one, and return whether it has one."""
+        reason, lost = read_refusal(reply), read_lost(reply)
+        if reason is not None and self._plain_replies and not request.refused:
+            _log.warning("round %s: node %s is sent plain arrays: %s", request.opened.number, request.node, reason)
+            self._refusing.add(request.node)
+            self._off_grid.add(request.node)
+            request.refused, request.on_grid = True, False
+        elif request.on_grid and self._sender is not None and lost is not None and not request.whole:
+            self._sender.forget(request.node)
+        elif (
+            request.on_grid
+            and self._plain_replies
+            and not _has_read_grid(reply)
+            and (request.whole or not reply.has_error())
+        ):
+            if not reply.has_error():
+                self._off_grid.add(request.node)
+            request.on_grid = False
+        else:
+            return False
+        metadata = request.first.metadata
+        content = self._content(request)
+        request.message = Message(content, request.node, metadata.message_type, group_id=metadata.group_id)
+        return True
+
+    def _accept(self, request: Request, reply: Message | None) -> Message:
+        """Return a usable reply with arrays.
+
+        Raises:
+            PayloadError, RunError: why it cannot be used.
+        """
+        if reply is None:
+            raise PayloadError("no reply in time", code="timeout")
+        check_answer(reply)
+        if (refusal := read_refusal(reply)) is not None:
+            raise PayloadError(refusal, code="format")
+        if read_lost(reply) is not None:
+            raise PayloadError("has lost the arrays that its message refers to", code="lost")
+        if request.on_grid and not _has_read_grid(reply):
+            raise PayloadError("answered without having read the arrays on the grid; its ClientApp needs "
+                               "mods=[compress_uplink]", code="no-mod")  # fmt: skip
+        content, uplink = reply.content, content_bytes(reply.content)
+        content.pop(GRID, None)
+        if request.task is not None:
+            if content.array_records:
+                self._accept_plain(request, content)
+            else:
+                spent = decode_payload(content, request.task, self._method, request.values, request.opened.contexts)
+                request.opened.spent += [] if spent is None else [spent]
+            add_counts(content, uplink, request.downlink_bytes, request.values)
+        if request.on_grid and self._sender is not None and request.opened.lattice is not None:
+            self._sender.note(request.opened.lattice, request.node)
+        elif request.first is not request.message and (request.task is None or content.array_records):
+            self._off_grid.add(request.node)
+        self._count(request, None)
+        return reply if request.first is request.message else Message(content, reply_to=request.first)
+
+    def _accept_plain(self, request: Request, content: RecordDict) -> None:
+        if not self._plain_replies:
+            raise PayloadError("answered with plain arrays; its ClientApp needs mods=[compress_uplink]", code="no-mod")
+        check_plain(content, request.values)
+        if not request.refused and request.node not in self._plain_nodes:
+            self._plain_nodes.add(request.node)
+            _log.warning(
+                "round %s: node %s answers with plain arrays, which count; its ClientApp needs mods=[compress_uplink] "
+                "to send less", request.opened.number, request.node,
+            )  # fmt: skip
+
+    def _count(self, request: Request, error: str | None) -> None:
+        """Note that a client has answered, and end the run if too many rounds have failed.
+
+        Raises:
+            RunError: they have.
+        """
+        opened = request.opened
+        if request.task is None:
+            return
+        opened.waiting -= 1
+        opened.used = opened.used or error is None
+        opened.first_error = opened.first_error or error or ""
+        if opened.waiting > 0:
+            return
+        opened.contexts.clear()
+        self._failed = 0 if opened.used else self._failed + 1
+        if self._failed > self._max_failed:
+            rounds = f"round {opened.number}" if self._failed == 1 else f"{self._failed} rounds in a row"
+            raise RunError(
+                f"all clients failed in {rounds}; first {opened.first_error}; say max_failed_rounds={self._failed} to "
+                "go on after that",
+                code="all-failed",
+                value=self._failed,
+            ) from None
+
+    def _note_rate(self) -> None:
+        """Let the rate control see the bits of the last round."""
+        if self._control is not None and self._rate is not None and self._last is not None and self._last.spent:
+            body, left = (float(np.mean(bits)) for bits in zip(*self._last.spent, strict=True))
+            self._rate = self._control.next(self._rate, body, left)
+        self._last = None
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        """Continue after the round of a state."""
+        number, rate = state.get("round"), state.get("rate")
+        if type(number) is not int or number < 0 or state.get("method") != self.settings.method:
+            reason = (
+                f"state={dict(state)}: is none of a run with method={self.settings.method}; give what state() returned"
+            )
+            raise ConfigError(reason, code="state", key="state", value=dict(state))
+        self._number = number
+        if self._rate is not None and rate is not None:
+            self._rate = np.array([math.nan if x is None else x for x in rate], np.float32)
+
+
+def _has_read_grid(reply: Message) -> bool:
+    """Return whether a reply to arrays on the grid comes from a client that has read them: only the mod can."""
+    if reply.has_error():
+        return False
+    payload = any(isinstance(record.get(""), bytes) for record in reply.content.config_records.values())
+    return GRID in reply.content or (payload and not reply.content.array_records)

@@ -1,0 +1,136 @@
+"""Flower's grid with compression: for strategies with a `start` of their own, and for loops without a strategy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Unpack
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedmrn_app.flower.messages import by_request
+from fedmrn_app.plugin.exchange import Exchange, Options, Request
+from fedmrn_app.plugin.settings import DEFAULT_METHOD
+
+
+class CompressedGrid(Grid):
+    """A grid that compresses messages of the types `train` and `evaluate`, and passes all others and their replies on.
+
+    Training messages hold one ArrayRecord, and replies have the arrays that were trained. A client that fails, or whose
+    reply is refused, has an error reply. Attributes that a grid of Flower's has besides are forwarded.
+
+    Args:
+        grid: of the ServerApp.
+        exchange: what is kept from round to round.
+    """
+
+    def __init__(self, grid: Grid, exchange: Exchange) -> None:
+        self._grid, self._exchange = grid, exchange
+        self._waiting: dict[str, Request] = {}  # pushed and not pulled, by the id of the first message
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Send messages in the order of the nodes, and return replies with arrays, in this order too."""
+        sending = sorted(messages, key=lambda message: message.metadata.dst_node_id)
+        waiting = self._exchange.open(sending)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        found: list[Message] = []
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            replies = by_request(self._grid.send_and_receive(sending, timeout=left))
+            late = deadline is not None and time.monotonic() >= deadline
+            results = {id(r): self._read(r, replies.pop(r.message.metadata.message_id, None), late) for r in waiting}
+            found += [*filter(None, results.values()), *replies.values()]
+            waiting = [request for request in waiting if results[id(request)] is None]
+            sending = [request.message for request in waiting]
+            if not sending:
+                return found
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Push messages, and return their ids."""
+        messages = list(messages)
+        requests = self._exchange.open(messages)
+        ids = list(self._grid.push_messages(messages))
+        now = time.time()
+        ends = {name: r.first.metadata.created_at + r.first.metadata.ttl for name, r in self._waiting.items()}
+        self._waiting = {name: request for name, request in self._waiting.items() if ends[name] > now}
+        self._waiting.update({request.first.metadata.message_id: request for request in requests})
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return the replies to pushed messages that have arrived, with arrays."""
+        wanted = {name: self._waiting.get(name) for name in message_ids}
+        sent = [name if request is None else request.message.metadata.message_id for name, request in wanted.items()]
+        replies = by_request(self._grid.pull_messages(sent))
+        found, again = [], []
+        for name, request in wanted.items():
+            reply = replies.pop(name if request is None else request.message.metadata.message_id, None)
+            if reply is not None and request is not None:
+                reply = self._exchange.read(request, reply)
+                if reply is None:
+                    again.append(request.message)
+                else:
+                    del self._waiting[name]
+            found += [] if reply is None else [reply]
+        if again:
+            list(self._grid.push_messages(again))
+        return [*found, *replies.values()]
+
+    def state(self) -> dict[str, Any]:
+        """Return what `compressed_grid(..., state=...)` needs to go on in a later run, in a form that JSON can hold."""
+        return self._exchange.state()
+
+    def set_run(self, run: Any) -> None:
+        """Set the run, see `Grid`."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        """The run."""
+        return self._grid.run
+
+    def create_message(self, content: RecordDict, *args: Any, **more: Any) -> Message:
+        """Create a message, see `Grid`."""
+        return self._grid.create_message(content, *args, **more)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of the nodes."""
+        return self._grid.get_node_ids()
+
+    def get_nodes(self) -> Iterable[Any]:
+        """Return the nodes."""
+        return self._grid.get_nodes()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._grid, name)
+
+    def _read(self, request: Request, reply: Message | None, late: bool) -> Message | None:
+        """Return the final reply to a request; None if it has another message, for which there is time."""
+        result = self._exchange.read(request, reply)
+        return self._exchange.read(request, None) if result is None and late else result
+
+
+@contextmanager
+def compressed_grid(grid: Grid, method: str = DEFAULT_METHOD, **options: Unpack[Options]) -> Iterator[CompressedGrid]:
+    """Return a grid that compresses, for a loop of one's own over `send_and_receive`, or `push` and `pull_messages`.
+
+    Each call that sends training messages is a round::
+
+        with compressed_grid(grid) as grid:
+            for _ in range(rounds):
+                replies = grid.send_and_receive(messages)
+
+    The clients need `ClientApp(mods=[compress_uplink])`.
+
+    Args:
+        grid: of the ServerApp.
+        method: as for `Compressed`.
+        **options: see `Options`.
+
+    Raises:
+        ConfigError: the method or an option does not work on an app's arrays.
+    """
+    yield CompressedGrid(grid, Exchange(method, **options))

@@ -1,0 +1,1 @@
+"""An app for the tests: clients with and without the plug-in."""
