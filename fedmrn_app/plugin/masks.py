@@ -167,7 +167,7 @@ class Masks:
         for name, parameter, shown, sent in zip(self.names, self.parameters, self._out, self._w, strict=True):
             if torch.equal(parameter, shown) or (self.taken == 0 and torch.equal(parameter, sent)):
                 continue
-            largest = float((parameter - shown).abs().max())
+            largest = float((parameter.detach() - shown).abs().max())
             if not largest <= 1e-5 * float(shown.abs().max()):  # a perturbation that was taken back may leave less
                 when = "does not hold the message's array" if self.taken == 0 else "changed between two steps"
                 raise RunError(f"{name}: {when} (difference {largest:.3g}); {_CHANGED}", code="changed", key=name)

@@ -56,7 +56,8 @@ def bench_optimizers(arguments: argparse.Namespace) -> Any:
 
 
 def _compare(arguments: argparse.Namespace, module: nn.Module, shape: Sequence[int]) -> dict[str, Timing]:
-    steps, found, app = arguments.steps, {}, ClientApp(mods=[compress_uplink])
+    found, app = {}, ClientApp(mods=[compress_uplink])
+    steps = arguments.steps * (arguments.repeats + 1)  # with those of the warm-up
 
     @app.train()
     def _(message: Message, context: Context) -> Message:
@@ -70,9 +71,9 @@ def _compare(arguments: argparse.Namespace, module: nn.Module, shape: Sequence[i
             "MaskedSGD": lambda net: MaskedSGD(net, _again(message), 0.03, steps=steps),
         }
         makers |= {f"learn_masks({kind})": masked(kind) for kind in ("SGD", "AdamW")}
-        runs = {name: loop(module, make, steps, shape) for name, make in makers.items()}
         for base, name in PAIRS:
-            found[name] = compare({base: runs[base], name: runs[name]}, base, arguments.repeats)[name]
+            runs = {key: loop(module, makers[key], arguments.steps, shape) for key in (base, name)}
+            found[name] = compare(runs, base, arguments.repeats)[name]
         MaskedSGD(module, message, 0.0, steps=1, may_skip=True)  # the server waits for masks
         metrics = MetricRecord({"num-examples": 1})
         content = RecordDict({"arrays": ArrayRecord(module.state_dict()), "metrics": metrics})
@@ -92,13 +93,13 @@ def _again(message: Message) -> Message:
 
 
 def loop(module: nn.Module, make: Make, steps: int, shape: Sequence[int]) -> Run:
-    """Train for `steps` steps; building the optimizer does not count."""
+    """Train for `steps` more steps at each call."""
     random = torch.Generator().manual_seed(0)
     x, y = torch.randn(*shape, generator=random), torch.randint(10, shape[:1], generator=random)
+    net = copy.deepcopy(module).train()
+    optimizer = make(net)
 
     def run() -> float:
-        net = copy.deepcopy(module)
-        optimizer = make(net.train())
         start = time.process_time()
         for _ in range(steps):
             optimizer.zero_grad()

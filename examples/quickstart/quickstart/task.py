@@ -42,7 +42,7 @@ class Net(nn.Module):
         """Return logits (rows, 10) for images (rows, channels, 32, 32)."""
         x = nn.functional.max_pool2d(torch.relu(self.conv1(x)), 2)
         x = nn.functional.max_pool2d(torch.relu(self.conv2(x)), 2)
-        x = torch.relu(self.fc1(x.flatten(1)))
+        x = torch.relu(self.fc1(x.view(-1, 16 * 5 * 5)))
         y: Tensor = self.fc3(torch.relu(self.fc2(x)))
         return y
 
