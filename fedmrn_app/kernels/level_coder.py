@@ -32,7 +32,7 @@ from fedmrn_app.kernels.level_tables import (
     STRETCH,
     UNIT,
     WEIGHTS,
-)  # fmt: skip
+)
 
 _INT64_ROWS = types.Array(types.int64, 2, "C")
 _READ_ONLY_ROWS = types.Array(types.int64, 2, "C", readonly=True)
