@@ -28,8 +28,8 @@ from rich.table import Table
 
 SHORT = ("rounds=2", "clients=4", "clients_per_round=3", "local.epochs=1")
 STRATEGIES = (
-    "drive", "eden", "fedavg", "fedmrn", "fedmrns", "fedpm", "fedscalar", "fedsparsify", "signsgd", "submodel",
-    "terngrad", "topk",
+    "drive", "eden", "fedavg", "fedmrn", "fedmrns", "fedpm", "fedscalar", "fedsparsify", "quantized", "signsgd",
+    "submodel", "terngrad", "topk",
 )  # fmt: skip
 RUNS: dict[str, tuple[str, ...]] = {
     **{name: (f"strategy={name}",) for name in STRATEGIES},

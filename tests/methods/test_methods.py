@@ -43,10 +43,11 @@ COUNT = Layout(SHAPES).count
 NAMES = {case: case.split("-")[0] for case in CASES}
 FEEDBACK = [case for case in CASES if "error_feedback" in find_methods()[NAMES[case]].__dataclass_fields__]
 MAX_BITS = {"drive": 1.001, "signsgd": 1.001, "terngrad": 1.6, "topk": 1.18, "fedscalar": 0.001, "fedavg": 32.0,
-            "eden": 1.001, "eden-bits-2": 1.916, "eden-bits-3": 2.83, "eden-bits-4": 3.77}  # fmt: skip
+            "eden": 1.001, "eden-bits-2": 1.916, "eden-bits-3": 2.83, "eden-bits-4": 3.77,
+            "quantized": 0.204}  # fmt: skip
 WRONG = [
     ("drive", {"scale": "best"}), ("eden", {"bits": 5}), ("fedmrn", {"masking": "always"}),
-    ("terngrad", {"clip": -1.0}),
+    ("quantized", {"bits": 0.0}), ("quantized", {"error": 2.0}), ("terngrad", {"clip": -1.0}),
     ("topk", {"ratio": 0.0}), ("fedsparsify", {"ratio": 2.0}), ("fedsparsify", {"prunings": 0}),
     ("fedscalar", {"direction": "up"}), ("fedscalar", {"divisor": "clients"}), ("fedpm", {"score_lr": 0.0}),
     ("fedpm", {"network": "x"}), ("fedpm", {"prior": 0.5}), ("fedpm", {"min_probability": 0.5}),
@@ -323,6 +324,6 @@ def test_two_methods_of_one_name_or_code_are_refused() -> None:
 
 def test_methods_that_work_on_the_arrays_of_any_app() -> None:
     work = {name for name in METHODS if make_method(name).works_on_arrays}
-    assert work >= {"drive", "eden", "fedavg", "fedmrn", "fedmrns", "signsgd", "terngrad", "topk"}
+    assert work >= {"drive", "eden", "fedavg", "fedmrn", "fedmrns", "quantized", "signsgd", "terngrad", "topk"}
     assert not work & {"fedpm", "fedscalar", "fedsparsify", "submodel"}
     assert {name for name in work if name not in COMPRESSORS} == {"fedmrn", "fedmrns"}

@@ -39,7 +39,7 @@ from tests.plugin_app import (
     run_steps,
 )
 
-POST_TRAINING = ["eden", "drive", "signsgd", "topk", "terngrad", "fedavg"]
+POST_TRAINING = ["eden", "drive", "signsgd", "topk", "terngrad", "quantized", "fedavg"]
 
 
 @pytest.mark.parametrize("method", POST_TRAINING)

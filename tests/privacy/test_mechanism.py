@@ -91,7 +91,9 @@ def test_sum_is_that_of_clipped_contributions_with_equal_weights(size: float, co
     assert all(math.isnan(reply.loss) for reply in report.used)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedmrn", "fedmrns", "eden", "signsgd", "terngrad", "topk", "fedscalar"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "fedmrn", "fedmrns", "eden", "quantized", "signsgd", "terngrad", "topk", "fedscalar"]
+)
 def test_no_client_moves_the_sum_by_more_than_the_clip(name: str) -> None:
     privacy = private(clip=0.01, noise=1e-9)
     opened = open_round(protocol(name), STATE, 1, SAMPLES, 8, privacy=privacy)

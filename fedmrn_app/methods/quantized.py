@@ -1,0 +1,234 @@
+"""The update, quantized with one step for all weights and coded with a model of how large the updates are where.
+
+Clients train as in FedAvg. The update x is quantized uniformly, with a dead zone that minimizes squared error plus a
+price per bit. Levels are rebuilt at their centroids, times a factor that makes the length along the update right:
+y = S Q with S = norm2(x)^2 / <x, Q>, so that <x, y> = norm2(x)^2, as in EDEN (Vargaftik et al. 2022, Theorem 2.1). Each
+client searches the step at which its body has the wanted size, or the update the wanted error.
+
+Levels are coded as `wire/adaptive_levels.py` describes: with how far each weight has moved so far, and with the levels
+that were coded before. DeepCABAC (Wiedemann et al. 2020; ISO/IEC 15938-17) has the same parts, a quantizer with a price
+and an adaptive binary coder; its contexts are the tensor's own neighbouring levels.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmrn_app.errors import PayloadError
+from fedmrn_app.kernels.level_tables import MAX_LEVEL
+from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.methods.method import Codec, CodecLimits, Method, MethodConfig, RunOptions
+from fedmrn_app.methods.shared_context import SharedContext
+from fedmrn_app.validation import Positive, Share
+from fedmrn_app.wire.adaptive_levels import (
+    CodedLevels,
+    Levels,
+    Trends,
+    level_body,
+    max_level_bytes,
+    quantize,
+    read_levels,
+    trends_of,
+)  # fmt: skip
+from fedmrn_app.wire.body import Body, Coder
+from fedmrn_app.wire.mask_model import stride
+from fedmrn_app.wire.primitives import wrong_length
+
+_HEAD = struct.Struct("<fbbb")  # scale; centroids of levels 1, 2 and others, less the level, in steps of 1/256
+_GRAIN = 256
+PRICE = 0.11  # of a bit, as a share of the squared step: of 0.08 to 0.16 the one with the fewest bits at an error
+_TOLERANCE, _MAX_TRIALS = 0.01, 12  # of the size or the error, and of the search
+_SMALLEST = 1e-30  # updates with smaller elements are sent as zero
+
+
+@dataclass(frozen=True)
+class Quantized(MethodConfig):
+    """Quantized updates.
+
+    Attributes:
+        bits: size of a body in bits per weight.
+        error: squared error of the quantized update at its best length, as a share of the update's squared norm; None
+            for a size of `bits`, which this option replaces.
+    """
+
+    name = "quantized"
+    code = 13
+
+    bits: Positive = 0.2
+    error: Share | None = None
+
+    def build(self, run: RunOptions) -> Method:
+        """Return plain SGD with a codec of levels."""
+        return self.compressor(run, UniformLevels(self.bits, self.error, run.coder))
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """An update quantized with some step.
+
+    Attributes:
+        coded: the levels.
+        step: step of the quantizer.
+        offsets: centroids of levels 1, 2 and others less the level, int8 (3,), in steps of 1/256.
+        scale: size of a step, times the factor that makes the length right.
+        error: squared error at the best length, as a share of the squared norm.
+    """
+
+    coded: CodedLevels
+    step: float
+    offsets: NDArray[np.int8]
+    scale: float
+    error: float
+
+    @property
+    def size(self) -> int:
+        """The number of bytes of a coded body."""
+        return _HEAD.size + len(self.coded.data)
+
+
+@dataclass(frozen=True)
+class UniformLevels(Codec):
+    """Body: the scale and the centroids, then the levels."""
+
+    bits: float
+    error: float | None
+    coder: Coder
+
+    def encode(self, x: Float32Array, context: SharedContext, seed: int, private_seed: int) -> Body:
+        """Search the step, and write the levels."""
+        found = self.search(x, context.layout, trends_of(context.drift))
+        levels = level_body(found.coded, self.coder)
+        return Body(_HEAD.pack(found.scale, *found.offsets.tolist()) + bytes(levels.data), levels.form)
+
+    def search(self, x: Float32Array, layout: Layout, trends: Trends) -> Quantization:
+        """Return the update quantized with the step that comes closest to the wanted size or error."""
+        square = float(np.square(x, dtype=np.float64).sum())
+        rms = math.sqrt(square / max(1, x.size))
+        if not rms > _SMALLEST or not math.isfinite(rms):  # the server refuses a scale that is not finite
+            coded = quantize(np.zeros_like(x), 1.0, layout, trends, PRICE)
+            return Quantization(coded, 1.0, np.zeros(3, np.int8), 0.0 if rms <= _SMALLEST else math.nan, 0.0)
+
+        def attempt(step: float) -> Quantization:
+            return rebuilt(x, square, step, quantize(x, step, layout, trends, PRICE))
+
+        if self.error is not None:
+            return closest(attempt, lambda found: found.error, self.error, (2 * rms * math.sqrt(self.error), 0.8))
+        wanted = self.bits * x.size / 8
+        return closest(attempt, lambda found: found.size, wanted, first_step(x, self.bits))
+
+    def decode(self, body: Body, context: SharedContext, seed: int) -> Float32Array:
+        """Return scale times centroid."""
+        if len(body) < _HEAD.size:
+            raise wrong_length("body", body.data, f"less than its head of {_HEAD.size}")
+        scale, *offsets = _HEAD.unpack_from(body.data)
+        largest = scale * (MAX_LEVEL + 1)
+        if not 0 <= largest <= np.finfo(np.float32).max:
+            raise PayloadError(f"body has the scale {scale}", code="not-finite", value=scale)
+        rest = Body(memoryview(body.data)[_HEAD.size :], body.form)
+        levels = read_levels(rest, context.layout, trends_of(context.drift))
+        update = np.zeros(levels.size, np.float32)
+        places = np.flatnonzero(levels)
+        update[places] = centroids(levels[places], np.array(offsets, np.int8)) * np.float32(scale)
+        return update
+
+    def limits(self, layout: Layout) -> CodecLimits:
+        """Allow the plain form of the largest levels; a byte per weight for trends, two for levels, four for values."""
+        return CodecLimits(max_bytes=_HEAD.size + max_level_bytes(layout.count), read_copies=2.5)
+
+
+def centroids(levels: Levels, offsets: NDArray[np.int8]) -> Float32Array:
+    """Return the values of levels that are not zero, in steps, float32 (n,)."""
+    sizes = np.abs(levels)
+    values: Float32Array = (sizes + offsets[np.minimum(sizes, 3) - 1] / np.float32(_GRAIN)).astype(np.float32)
+    return np.copysign(values, levels, out=values, casting="same_kind")
+
+
+def rebuilt(x: Float32Array, square: float, step: float, coded: CodedLevels) -> Quantization:
+    """Return the centroids, the scale and the error of an update that was quantized.
+
+    Args:
+        x: the update, float32 (d,).
+        square: its squared norm.
+        step: step of the quantizer.
+        coded: the levels.
+    """
+    places = np.flatnonzero(coded.levels)
+    levels, values = coded.levels[places], x[places]
+    sizes, parts = np.abs(levels), np.abs(values) / np.float32(step)
+    offsets = np.zeros(3, np.int8)
+    for number, chosen in enumerate((sizes == 1, sizes == 2, sizes > 2)):
+        if chosen.any():
+            mean = (parts[chosen] - sizes[chosen]).mean(dtype=np.float64)
+            offsets[number] = np.clip(np.rint(_GRAIN * mean), -127, 127)
+    q = centroids(levels, offsets)
+    product = float(np.multiply(values, q, dtype=np.float64).sum())
+    norm = float(np.square(q, dtype=np.float64).sum())
+    if not product > 0:
+        return Quantization(coded, step, offsets, 0.0, 1.0)
+    return Quantization(coded, step, offsets, square / product, 1 - product**2 / (square * norm))
+
+
+def first_step(x: Float32Array, bits: float) -> tuple[float, float]:
+    """Return a step with which coded levels take about `bits` bits per weight, and the slope there; see `closest`."""
+    sample = np.abs(x[:: stride(x.size, 1 << 16)])
+    kept = min(0.5, bits / 5.5)  # share of nonzero levels
+    place = min(sample.size - 1, int((1 - kept) * sample.size))
+    step = float(np.partition(sample, place)[place]) / 0.75
+    step *= 2.0 ** min(0.0, 2.75 - bits)  # a bit more halves the step, where few levels are zero
+    return max(step, float(sample.max()) / MAX_LEVEL, _SMALLEST), -min(2.0, 0.2 + 1 / bits)
+
+
+def closest(
+    attempt: Callable[[float], Quantization],
+    measure: Callable[[Quantization], float],
+    wanted: float,
+    start: tuple[float, float],
+) -> Quantization:
+    """Return the attempt with the measure that was wanted, or else the largest smaller one.
+
+    Args:
+        attempt: quantizes with a step.
+        measure: a size, which falls with the step, or an error, which grows with it.
+        wanted: the measure to reach.
+        start: the first step, and how the logarithm of the measure changes with that of the step about there.
+    """
+    best, rank = None, (True, math.inf)
+    for found, away in _approach(attempt, measure, wanted, start):
+        own = away > _TOLERANCE, abs(away)
+        if best is None or own < rank:
+            best, rank = found, own
+        if rank[1] < _TOLERANCE:
+            break
+    assert best is not None
+    return best
+
+
+def _approach(
+    attempt: Callable[[float], Quantization],
+    measure: Callable[[Quantization], float],
+    wanted: float,
+    start: tuple[float, float],
+) -> Iterator[tuple[Quantization, float]]:
+    """Yield attempts and the logarithms of measure over wanted: secants, kept within what is known to enclose it."""
+    step, slope = math.log(start[0]), start[1]
+    enclosed: dict[bool, tuple[float, float]] = {}  # by the sign: log step and log measure over wanted
+    for _ in range(_MAX_TRIALS):
+        found = attempt(math.exp(step))
+        away = math.log(max(measure(found), 1e-9) / wanted)
+        yield found, away
+        before = enclosed.get(away > 0)
+        enclosed[away > 0] = step, away
+        if len(enclosed) == 2:
+            (low, under), (high, over) = enclosed[False], enclosed[True]
+            share = min(max(under / (under - over), 0.1), 0.9)
+            step = low + share * (high - low)
+            continue
+        if before is not None and (away - before[1]) * (step - before[0]) * slope > 0:
+            slope = (away - before[1]) / (step - before[0])
+        step -= min(max(1.1 * away / slope, -3.0), 3.0)  # a bit too far, so that the next two enclose it

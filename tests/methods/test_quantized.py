@@ -1,0 +1,93 @@
+"""Quantized updates have the size or the error that was asked for, and the right length."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedmrn_app.errors import PayloadError
+from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.methods.shared_context import SharedContext
+from fedmrn_app.wire.body import Body
+from tests.helpers import make_method
+
+LAYOUT = Layout(((32, 16, 3, 3), (64, 32, 3, 3), (10, 64)))
+
+
+def update_of(seed: int) -> Float32Array:
+    """An update that is larger in some rows and columns than in others."""
+    random = np.random.default_rng(seed)
+    parts = []
+    for shape in LAYOUT.shapes:
+        rows = np.exp(1.2 * random.normal(size=(shape[0], 1, 1)))
+        x = rows * np.exp(1.2 * random.normal(size=(1, 1, shape[1])))
+        parts.append((x * random.normal(size=(shape[0], int(np.prod(shape[2:])), shape[1]))).reshape(-1))
+    return (np.concatenate(parts) * 1e-3).astype(np.float32)
+
+
+def context_of(moved: bool) -> SharedContext:
+    first = np.random.default_rng(9).normal(size=LAYOUT.count).astype(np.float32)
+    return SharedContext(LAYOUT, first + update_of(8) if moved else first.copy(), first)
+
+
+def sent(x: Float32Array, moved: bool, **options: Any) -> tuple[Body, Float32Array]:
+    codec, context = make_method("quantized", **options).codec, context_of(moved)
+    body = codec.encode(x, context, 1, 2)
+    return body, codec.decode(body, context, 1)
+
+
+def lost(y: Float32Array, x: Float32Array) -> float:
+    """The squared error at the best length, as a share."""
+    wide = [v.astype(np.float64) for v in (x, y)]
+    return 1 - float(np.dot(*wide)) ** 2 / float(np.dot(wide[0], wide[0]) * np.dot(wide[1], wide[1]))
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["first round", "later"])
+@pytest.mark.parametrize("bits", [0.05, 0.2, 1.0, 4.0])
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_bits_are_met_from_the_first_round_on(moved: bool, bits: float, scale: float) -> None:
+    x = update_of(1) * np.float32(scale)
+    body, y = sent(x, moved, bits=bits)
+    assert 8 * len(body) / x.size == pytest.approx(bits, rel=0.02)
+    assert np.dot(y.astype(np.float64), x) == pytest.approx(np.dot(x.astype(np.float64), x), rel=1e-5)
+
+
+@pytest.mark.parametrize("error", [0.6, 0.3, 0.1, 0.01])
+def test_an_error_is_met(error: float) -> None:
+    x = update_of(2)
+    body, y = sent(x, True, error=error)
+    assert lost(y, x) == pytest.approx(error, rel=0.02)
+    assert len(body) < len(sent(x, True, error=error / 2)[0])
+
+
+def test_more_bits_leave_less_error() -> None:
+    errors = [lost(sent(update_of(3), True, bits=bits)[1], update_of(3)) for bits in (0.1, 0.3, 1.0, 3.0)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 0.01
+
+
+def test_an_update_of_zeros_takes_a_few_bytes_and_one_that_is_not_finite_is_refused() -> None:
+    body, y = sent(np.zeros(LAYOUT.count, np.float32), True)
+    assert len(body) < 20
+    assert not y.any()
+    x = update_of(4)
+    x[7] = np.nan
+    with pytest.raises(PayloadError, match="scale"):
+        sent(x, True)
+
+
+def test_another_start_is_noticed() -> None:
+    codec, x = make_method("quantized").codec, update_of(5)
+    body = codec.encode(x, context_of(True), 1, 2)
+    with pytest.raises(PayloadError, match="initial weights"):
+        codec.decode(body, context_of(False), 1)
+
+
+def test_a_dominant_element_does_not_hinder_the_search() -> None:
+    x = update_of(6)
+    x[100] = 1e3
+    for bits in (0.2, 2.0):
+        body, y = sent(x, True, bits=bits)
+        assert np.isfinite(y).all()
+        assert 8 * len(body) / x.size < 1.02 * bits
+        assert y[100] == pytest.approx(1e3, rel=0.01)
