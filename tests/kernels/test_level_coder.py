@@ -67,7 +67,7 @@ def test_the_buffer_of_words_grows_where_levels_take_more_than_a_word_each() -> 
     assert np.array_equal(decoded, levels)
 
 
-@pytest.mark.parametrize("exact", [stretch_exact, squash_exact], ids=str)
+@pytest.mark.parametrize("exact", [stretch_exact, squash_exact], ids=["stretch", "squash"])
 def test_no_entry_of_a_table_is_so_close_to_a_half_that_rounding_is_in_doubt(exact: object) -> None:
     assert callable(exact)
     values = exact()
