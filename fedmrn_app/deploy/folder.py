@@ -12,10 +12,10 @@ from pathlib import Path
 from fedmrn_app.deploy.certificates import make_authority, make_device_key, make_server, write_private
 from fedmrn_app.environment import flower_home
 from fedmrn_app.errors import ConfigError
+from fedmrn_app.flower.device_records import SETTINGS
 from fedmrn_app.runtime.connection import Connection
 
 DEFAULT_FOLDER = Path("~/fedmrn-federation")
-SETTINGS = "federation.json"
 BUNDLE = "device.json"
 
 

@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from fedmrn_app.config.schema import Config
 from fedmrn_app.errors import RunError
 from fedmrn_app.flower.clock import Clock
+from fedmrn_app.flower.device_records import DeviceRecords
 from fedmrn_app.flower.host_table import HostTable, Integers, host_table
 from fedmrn_app.flower.liveness import LiveNodes
 from fedmrn_app.flower.messages import Hosted, read_hosted
@@ -56,7 +57,8 @@ class ClientDirectory:
     """Knows which node hosts which client.
 
     A node is asked once, and again after it was restarted. Its answer is valid while the node is alive. If several
-    nodes host the same client, the first one is used, and the next one after the first has died.
+    nodes host the same client, the first one is used, and the next one after the first has died. Over real devices the
+    operator's records decide which clients a node may host; a node that claims others takes no part.
 
     Attributes:
         current: the hosts of the clients that were available when `available` was last called.
@@ -70,6 +72,7 @@ class ClientDirectory:
         *,
         packed: bytes,
         report: Callable[[str], None],
+        devices: DeviceRecords | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Make the directory of a run.
@@ -80,6 +83,7 @@ class ClientDirectory:
             config: the run's configuration.
             packed: the same, as it is sent to nodes.
             report: adds a line to the run's log.
+            devices: the operator's records; None where nodes are believed, as in a simulation.
             clock: what time it is.
         """
         self._grid = grid
@@ -87,6 +91,7 @@ class ClientDirectory:
         self._config = config
         self._packed = packed
         self._report = report
+        self._devices = devices
         self._clock = clock or Clock()
         self._started: dict[int, str] = {}  # nodes that have answered or never will, and when they were started
         self._queries: dict[str, _Query] = {}  # without an answer, by the id of the message
@@ -152,13 +157,13 @@ class ClientDirectory:
                 changed.setdefault((last, now), []).append(client)
         for (last, now), clients in changed.items():
             if now is None:
-                self.report(
-                    f"node {last} has disconnected: {names(clients)} is unavailable until another node hosts it"
-                )
+                gone = f"{self._name(last)} has disconnected"
+                self.report(f"{gone}: {names(clients)} is unavailable until another node hosts it")
             elif last is None:
-                self.report(f"node {now} has connected: {names(clients)} will take part from now on")
+                self.report(f"{self._name(now)} has connected: {names(clients)} will take part from now on")
             else:
-                self.report(f"node {last} has disconnected: {names(clients)} is on node {now} from now on")
+                gone = f"{self._name(last)} has disconnected"
+                self.report(f"{gone}: {names(clients)} is on {self._name(now)} from now on")
 
     def _wait(self, least: int, *, all_clients: bool, fewer_suffice: bool) -> HostTable:
         """Poll until enough clients are hosted.
@@ -261,8 +266,27 @@ class ClientDirectory:
             elif self._clock.monotonic() > query.deadline:
                 del self._queries[message]
                 self._started[query.node] = query.started
-                self._refuse(query.node, Hosted({}, "has not answered within round_timeout"))
+                self._add(query.node, Hosted({}, "has not answered within round_timeout"))
         return bool(replies)
+
+    def _name(self, node: int | None) -> str:
+        """Return the name of a node in the log, with that of its device."""
+        record = None if self._devices is None or node is None else self._devices.find(node)
+        return f"node {node}" if record is None else f"node {node} ({record.name})"
+
+    def _recorded(self, node: int, hosted: Hosted) -> Hosted:
+        """Return a node's answer if the operator's records allow what it claims, else a refusal of its own clients."""
+        if self._devices is None:
+            return hosted
+        record = self._devices.find(node)
+        if record is None:
+            return Hosted({}, f"its key is of no device in {self._devices.path.name}")
+        own = record.clients(self._config.clients)
+        others = [client for client in hosted.samples if client not in own]
+        refusal = hosted.refusal
+        if others and refusal is None:
+            refusal = f"it claims {names(others)}, and its key is registered for {names(own) or 'no client'}"
+        return hosted if refusal is None else Hosted(dict.fromkeys(own, 0), refusal)
 
     def _refuse(self, node: int, hosted: Hosted) -> None:
         """Record why a node takes no part."""
@@ -273,7 +297,7 @@ class ClientDirectory:
                 self._refused.setdefault(client, reason)
         clients = names(hosted.samples) or "its clients"
         if len(self._refusals) <= _MAX_REFUSAL_LINES:
-            self.report(f"node {node}: {clients} does not take part: {reason}")
+            self.report(f"{self._name(node)}: {clients} does not take part: {reason}")
         elif len(self._refusals) == _MAX_REFUSAL_LINES + 1:
             self.report("further nodes that do not take part are not listed")
 
@@ -283,13 +307,14 @@ class ClientDirectory:
             hosted = Hosted(
                 {}, f"it claims to host {len(hosted.samples)} clients, but the run has {self._config.clients}"
             )
+        hosted = self._recorded(node, hosted)
         if hosted.refusal is not None:
             self._refuse(node, hosted)
             return
         if hosted.nodes is not None and self._shares and hosted.nodes not in self._shares:
             self.report(
-                f"node {node}: num-partitions={hosted.nodes}, where others say {min(self._shares)}; clients are shared "
-                "out as intended only if all nodes say the same"
+                f"{self._name(node)}: num-partitions={hosted.nodes}, where others say {min(self._shares)}; clients are "
+                "shared out as intended only if all nodes say the same"
             )
         self._shares.update(() if hosted.nodes is None else [hosted.nodes])
         valid = {client: n for client, n in hosted.samples.items() if 0 <= client < self._config.clients and n > 0}
@@ -301,8 +326,8 @@ class ClientDirectory:
         if len(elsewhere):
             first = hosts[elsewhere[0]].node_id
             self.report(
-                f"node {node}: {names(elsewhere)} is already on node {first}; this node is asked only if that one "
-                "disconnects (set another partition-id if it has other data)"
+                f"{self._name(node)}: {names(elsewhere)} is already on node {first}; this node is asked only if that "
+                "one disconnects (set another partition-id if it has other data)"
             )
 
 

@@ -12,6 +12,7 @@ from fedmrn_app.config.compose import default_values
 from fedmrn_app.config.privacy_checks import open_privacy, privacy_lines
 from fedmrn_app.config.schema import Config, Values
 from fedmrn_app.flower.client_directory import ClientDirectory
+from fedmrn_app.flower.device_records import DeviceRecords
 from fedmrn_app.flower.liveness import LiveNodes
 from fedmrn_app.flower.messages import pack_config
 from fedmrn_app.flower.run_loop import ServerRun
@@ -25,8 +26,27 @@ from fedmrn_app.tasks.validation import load_evaluation, load_training
 Report = Callable[[str], None]
 
 
-def prepare(grid: Grid, values: Values, config: Config, task: Task, folder: RunFolder, report: Report) -> ServerRun:
-    """Load data and state, describe the run in the log, and find the clients."""
+def prepare(
+    grid: Grid,
+    values: Values,
+    config: Config,
+    task: Task,
+    folder: RunFolder,
+    *,
+    devices: DeviceRecords | None,
+    report: Report,
+) -> ServerRun:
+    """Load data and state, describe the run in the log, and find the clients.
+
+    Args:
+        grid: Flower's grid.
+        values: the configuration as plain nested values.
+        config: the same, typed.
+        task: what is learned.
+        folder: the run's folder.
+        devices: the operator's records of real devices; None without them, as in a simulation.
+        report: adds a line to the run's log.
+    """
     folder.metrics = task.metrics
     splits = _load_splits(config, task, report)
     method = build_run_method(config)
@@ -48,8 +68,8 @@ def prepare(grid: Grid, values: Values, config: Config, task: Task, folder: RunF
         report(f"evaluated on {len(splits.test)} rows held out of the training data, not on the test split")
     for line in privacy_lines(config, privacy, protocol):
         report(line)
-    packed, nodes = pack_config(values, folder.name), LiveNodes(grid)
-    directory = ClientDirectory(grid, nodes, config, packed=packed, report=report)
+    packed, nodes = pack_config(values, folder.name), LiveNodes(grid, real=devices is not None)
+    directory = ClientDirectory(grid, nodes, config, packed=packed, report=report, devices=devices)
     if done < config.rounds:  # otherwise only the summary is missing
         directory.find()
     return ServerRun(
