@@ -54,6 +54,7 @@ def check_rounds(config: Config, method: Method) -> None:
     in_order = "takes replies as they come; say oversample=1 min_replies=1"
     add_later = f"{method.name} sends no updates of all weights that could be added later; say server=sync"
     remembers = "clients hold no versions that all know of; say downlink.memory=false"
+    shared = config.max_share is not None
     conflicts = [
         (config.downlink.remembers and not all_weights, "downlink.memory", other_weights),
         (drawn > clients, "clients_per_round", up_to_all),
@@ -68,6 +69,9 @@ def check_rounds(config: Config, method: Method) -> None:
         (asynchronous and private, "server", "who replies when would change what is private; say server=sync"),
         (asynchronous and config.downlink.remembers, "server", remembers),
         (asynchronous and not (updates and all_weights), "server", add_later),
+        (shared and config.equal_weights, "max_share", "equal weights need no limit; say max_share=null"),
+        (shared and private, "max_share", "in a private run all clients weigh the same; say max_share=null"),
+        (shared and asynchronous, "max_share", "is a share of a round; with server=async say client_weights=equal"),
         (
             config.buffer is not None and not asynchronous,
             "buffer",

@@ -130,6 +130,7 @@ class Config:
     buffer: Count | None = None
     max_staleness: Annotated[int, Range(least=0, most=1000)] = 16
     client_weights: Literal["samples", "equal"] = "samples"
+    max_share: Annotated[float, Range(above=0, below=1)] | None = None
     server_lr: Annotated[float, Range(above=0, most=100)] = 1.0
     static_norm: Literal["batch", "train"] = "batch"
     validation: Annotated[float, Range(above=0, below=1)] | None = None

@@ -61,6 +61,7 @@ class RoundReport:
             several replies of one client.
         failed: the clients whose replies were not used.
         late: clients whose replies were not waited for because the round had enough.
+        lowered: the share by samples of each client that counts less because of `max_share`.
         decode_seconds: server time to check, decode and add all replies.
         epsilon: privacy spent by all rounds so far; NaN where no noise is added.
     """
@@ -70,6 +71,7 @@ class RoundReport:
     used: list[UsedReply] = field(default_factory=list)
     failed: list[FailedReply] = field(default_factory=list)
     late: list[int] = field(default_factory=list)
+    lowered: dict[int, float] = field(default_factory=dict)
     decode_seconds: float = 0.0
     epsilon: float = math.nan
 

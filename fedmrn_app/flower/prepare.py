@@ -11,6 +11,7 @@ from fedmrn_app.config.build import build_flat_model, build_protocol, build_run_
 from fedmrn_app.config.compose import default_values
 from fedmrn_app.config.privacy_checks import open_privacy, privacy_lines
 from fedmrn_app.config.schema import Config, Values
+from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.flower.client_directory import ClientDirectory
 from fedmrn_app.flower.device_records import DeviceRecords
 from fedmrn_app.flower.liveness import LiveNodes
@@ -72,6 +73,8 @@ def prepare(
     directory = ClientDirectory(grid, nodes, config, packed=packed, report=report, devices=devices)
     if done < config.rounds:  # otherwise only the summary is missing
         directory.find()
+        if not nodes.steady:
+            protocol = weigh_devices(protocol, config, devices, report)
     return ServerRun(
         config=config,
         packed=packed,
@@ -94,6 +97,21 @@ def prepare(
         finished_rounds=done,
         privacy=privacy,
     )
+
+
+def weigh_devices(protocol: RunProtocol, config: Config, devices: DeviceRecords | None, report: Report) -> RunProtocol:
+    """Return the protocol with weights over real devices, which do not depend on what a single device states."""
+    if protocol.equal_weights or config.privacy.noised:
+        return protocol
+    confirmed = None if devices is None else devices.samples(config.clients)
+    if confirmed is not None:
+        report("clients are weighted by the numbers of samples that the operator has confirmed")
+    elif protocol.max_share is None:
+        report(
+            "all clients weigh the same: devices state their numbers of samples themselves; confirm those of all "
+            "devices with `fedmrn-deploy register --samples N`, or limit what they state, such as max_share=0.2"
+        )
+    return replace(protocol, confirmed=confirmed, equal_weights=confirmed is None and protocol.max_share is None)
 
 
 def _load_splits(config: Config, task: Task, report: Report) -> Splits:
