@@ -174,7 +174,8 @@ class FedBuff:
                 continue
             staleness = self.version - reply.version
             used.append(reply)
-            report.used.append(UsedReply.of(reply.client, reply.upload.payload, private=private, staleness=staleness))
+            facts = {"staleness": staleness, "order": reply.number}
+            report.used.append(UsedReply.of(reply.client, reply.upload.payload, private=private, **facts))
         return report, used
 
     def _sum(self, replies: list[BufferedReply]) -> RoundSums:

@@ -76,8 +76,10 @@ class WeightedMean(PostProcessor):
 
     def observe(self, client: int, upload: CheckedUpload) -> None:
         """Add the client's weight."""
-        counted = self.weights is None
-        self.weight += self.protocol.weight(upload.payload.header.samples) if counted else self.weights[client]
+        if self.weights is None:
+            self.weight += self.protocol.weight(upload.payload.header.samples)
+        else:
+            self.weight += self.weights[client]
 
     def finish(self, sums: RoundSums) -> None:
         """Divide both sums; without replies they stay zero."""

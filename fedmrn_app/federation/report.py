@@ -21,6 +21,7 @@ class UsedReply:
         capacity: share of the model's channels or weights that the client was assigned.
         held_share: share of all weights that the client held.
         staleness: number of versions between the one that the client trained on and the latest one.
+        order: number of the order that the client was sent, see `Order.server_round`.
     """
 
     client: int
@@ -30,6 +31,7 @@ class UsedReply:
     capacity: float = 1.0
     held_share: float = 1.0
     staleness: int = 0
+    order: int = 0
 
     @classmethod
     def of(cls, client: int, payload: Payload, *, private: bool, **more: float) -> UsedReply:

@@ -18,6 +18,7 @@ from fedmrn_app.federation.pipeline import CoverageMean, PostProcessor, RateCont
 from fedmrn_app.federation.protocol import GlobalState, Order, RunProtocol
 from fedmrn_app.federation.reduce import AdditionError, ReducePool, thread_count
 from fedmrn_app.federation.report import FailedReply, RoundReport, TooFewError, UsedReply
+from fedmrn_app.federation.robust import RobustMean
 from fedmrn_app.federation.sampling import sample_clients
 from fedmrn_app.federation.server_optimizer import server_step
 from fedmrn_app.federation.upload import CheckedUpload, check_upload, codec_error, header_of
@@ -151,6 +152,8 @@ class OpenRound:
         """Return new post-processors for one pass over the replies of this round; see `round_weights`."""
         if self.private is not None:
             mean: PostProcessor = self.private.post_processor()
+        elif self.protocol.aggregation != "mean":
+            mean = RobustMean(self.protocol.aggregation)
         elif self.protocol.method.server.averages_holders:
             mean = CoverageMean(self.protocol, self.submodel_mask, weights)
         else:
@@ -166,6 +169,7 @@ class OpenRound:
             private=self.is_private,
             capacity=self.protocol.method.selection.capacity(client, self.number),
             held_share=1.0 if held is None else float(held.mean()),
+            order=self.number,
         )
 
     def note_versions(self, valid: Iterable[int]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedmrn_app.config.schema import Config
@@ -16,7 +16,8 @@ from fedmrn_app.flower.clock import Clock
 from fedmrn_app.flower.device_records import DeviceRecords
 from fedmrn_app.flower.host_table import HostTable, Integers, host_table
 from fedmrn_app.flower.liveness import LiveNodes
-from fedmrn_app.flower.messages import Hosted, read_hosted
+from fedmrn_app.flower.messages import Hosted, query_content, read_hosted
+from fedmrn_app.flower.residual_notes import ResidualNotes
 
 _POLL_SECONDS = 0.1
 _MAX_QUERIES = 256  # at a time: a simulation finds a message among few faster than among thousands
@@ -46,11 +47,13 @@ class _Query:
         node: Flower's id of the node.
         started: when the node was started, as Flower says.
         deadline: until when it may answer, by the monotonic clock.
+        last: number of the order up to which it was asked for residuals; None if it was not.
     """
 
     node: int
     started: str
     deadline: float
+    last: int | None
 
 
 class ClientDirectory:
@@ -73,6 +76,7 @@ class ClientDirectory:
         packed: bytes,
         report: Callable[[str], None],
         devices: DeviceRecords | None = None,
+        residuals: ResidualNotes | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Make the directory of a run.
@@ -84,6 +88,7 @@ class ClientDirectory:
             packed: the same, as it is sent to nodes.
             report: adds a line to the run's log.
             devices: the operator's records; None where nodes are believed, as in a simulation.
+            residuals: what clients should have on their disks; None without error feedback.
             clock: what time it is.
         """
         self._grid = grid
@@ -92,6 +97,7 @@ class ClientDirectory:
         self._packed = packed
         self._report = report
         self._devices = devices
+        self._residuals = residuals
         self._clock = clock or Clock()
         self._started: dict[int, str] = {}  # nodes that have answered or never will, and when they were started
         self._queries: dict[str, _Query] = {}  # without an answer, by the id of the message
@@ -116,10 +122,12 @@ class ClientDirectory:
         Raises:
             RunError: too few clients are hosted when no further node has connected for `node_timeout` seconds, or no
                 client takes part. A connected node may take `round_timeout` seconds to answer, or an hour if that is
-                null.
+                null. Or clients have lost residuals.
         """
         least = self._config.min_clients
         self.current = self._wait(least or 1, all_clients=True, fewer_suffice=least is not None)
+        if self._residuals is not None:
+            self._residuals.begin()
         if len(self.current) < self._config.clients_per_round:
             per_round, count = self._config.clients_per_round, len(self.current)
             self.report(f"clients_per_round={per_round}: only {count} clients take part")
@@ -241,14 +249,15 @@ class ClientDirectory:
 
     def _query(self, nodes: Iterable[int]) -> bool:
         """Send nodes the run's configuration and ask which clients they host; return whether there are any."""
-        content = RecordDict({"run": ConfigRecord({"config": self._packed})})
+        last = None if self._residuals is None else self._residuals.last
+        content = query_content(self._packed, last)
         messages = [Message(content, dst_node_id=node, message_type="query") for node in nodes]
         deadline = self._clock.monotonic() + self._config.answer_timeout
         if messages:
             self._grid.push_messages(messages)
         for message in messages:
             node = message.metadata.dst_node_id
-            self._queries[message.metadata.message_id] = _Query(node, self._nodes.alive[node], deadline)
+            self._queries[message.metadata.message_id] = _Query(node, self._nodes.alive[node], deadline, last)
         return bool(messages)
 
     def _read_answers(self) -> bool:
@@ -258,7 +267,7 @@ class ClientDirectory:
             query = self._queries.pop(reply.metadata.reply_to_message_id, None)
             if query is not None and (reply.has_error() or reply.metadata.src_node_id == query.node):
                 self._started[query.node] = query.started
-                self._add(query.node, read_hosted(reply))
+                self._add(query.node, read_hosted(reply), query.last)
         for message, query in list(self._queries.items()):
             running = self._nodes.alive.get(query.node, query.started)
             if running != query.started or query.node not in self._nodes.listed:
@@ -301,8 +310,8 @@ class ClientDirectory:
         elif len(self._refusals) == _MAX_REFUSAL_LINES + 1:
             self.report("further nodes that do not take part are not listed")
 
-    def _add(self, node: int, hosted: Hosted) -> None:
-        """Register the clients of a node."""
+    def _add(self, node: int, hosted: Hosted, last: int | None = None) -> None:
+        """Register the clients of a node, which was asked for residuals of orders up to `last`."""
         if len(hosted.samples) > self._config.clients:
             hosted = Hosted(
                 {}, f"it claims to host {len(hosted.samples)} clients, but the run has {self._config.clients}"
@@ -321,6 +330,8 @@ class ClientDirectory:
         clients = np.fromiter(valid, np.int64)
         hosts = self._hosts() if self._offered[clients].any() else host_table(0, [])
         elsewhere = np.intersect1d(clients, hosts.clients)
+        if self._residuals is not None and last is not None:
+            self._residuals.check(np.setdiff1d(clients, elsewhere).tolist(), hosted.kept, last)
         self._offers[node] = clients, np.fromiter((min(n, _MAX_SAMPLES) for n in valid.values()), np.int64)
         self._offered[clients] = True
         if len(elsewhere):

@@ -133,10 +133,10 @@ def _log_replies(run: ServerRun, finished: FinishedRound) -> None:
     report = finished.report
     if report.lowered:
         shares = {client: f"client {client} ({share:.1%} of the samples)" for client, share in report.lowered.items()}
-        more = ", ..." if len(shares) > 5 else ""
+        others = ", ..." if len(shares) > 5 else ""
         run.report(
             f"round {report.number}: max_share={run.config.max_share:g} limits the weight of "
-            f"{', '.join(list(shares.values())[:5])}{more}"
+            f"{', '.join(list(shares.values())[:5])}{others}"
         )
     for reply in report.failed[:MAX_REJECTIONS]:
         run.report(f"round {report.number}: client {reply.client} rejected: {reply.reason}")

@@ -114,7 +114,7 @@ def test_confirmed_numbers_replace_stated_ones_and_shares_are_limited_among_them
 
 def test_share_is_that_of_the_replies_that_are_used() -> None:
     protocol = replace(BOUNDED, max_share=0.4)
-    settings = {"protocol": protocol, "samples": dict.fromkeys(range(6), 10) | {3: 1000}, "clients": 4}
+    settings: dict[str, Any] = {"protocol": protocol, "samples": dict.fromkeys(range(6), 10) | {3: 1000}, "clients": 4}
     opened, replies = replies_of({0: 0.01, 1: 0.01, 2: 0.01, 3: 0.5}, **settings)
     replies[0] = replies[0][:-1]  # found out only when it is checked
     state, report = close_round(opened, replies)

@@ -38,4 +38,6 @@ def test_stated_numbers_count_only_within_a_limit(
 def test_equal_weights_stay_as_they_are(tmp_path: Path) -> None:
     config = load_config(("client_weights=equal",))
     equal = dataclasses.replace(AGREEMENT, equal_weights=True)
-    assert weigh_devices(equal, config, records(tmp_path, 50), [].append) == equal
+    lines: list[str] = []
+    assert weigh_devices(equal, config, records(tmp_path, 50), lines.append) == equal
+    assert lines == []
