@@ -22,6 +22,7 @@ from fedmrn_app.flower.messages import (
     lost_content,
     one_line,
     payload_content,
+    read_last,
     read_order,
     unpack_config,
 )
@@ -50,7 +51,9 @@ def query(message: Message, context: Context) -> Message:
                 node.residuals().begin()
         nodes = None if node.setting("data-path") is not None else node.setting("num-partitions")
         samples = {client: worker.sample_count(client) for client in clients}
-        hosted = Hosted(samples, nodes=None if nodes is None else int(nodes))
+        last = read_last(message.content)
+        kept = {} if last is None else node.residuals().latest(last)
+        hosted = Hosted(samples, nodes=None if nodes is None else int(nodes), kept=kept)
     except Exception as error:  # a disk or a library may raise anything about this node's data
         reason = str(error) if isinstance(error, FedMRNError) else f"{type(error).__name__}: {error}"
         logging.getLogger("flwr").warning("takes no part: %s", reason)

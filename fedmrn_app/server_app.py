@@ -18,6 +18,7 @@ from fedmrn_app.config.resolved import read_resolved
 from fedmrn_app.config.schema import Config, Values
 from fedmrn_app.errors import BudgetSpent, FedMRNError
 from fedmrn_app.flower.baseline import fedavg_bytes
+from fedmrn_app.flower.device_records import DeviceRecords
 from fedmrn_app.flower.prepare import prepare
 from fedmrn_app.flower.run_loop import ServerRun, train
 from fedmrn_app.learning.flat import state_sha256
@@ -52,7 +53,9 @@ def _run(grid: Grid, context: Context, folder: RunFolder) -> None:
         logging.getLogger("flwr").info(line)
 
     try:
-        run = prepare(grid, *_read_config(context, report), folder, report)
+        records = str(context.run_config.get("devices", ""))
+        devices = DeviceRecords(Path(records)) if records else None
+        run = prepare(grid, *_read_config(context, report), folder, devices=devices, report=report)
         try:
             train(run)
         except BudgetSpent as spent:

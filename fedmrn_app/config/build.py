@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fedmrn_app import validation
-from fedmrn_app.config.checks import check_data, check_layers, check_rounds, refuse
+from fedmrn_app.config.checks import check_data, check_layers, check_rounds, check_weights, refuse
 from fedmrn_app.config.privacy_checks import check_privacy
 from fedmrn_app.config.schema import Config, Values
 from fedmrn_app.data.partitions import load_partitions
@@ -81,6 +81,7 @@ def check(config: Config) -> None:
     if config.log.name not in loggers:
         raise refusal("log.name", config.log.name, f"must be one of {', '.join(loggers)}", "choice")
     check_rounds(config, method)
+    check_weights(config, method)
     check_privacy(config, method)
     torch_device(config)
     check_data(config, task, method)
@@ -204,6 +205,8 @@ def build_protocol(config: Config, method: Method, model: FlatModel) -> RunProto
         grid_step=config.downlink.step,
         max_norm=config.uplink.max_norm,
         equal_weights=config.equal_weights,
+        max_share=config.max_share,
+        aggregation=config.aggregation,
         server_lr=config.server_lr,
     )
 

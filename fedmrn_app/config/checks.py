@@ -77,6 +77,27 @@ def check_rounds(config: Config, method: Method) -> None:
     refuse(config, conflicts)
 
 
+def check_weights(config: Config, method: Method) -> None:
+    """Refuse a limit of weights, or a robust mean, where the mean is not one of the updates of a round."""
+    limited, robust, asynchronous = config.max_share is not None, config.aggregation != "mean", config.server == "async"
+    private = config.privacy.noised or config.privacy.randomized_response is not None
+    comparable = method.server.averages_updates and type(method.selection) is SubmodelSelector
+    no_updates = f"{method.name} sends no updates of all weights that could be compared; say aggregation=mean"
+    left_out = "clients keep what uploads leave out, not what the server leaves out; say strategy.error_feedback=false"
+    one_weight = f"with aggregation={config.aggregation} all clients weigh the same; say max_share=null"
+    conflicts = [
+        (limited and config.equal_weights, "max_share", "equal weights need no limit; say max_share=null"),
+        (limited and config.privacy.noised, "max_share", "with noise all clients weigh the same; say max_share=null"),
+        (limited and asynchronous, "max_share", "is a share of a round; with server=async say client_weights=equal"),
+        (limited and robust, "max_share", one_weight),
+        (robust and not comparable, "aggregation", no_updates),
+        (robust and private, "aggregation", "privacy.* covers the mean only; say aggregation=mean"),
+        (robust and method.error_feedback, "aggregation", left_out),
+        (robust and asynchronous, "aggregation", "compares the replies of a round; say server=sync"),
+    ]
+    refuse(config, conflicts)
+
+
 def check_data(config: Config, task: Task, method: Method) -> None:
     """Refuse a partition or a treatment of labels that the task's data do not allow."""
     absent, labels = config.local.absent_labels, config.partition.labels_per_client

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from fedmrn_app.data.partitions import PartitionConfig
+from fedmrn_app.federation.protocol import Aggregation
 from fedmrn_app.learning.sgd import LocalSettings, Precision
 from fedmrn_app.noise import Noise
 from fedmrn_app.privacy.mechanism import PrivacyConfig
@@ -111,7 +112,7 @@ class Config:
     round_timeout: Positive | None
     node_timeout: Positive
     min_clients: Count | None
-    resume: bool
+    resume: Literal[False, True, "anyway"]
     restarts: Annotated[int, Range(least=0, below=1 << 32)]
     evaluate_train: bool
     uplink: UplinkConfig
@@ -130,6 +131,8 @@ class Config:
     buffer: Count | None = None
     max_staleness: Annotated[int, Range(least=0, most=1000)] = 16
     client_weights: Literal["samples", "equal"] = "samples"
+    aggregation: Aggregation = "mean"
+    max_share: Annotated[float, Range(above=0, below=1)] | None = None
     server_lr: Annotated[float, Range(above=0, most=100)] = 1.0
     static_norm: Literal["batch", "train"] = "batch"
     validation: Annotated[float, Range(above=0, below=1)] | None = None

@@ -73,8 +73,11 @@ def _device(words: argparse.Namespace) -> None:
 
 def _register(words: argparse.Namespace) -> None:
     federation = load(words.folder)
-    new = register.register(federation, _chosen(federation, words))
+    names = _chosen(federation, words)
+    new = register.register(federation, names, words.samples)
     console.print(f"registered: {', '.join(new) or 'none; all are'}", markup=False)
+    if words.samples is not None:
+        console.print(f"confirmed: {words.samples} samples for each client of {', '.join(names)}", markup=False)
 
 
 def _revoke(words: argparse.Namespace) -> None:
@@ -153,6 +156,8 @@ def _parser() -> argparse.ArgumentParser:
         keys.add_argument("devices", nargs="*" if name != "revoke" else "+", help="names or numbers")
         if name != "revoke":
             keys.add_argument("--all", action="store_true", help="all devices")
+        if name == "register":
+            keys.add_argument("--samples", type=int, metavar="N", help="confirm N samples for each of their clients")
         keys.add_argument("--folder", type=Path, default=DEFAULT_FOLDER, help=f"default: {DEFAULT_FOLDER}")
         keys.set_defaults(run=run)
 

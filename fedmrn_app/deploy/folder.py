@@ -12,10 +12,10 @@ from pathlib import Path
 from fedmrn_app.deploy.certificates import make_authority, make_device_key, make_server, write_private
 from fedmrn_app.environment import flower_home
 from fedmrn_app.errors import ConfigError
+from fedmrn_app.flower.device_records import SETTINGS
 from fedmrn_app.runtime.connection import Connection
 
 DEFAULT_FOLDER = Path("~/fedmrn-federation")
-SETTINGS = "federation.json"
 BUNDLE = "device.json"
 
 
@@ -28,12 +28,14 @@ class Device:
         node_id: its id at the SuperLink; None before it is registered and after it is revoked.
         revoked: whether its key was revoked.
         config: more settings of its node configuration, such as `data-path="/data"`.
+        samples: the number of samples of each of its clients, confirmed by the operator; None if it is not.
     """
 
     number: int
     node_id: int | None = None
     revoked: bool = False
     config: str = ""
+    samples: int | None = None
 
 
 @dataclass(kw_only=True)

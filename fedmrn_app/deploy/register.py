@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from fedmrn_app.deploy.certificates import make_device_key
 from fedmrn_app.deploy.folder import Federation
-from fedmrn_app.errors import RunError
+from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.runtime.connection import Connection
 
 _AT_ONCE = 2  # Flower's command takes a core for a second
@@ -29,14 +29,28 @@ def operator(federation: Federation) -> Connection:
     return connection
 
 
-def register(federation: Federation, names: Sequence[str]) -> list[str]:
+def register(federation: Federation, names: Sequence[str], samples: int | None = None) -> list[str]:
     """Register the keys of those devices that are not registered yet, and return the names of these.
+
+    Args:
+        federation: the federation.
+        names: of devices.
+        samples: the number of samples of each client of these devices, which the operator confirms; None for no change.
 
     Raises:
         RunError: the SuperLink refuses a key; the other keys are registered.
     """
-    connection = operator(federation)
+    if samples is not None:
+        if not 0 < samples < 1 << 32:
+            reason = "must be at least 1 and below 2^32"
+            raise ConfigError(f"--samples={samples}: {reason}", code="range", key="--samples", value=samples)
+        for name in map(federation.device_name, names):
+            federation.devices[name].samples = samples
+        federation.save()
     new = [name for name in map(federation.device_name, names) if federation.devices[name].node_id is None]
+    if not new:
+        return []
+    connection = operator(federation)
 
     def ask(name: str) -> int:
         words = ("supernode", "register", str(federation.public_key(name)))

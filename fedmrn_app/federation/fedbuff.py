@@ -28,6 +28,7 @@ from fedmrn_app.federation.sampling import sample_clients
 from fedmrn_app.federation.server import OpenRound
 from fedmrn_app.federation.server_optimizer import server_step
 from fedmrn_app.federation.upload import CheckedUpload, codec_error
+from fedmrn_app.federation.weights import round_weights
 
 WAVES = 1000  # number of times that a client may be asked for one version, each time with another seed
 
@@ -173,22 +174,23 @@ class FedBuff:
                 continue
             staleness = self.version - reply.version
             used.append(reply)
-            report.used.append(UsedReply.of(reply.client, reply.upload.payload, private=private, staleness=staleness))
+            facts = {"staleness": staleness, "order": reply.number}
+            report.used.append(UsedReply.of(reply.client, reply.upload.payload, private=private, **facts))
         return report, used
 
     def _sum(self, replies: list[BufferedReply]) -> RoundSums:
         """Return the means of replies, each multiplied by the discount of its staleness."""
         old = self.state
         sums = RoundSums(np.zeros_like(old.vector), np.zeros_like(old.dense), old.dense, old.steering)
-        processors = [WeightedMean(self.protocol), MoveDense(), RateControlStep(self.protocol)]
+        weights = round_weights(self.protocol, {one.client: one.upload.payload.header.samples for one in replies})
+        processors = [WeightedMean(self.protocol, weights), MoveDense(), RateControlStep(self.protocol)]
         uploads = []
         for reply in replies:
-            discount = np.float32(1 / math.sqrt(1 + self.version - reply.version))
-            upload = replace(reply.upload, weight=reply.upload.weight * discount)
+            discount, upload = np.float32(1 / math.sqrt(1 + self.version - reply.version)), reply.upload
             for processor in processors:
                 upload = processor.transform(reply.client, upload, sums)
                 processor.observe(reply.client, upload)
-            uploads.append(upload)
+            uploads.append(replace(upload, weight=upload.weight * discount))
         with ReducePool(1) as pool:
             pool.add(uploads, sums.total, sums.dense)
         for processor in processors:

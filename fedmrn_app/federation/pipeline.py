@@ -10,8 +10,8 @@ follows the post-processors of pfl-research (Granqvist et al. 2024).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,13 +64,22 @@ class PostProcessor:
 class WeightedMean(PostProcessor):
     """Divide the sums by the total weight of the clients (McMahan et al. 2017, Algorithm 1)."""
 
-    def __init__(self, protocol: RunProtocol) -> None:
+    def __init__(self, protocol: RunProtocol, weights: Mapping[int, float] | None = None) -> None:
+        """`weights` are those of the clients, see `round_weights`."""
         self.protocol = protocol
-        self.weight = 0
+        self.weights = weights
+        self.weight = 0.0
+
+    def transform(self, client: int, upload: CheckedUpload, sums: RoundSums) -> CheckedUpload:
+        """Give the upload the client's weight."""
+        return upload if self.weights is None else replace(upload, weight=np.float32(self.weights[client]))
 
     def observe(self, client: int, upload: CheckedUpload) -> None:
         """Add the client's weight."""
-        self.weight += self.protocol.weight(upload.payload.header.samples)
+        if self.weights is None:
+            self.weight += self.protocol.weight(upload.payload.header.samples)
+        else:
+            self.weight += self.weights[client]
 
     def finish(self, sums: RoundSums) -> None:
         """Divide both sums; without replies they stay zero."""
@@ -83,9 +92,14 @@ class WeightedMean(PostProcessor):
 class CoverageMean(WeightedMean):
     """Divide the sum of each weight by the total weight of the clients that hold it (FedRolex, Alam et al. 2022)."""
 
-    def __init__(self, protocol: RunProtocol, mask_of: Callable[[int], NDArray[np.bool_] | None]) -> None:
+    def __init__(
+        self,
+        protocol: RunProtocol,
+        mask_of: Callable[[int], NDArray[np.bool_] | None],
+        weights: Mapping[int, float] | None = None,
+    ) -> None:
         """`mask_of` gives the weights that a client holds, bool (d,); None for all."""
-        super().__init__(protocol)
+        super().__init__(protocol, weights)
         self.mask_of = mask_of
         self.holders = np.zeros(protocol.layout.count, np.float32)
 

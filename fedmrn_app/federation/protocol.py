@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.methods.method import Method
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.wire.downlink import GRID_STEP
+
+Aggregation = Literal["mean", "median", "trimmed_mean", "krum"]  # how updates become one, see `robust.py`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,9 @@ class RunProtocol:
         first_dense: the dense part before the first round, float32 (m,); None for zeros.
         max_norm: largest norm of a reply, as a multiple of the round's median; None for no limit.
         equal_weights: whether each client counts the same in the mean; otherwise a client counts by its samples.
+        max_share: largest share of a client in the mean of a round, above 0 and below 1; None for no limit.
+        confirmed: the operator's number of samples of each client, which replaces what clients state; None without.
+        aggregation: `mean`, or the robust mean that takes its place, see `federation/robust.py`.
         server_lr: factor of the mean update, above 0.
         framing_bytes: bytes that the transport adds to a payload, which the rate control counts.
     """
@@ -48,6 +53,9 @@ class RunProtocol:
     first_dense: Float32Array | None = None
     max_norm: float | None = None
     equal_weights: bool = False
+    max_share: float | None = None
+    confirmed: Mapping[int, int] | None = None
+    aggregation: Aggregation = "mean"
     server_lr: float = 1.0
     framing_bytes: int = 180  # of a Flower message
 

@@ -21,6 +21,7 @@ class UsedReply:
         capacity: share of the model's channels or weights that the client was assigned.
         held_share: share of all weights that the client held.
         staleness: number of versions between the one that the client trained on and the latest one.
+        order: number of the order that the client was sent, see `Order.server_round`.
     """
 
     client: int
@@ -30,6 +31,7 @@ class UsedReply:
     capacity: float = 1.0
     held_share: float = 1.0
     staleness: int = 0
+    order: int = 0
 
     @classmethod
     def of(cls, client: int, payload: Payload, *, private: bool, **more: float) -> UsedReply:
@@ -61,6 +63,7 @@ class RoundReport:
             several replies of one client.
         failed: the clients whose replies were not used.
         late: clients whose replies were not waited for because the round had enough.
+        lowered: the share by samples of each client that counts less because of `max_share`.
         decode_seconds: server time to check, decode and add all replies.
         epsilon: privacy spent by all rounds so far; NaN where no noise is added.
     """
@@ -70,6 +73,7 @@ class RoundReport:
     used: list[UsedReply] = field(default_factory=list)
     failed: list[FailedReply] = field(default_factory=list)
     late: list[int] = field(default_factory=list)
+    lowered: dict[int, float] = field(default_factory=dict)
     decode_seconds: float = 0.0
     epsilon: float = math.nan
 

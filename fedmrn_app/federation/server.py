@@ -18,10 +18,12 @@ from fedmrn_app.federation.pipeline import CoverageMean, PostProcessor, RateCont
 from fedmrn_app.federation.protocol import GlobalState, Order, RunProtocol
 from fedmrn_app.federation.reduce import AdditionError, ReducePool, thread_count
 from fedmrn_app.federation.report import FailedReply, RoundReport, TooFewError, UsedReply
+from fedmrn_app.federation.robust import RobustMean
 from fedmrn_app.federation.sampling import sample_clients
 from fedmrn_app.federation.server_optimizer import server_step
 from fedmrn_app.federation.upload import CheckedUpload, check_upload, codec_error, header_of
 from fedmrn_app.federation.versions import Versions
+from fedmrn_app.federation.weights import counted_samples, lowered_shares, round_weights
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.wire.payload import Header
@@ -146,14 +148,16 @@ class OpenRound:
     def _scale(self) -> float | None:
         return None if self.state.steering is None else float(self.state.steering[0])
 
-    def post_processors(self) -> list[PostProcessor]:
-        """Return new post-processors for one pass over the replies of this round."""
+    def post_processors(self, weights: Mapping[int, float] | None = None) -> list[PostProcessor]:
+        """Return new post-processors for one pass over the replies of this round; see `round_weights`."""
         if self.private is not None:
             mean: PostProcessor = self.private.post_processor()
+        elif self.protocol.aggregation != "mean":
+            mean = RobustMean(self.protocol.aggregation)
         elif self.protocol.method.server.averages_holders:
-            mean = CoverageMean(self.protocol, self.submodel_mask)
+            mean = CoverageMean(self.protocol, self.submodel_mask, weights)
         else:
-            mean = WeightedMean(self.protocol)
+            mean = WeightedMean(self.protocol, weights)
         return [mean, RateControlStep(self.protocol)]
 
     def used_reply(self, client: int, upload: CheckedUpload) -> UsedReply:
@@ -165,6 +169,7 @@ class OpenRound:
             private=self.is_private,
             capacity=self.protocol.method.selection.capacity(client, self.number),
             held_share=1.0 if held is None else float(held.mean()),
+            order=self.number,
         )
 
     def note_versions(self, valid: Iterable[int]) -> None:
@@ -252,13 +257,21 @@ def close_round(
 
 @dataclass
 class _Summed:
-    """One pass over the replies of a round: its sums, its report, its post-processors, and what proved unusable."""
+    """One pass over the replies of a round: its sums, its report, its post-processors, and what proved unusable.
+
+    `weighted` are the clients whose weights depend on each other.
+    """
 
     sums: RoundSums
     report: RoundReport
     processors: list[PostProcessor]
+    weighted: Collection[int] = ()
     norms: dict[int, Norms] = field(default_factory=dict)
     broken: dict[int, PayloadError] = field(default_factory=dict)
+
+    def failed_late(self) -> dict[int, PayloadError]:
+        """Return why clients failed that were counted when the weights of the others were limited."""
+        return {one.client: PayloadError(one.reason) for one in self.report.failed if one.client in self.weighted}
 
 
 def _sum_replies(
@@ -267,7 +280,8 @@ def _sum_replies(
     """Sum all usable replies.
 
     Every reply is decoded once. Only where a reply proves unusable after it was added, because it is an outlier of the
-    round or its codec failed late, the sum is made again without it.
+    round or its codec failed late, the sum is made again without it. The same holds where weights are shares of the
+    round, and a reply proves unusable.
     """
     max_norm = None if opened.private is not None else opened.protocol.max_norm
     refused: dict[int, PayloadError] = {}
@@ -276,6 +290,9 @@ def _sum_replies(
         summed = _sum_once(opened, {**replies, **refused}, late, pool)
         if summed.broken:
             refused |= summed.broken
+            continue
+        if opened.protocol.max_share is not None and (failed := summed.failed_late()):
+            refused |= failed
             continue
         outliers = {} if outliers_known or max_norm is None else find_outliers(summed.norms, max_norm)
         if not outliers:
@@ -289,8 +306,14 @@ def _sum_once(
 ) -> _Summed:
     """Check, transform and add all replies once, in the order of the clients."""
     state = opened.state
+    expected = [client for client in opened.clients if client not in late and isinstance(replies.get(client), bytes)]
+    stated = {client: opened.clients[client] for client in expected}
+    weights = None if opened.private is not None else round_weights(opened.protocol, stated)
     sums = RoundSums(np.zeros_like(state.vector), np.zeros_like(state.dense), opened.dense, state.steering)
-    summed = _Summed(sums, RoundReport(opened.number, late=sorted(late)), opened.post_processors())
+    summed = _Summed(sums, RoundReport(opened.number, late=sorted(late)), opened.post_processors(weights))
+    if weights is not None:
+        summed.report.lowered = lowered_shares(counted_samples(opened.protocol, stated), weights)
+        summed.weighted = expected
     for clients in pool.batches([client for client in opened.clients if client not in late]):
         checked = pool.map(partial(_check, opened, replies, summed), clients)
         usable: dict[int, CheckedUpload] = {}

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedmrn_app.config.schema import Config
 from fedmrn_app.errors import RunError
 from fedmrn_app.flower.clock import Clock
+from fedmrn_app.flower.device_records import DeviceRecords
 from fedmrn_app.flower.host_table import HostTable, Integers, host_table
 from fedmrn_app.flower.liveness import LiveNodes
-from fedmrn_app.flower.messages import Hosted, read_hosted
+from fedmrn_app.flower.messages import Hosted, query_content, read_hosted
+from fedmrn_app.flower.residual_notes import ResidualNotes
 
 _POLL_SECONDS = 0.1
 _MAX_QUERIES = 256  # at a time: a simulation finds a message among few faster than among thousands
@@ -45,18 +47,21 @@ class _Query:
         node: Flower's id of the node.
         started: when the node was started, as Flower says.
         deadline: until when it may answer, by the monotonic clock.
+        last: number of the order up to which it was asked for residuals; None if it was not.
     """
 
     node: int
     started: str
     deadline: float
+    last: int | None
 
 
 class ClientDirectory:
     """Knows which node hosts which client.
 
     A node is asked once, and again after it was restarted. Its answer is valid while the node is alive. If several
-    nodes host the same client, the first one is used, and the next one after the first has died.
+    nodes host the same client, the first one is used, and the next one after the first has died. Over real devices the
+    operator's records decide which clients a node may host; a node that claims others takes no part.
 
     Attributes:
         current: the hosts of the clients that were available when `available` was last called.
@@ -70,6 +75,8 @@ class ClientDirectory:
         *,
         packed: bytes,
         report: Callable[[str], None],
+        devices: DeviceRecords | None = None,
+        residuals: ResidualNotes | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Make the directory of a run.
@@ -80,6 +87,8 @@ class ClientDirectory:
             config: the run's configuration.
             packed: the same, as it is sent to nodes.
             report: adds a line to the run's log.
+            devices: the operator's records; None where nodes are believed, as in a simulation.
+            residuals: what clients should have on their disks; None without error feedback.
             clock: what time it is.
         """
         self._grid = grid
@@ -87,6 +96,8 @@ class ClientDirectory:
         self._config = config
         self._packed = packed
         self._report = report
+        self._devices = devices
+        self._residuals = residuals
         self._clock = clock or Clock()
         self._started: dict[int, str] = {}  # nodes that have answered or never will, and when they were started
         self._queries: dict[str, _Query] = {}  # without an answer, by the id of the message
@@ -111,10 +122,12 @@ class ClientDirectory:
         Raises:
             RunError: too few clients are hosted when no further node has connected for `node_timeout` seconds, or no
                 client takes part. A connected node may take `round_timeout` seconds to answer, or an hour if that is
-                null.
+                null. Or clients have lost residuals.
         """
         least = self._config.min_clients
         self.current = self._wait(least or 1, all_clients=True, fewer_suffice=least is not None)
+        if self._residuals is not None:
+            self._residuals.begin()
         if len(self.current) < self._config.clients_per_round:
             per_round, count = self._config.clients_per_round, len(self.current)
             self.report(f"clients_per_round={per_round}: only {count} clients take part")
@@ -152,13 +165,13 @@ class ClientDirectory:
                 changed.setdefault((last, now), []).append(client)
         for (last, now), clients in changed.items():
             if now is None:
-                self.report(
-                    f"node {last} has disconnected: {names(clients)} is unavailable until another node hosts it"
-                )
+                gone = f"{self._name(last)} has disconnected"
+                self.report(f"{gone}: {names(clients)} is unavailable until another node hosts it")
             elif last is None:
-                self.report(f"node {now} has connected: {names(clients)} will take part from now on")
+                self.report(f"{self._name(now)} has connected: {names(clients)} will take part from now on")
             else:
-                self.report(f"node {last} has disconnected: {names(clients)} is on node {now} from now on")
+                gone = f"{self._name(last)} has disconnected"
+                self.report(f"{gone}: {names(clients)} is on {self._name(now)} from now on")
 
     def _wait(self, least: int, *, all_clients: bool, fewer_suffice: bool) -> HostTable:
         """Poll until enough clients are hosted.
@@ -236,14 +249,15 @@ class ClientDirectory:
 
     def _query(self, nodes: Iterable[int]) -> bool:
         """Send nodes the run's configuration and ask which clients they host; return whether there are any."""
-        content = RecordDict({"run": ConfigRecord({"config": self._packed})})
+        last = None if self._residuals is None else self._residuals.last
+        content = query_content(self._packed, last)
         messages = [Message(content, dst_node_id=node, message_type="query") for node in nodes]
         deadline = self._clock.monotonic() + self._config.answer_timeout
         if messages:
             self._grid.push_messages(messages)
         for message in messages:
             node = message.metadata.dst_node_id
-            self._queries[message.metadata.message_id] = _Query(node, self._nodes.alive[node], deadline)
+            self._queries[message.metadata.message_id] = _Query(node, self._nodes.alive[node], deadline, last)
         return bool(messages)
 
     def _read_answers(self) -> bool:
@@ -253,7 +267,7 @@ class ClientDirectory:
             query = self._queries.pop(reply.metadata.reply_to_message_id, None)
             if query is not None and (reply.has_error() or reply.metadata.src_node_id == query.node):
                 self._started[query.node] = query.started
-                self._add(query.node, read_hosted(reply))
+                self._add(query.node, read_hosted(reply), query.last)
         for message, query in list(self._queries.items()):
             running = self._nodes.alive.get(query.node, query.started)
             if running != query.started or query.node not in self._nodes.listed:
@@ -261,8 +275,27 @@ class ClientDirectory:
             elif self._clock.monotonic() > query.deadline:
                 del self._queries[message]
                 self._started[query.node] = query.started
-                self._refuse(query.node, Hosted({}, "has not answered within round_timeout"))
+                self._add(query.node, Hosted({}, "has not answered within round_timeout"))
         return bool(replies)
+
+    def _name(self, node: int | None) -> str:
+        """Return the name of a node in the log, with that of its device."""
+        record = None if self._devices is None or node is None else self._devices.find(node)
+        return f"node {node}" if record is None else f"node {node} ({record.name})"
+
+    def _recorded(self, node: int, hosted: Hosted) -> Hosted:
+        """Return a node's answer if the operator's records allow what it claims, else a refusal of its own clients."""
+        if self._devices is None:
+            return hosted
+        record = self._devices.find(node)
+        if record is None:
+            return Hosted({}, f"its key is of no device in {self._devices.path.name}")
+        own = record.clients(self._config.clients)
+        others = [client for client in hosted.samples if client not in own]
+        refusal = hosted.refusal
+        if others and refusal is None:
+            refusal = f"it claims {names(others)}, and its key is registered for {names(own) or 'no client'}"
+        return hosted if refusal is None else Hosted(dict.fromkeys(own, 0), refusal)
 
     def _refuse(self, node: int, hosted: Hosted) -> None:
         """Record why a node takes no part."""
@@ -273,36 +306,39 @@ class ClientDirectory:
                 self._refused.setdefault(client, reason)
         clients = names(hosted.samples) or "its clients"
         if len(self._refusals) <= _MAX_REFUSAL_LINES:
-            self.report(f"node {node}: {clients} does not take part: {reason}")
+            self.report(f"{self._name(node)}: {clients} does not take part: {reason}")
         elif len(self._refusals) == _MAX_REFUSAL_LINES + 1:
             self.report("further nodes that do not take part are not listed")
 
-    def _add(self, node: int, hosted: Hosted) -> None:
-        """Register the clients of a node."""
+    def _add(self, node: int, hosted: Hosted, last: int | None = None) -> None:
+        """Register the clients of a node, which was asked for residuals of orders up to `last`."""
         if len(hosted.samples) > self._config.clients:
             hosted = Hosted(
                 {}, f"it claims to host {len(hosted.samples)} clients, but the run has {self._config.clients}"
             )
+        hosted = self._recorded(node, hosted)
         if hosted.refusal is not None:
             self._refuse(node, hosted)
             return
         if hosted.nodes is not None and self._shares and hosted.nodes not in self._shares:
             self.report(
-                f"node {node}: num-partitions={hosted.nodes}, where others say {min(self._shares)}; clients are shared "
-                "out as intended only if all nodes say the same"
+                f"{self._name(node)}: num-partitions={hosted.nodes}, where others say {min(self._shares)}; clients are "
+                "shared out as intended only if all nodes say the same"
             )
         self._shares.update(() if hosted.nodes is None else [hosted.nodes])
         valid = {client: n for client, n in hosted.samples.items() if 0 <= client < self._config.clients and n > 0}
         clients = np.fromiter(valid, np.int64)
         hosts = self._hosts() if self._offered[clients].any() else host_table(0, [])
         elsewhere = np.intersect1d(clients, hosts.clients)
+        if self._residuals is not None and last is not None:
+            self._residuals.check(np.setdiff1d(clients, elsewhere).tolist(), hosted.kept, last)
         self._offers[node] = clients, np.fromiter((min(n, _MAX_SAMPLES) for n in valid.values()), np.int64)
         self._offered[clients] = True
         if len(elsewhere):
             first = hosts[elsewhere[0]].node_id
             self.report(
-                f"node {node}: {names(elsewhere)} is already on node {first}; this node is asked only if that one "
-                "disconnects (set another partition-id if it has other data)"
+                f"{self._name(node)}: {names(elsewhere)} is already on node {first}; this node is asked only if that "
+                "one disconnects (set another partition-id if it has other data)"
             )
 
 

@@ -80,6 +80,15 @@ class Residuals:
             raise StateError(reason, code="damaged", value=path)
         return np.frombuffer(data[32:], "<f4").astype(np.float32)
 
+    def latest(self, last: int) -> dict[int, int]:
+        """Return the latest round, up to `last`, of which each client has a residual."""
+        found: dict[int, int] = {}
+        for path in self.folder.glob("**/client-*-round-*.residual"):
+            client, number = (int(word) for word in path.stem.split("-")[1::2])
+            if number <= last:
+                found[client] = max(number, found.get(client, 0))
+        return found
+
     def write(self, client: int, server_round: int, residual: Float32Array) -> None:
         """Write a client's residual after a round, float32, durably.
 

@@ -19,11 +19,13 @@ class LiveNodes:
         steady: whether nodes neither die nor come back, as in a simulation.
     """
 
-    def __init__(self, grid: Grid, clock: Clock | None = None) -> None:
+    def __init__(self, grid: Grid, clock: Clock | None = None, *, real: bool = False) -> None:
+        """Follow the nodes of a run; `real` says that they are devices, whatever heartbeats they announce."""
         self.alive: dict[int, str] = {}
         self.listed: set[int] = set()
         self.steady = False
         self._grid = grid
+        self._real = real
         self._clock = clock or Clock()
         self._beats: dict[int, tuple[float, float]] = {}  # online_until of a node, and since when it has that value
 
@@ -38,7 +40,7 @@ class LiveNodes:
             self.listed = set(self.alive)
             return
         nodes, now = list(self._grid.get_nodes()), self._clock.monotonic()
-        self.steady = bool(nodes) and all(node.heartbeat_interval > _NO_HEARTBEAT for node in nodes)
+        self.steady = not self._real and bool(nodes) and all(node.heartbeat_interval > _NO_HEARTBEAT for node in nodes)
         self.listed = {node.node_id for node in nodes}
         beats = {}
         for node in nodes:

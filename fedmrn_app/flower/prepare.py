@@ -11,10 +11,15 @@ from fedmrn_app.config.build import build_flat_model, build_protocol, build_run_
 from fedmrn_app.config.compose import default_values
 from fedmrn_app.config.privacy_checks import open_privacy, privacy_lines
 from fedmrn_app.config.schema import Config, Values
+from fedmrn_app.federation.fedbuff import WAVES
+from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.flower.client_directory import ClientDirectory
+from fedmrn_app.flower.device_records import DeviceRecords
 from fedmrn_app.flower.liveness import LiveNodes
 from fedmrn_app.flower.messages import pack_config
+from fedmrn_app.flower.residual_notes import ResidualNotes
 from fedmrn_app.flower.run_loop import ServerRun
+from fedmrn_app.methods.method import Method
 from fedmrn_app.privacy.ledger import Ledger
 from fedmrn_app.results.clients_csv import Participants
 from fedmrn_app.results.progress import Progress, Splits
@@ -25,15 +30,34 @@ from fedmrn_app.tasks.validation import load_evaluation, load_training
 Report = Callable[[str], None]
 
 
-def prepare(grid: Grid, values: Values, config: Config, task: Task, folder: RunFolder, report: Report) -> ServerRun:
-    """Load data and state, describe the run in the log, and find the clients."""
+def prepare(
+    grid: Grid,
+    values: Values,
+    config: Config,
+    task: Task,
+    folder: RunFolder,
+    *,
+    devices: DeviceRecords | None,
+    report: Report,
+) -> ServerRun:
+    """Load data and state, describe the run in the log, and find the clients.
+
+    Args:
+        grid: Flower's grid.
+        values: the configuration as plain nested values.
+        config: the same, typed.
+        task: what is learned.
+        folder: the run's folder.
+        devices: the operator's records of real devices; None without them, as in a simulation.
+        report: adds a line to the run's log.
+    """
     folder.metrics = task.metrics
     splits = _load_splits(config, task, report)
     method = build_run_method(config)
     model = build_flat_model(config, task, method)
     protocol = build_protocol(config, method, model)
     state = protocol.begin()
-    ledger = Ledger.open(folder.path, resume=config.resume)
+    ledger = Ledger.open(folder.path, resume=bool(config.resume))
     privacy = open_privacy(config, protocol, ledger)
     folder.private = privacy is not None
     if config.resume:
@@ -48,10 +72,15 @@ def prepare(grid: Grid, values: Values, config: Config, task: Task, folder: RunF
         report(f"evaluated on {len(splits.test)} rows held out of the training data, not on the test split")
     for line in privacy_lines(config, privacy, protocol):
         report(line)
-    packed, nodes = pack_config(values, folder.name), LiveNodes(grid)
-    directory = ClientDirectory(grid, nodes, config, packed=packed, report=report)
+    packed, nodes = pack_config(values, folder.name), LiveNodes(grid, real=devices is not None)
+    directory = ClientDirectory(
+        grid, nodes, config, packed=packed, report=report, devices=devices,
+        residuals=_residual_notes(config, method, folder, report),
+    )  # fmt: skip
     if done < config.rounds:  # otherwise only the summary is missing
         directory.find()
+        if not nodes.steady:
+            protocol = weigh_devices(protocol, config, devices, report)
     return ServerRun(
         config=config,
         packed=packed,
@@ -74,6 +103,31 @@ def prepare(grid: Grid, values: Values, config: Config, task: Task, folder: RunF
         finished_rounds=done,
         privacy=privacy,
     )
+
+
+def _residual_notes(config: Config, method: Method, folder: RunFolder, report: Report) -> ResidualNotes | None:
+    """Return what clients should have kept of a run with error feedback; None without."""
+    if not method.error_feedback:
+        return None
+    per_round, go_on = WAVES if config.server == "async" else 1, config.resume == "anyway"
+    return ResidualNotes(
+        folder.residuals, lambda: len(folder.rounds) * per_round, per_round=per_round, go_on=go_on, report=report
+    )
+
+
+def weigh_devices(protocol: RunProtocol, config: Config, devices: DeviceRecords | None, report: Report) -> RunProtocol:
+    """Return the protocol with weights over real devices, which do not depend on what a single device states."""
+    if protocol.equal_weights or config.privacy.noised or protocol.aggregation != "mean":
+        return protocol
+    confirmed = None if devices is None else devices.samples(config.clients)
+    if confirmed is not None:
+        report("clients are weighted by the numbers of samples that the operator has confirmed")
+    elif protocol.max_share is None:
+        report(
+            "all clients weigh the same: devices state their numbers of samples themselves; confirm those of all "
+            "devices with `fedmrn-deploy register --samples N`, or limit what they state, such as max_share=0.2"
+        )
+    return replace(protocol, confirmed=confirmed, equal_weights=confirmed is None and protocol.max_share is None)
 
 
 def _load_splits(config: Config, task: Task, report: Report) -> Splits:

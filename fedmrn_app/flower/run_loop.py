@@ -129,8 +129,15 @@ def _channel(run: ServerRun) -> Channel:
 
 
 def _log_replies(run: ServerRun, finished: FinishedRound) -> None:
-    """Log the clients whose replies were not used, in at most 21 lines per round."""
+    """Log the clients whose replies were not used, and those that count less, in at most 22 lines per round."""
     report = finished.report
+    if report.lowered:
+        shares = {client: f"client {client} ({share:.1%} of the samples)" for client, share in report.lowered.items()}
+        others = ", ..." if len(shares) > 5 else ""
+        run.report(
+            f"round {report.number}: max_share={run.config.max_share:g} limits the weight of "
+            f"{', '.join(list(shares.values())[:5])}{others}"
+        )
     for reply in report.failed[:MAX_REJECTIONS]:
         run.report(f"round {report.number}: client {reply.client} rejected: {reply.reason}")
     if (more := len(report.failed) - MAX_REJECTIONS) > 0:

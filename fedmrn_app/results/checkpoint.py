@@ -32,7 +32,8 @@ class State:
     Attributes:
         tensors: the module's state dict, `VECTOR` and `STEERING`.
         facts: a JSON object with the finished rounds (`round`), the run's name (`name`), its configuration (`config`)
-            and, unless the run is private, its rows (`rows`).
+            and, unless the run is private, its rows (`rows`); with error feedback also
+            `residuals`.
         file: name of the file that holds the state.
     """
 

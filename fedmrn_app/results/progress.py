@@ -116,6 +116,9 @@ class Progress:
             model_rate=_mean([reply.capacity for reply in done.used]),
             held_share=_mean([reply.held_share for reply in done.used]),
         )
+        if self.protocol.method.error_feedback:
+            kept = self.folder.residuals
+            kept |= {reply.client: max(reply.order, kept.get(reply.client, 0)) for reply in done.used}
         self.folder.add_round(row, self.model, state)
         left = (now - self._begin) / (done.number - self._finished_before) * (self.rounds - done.number)
         self.report(progress_line(row, self.rounds, left))

@@ -43,6 +43,7 @@ class RunFolder:
         metrics: names of the task's metrics, headline first.
         rounds: the finished rounds.
         private: whether the models are private; then model.safetensors holds nothing else about clients.
+        residuals: number of the last order of each client that keeps a residual of it, see `flower/residual_notes.py`.
         name: random name of the run, by which clients distinguish its states from those of other runs.
     """
 
@@ -51,6 +52,7 @@ class RunFolder:
         self.metrics = tuple(metrics)
         self.rounds: list[Round] = []
         self.private = False
+        self.residuals: dict[int, int] = {}
         self.name = ""
         self._values: Mapping[str, Any] = {}
         path.mkdir(parents=True, exist_ok=True)
@@ -105,6 +107,7 @@ class RunFolder:
         )
         self.name = stored.facts["name"]
         self.rounds = [from_row(row, self.metrics) for row in stored.facts["rows"]]
+        self.residuals = {int(client): number for client, number in stored.facts.get("residuals", {}).items()}
         for line in lines:
             report(line)
         self._values = stored.facts["config"]
@@ -138,6 +141,8 @@ class RunFolder:
             write_rows(self.path, self.name, rows)
         else:
             facts["rows"] = rows
+        if self.residuals:
+            facts["residuals"] = {str(client): number for client, number in self.residuals.items()}
         write_state(self.path, State(tensors, facts))
 
     def _texts(self) -> dict[str, str]:

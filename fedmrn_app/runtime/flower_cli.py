@@ -33,6 +33,7 @@ clientapp = "fedmrn_app.client_app:app"
 config = ""
 overrides = ""
 run-dir = ""
+devices = ""
 """
 
 

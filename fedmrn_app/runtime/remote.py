@@ -13,6 +13,7 @@ from fedmrn_app.config.resolved import write_resolved
 from fedmrn_app.config.schema import Values
 from fedmrn_app.environment import flower_environment
 from fedmrn_app.errors import ConfigError, DiedError, RunError
+from fedmrn_app.flower.device_records import SETTINGS
 from fedmrn_app.runtime.connection import Connection, read_connection
 from fedmrn_app.runtime.flower_cli import CompletionFlag, Tail, command, start, write_app, write_run_config
 
@@ -79,9 +80,15 @@ def _submit(connection: Connection, values: Values, folder: Path) -> str:
     """Start the run and return its id."""
     with tempfile.TemporaryDirectory(prefix="fedmrn-") as temporary:
         app = write_app(Path(temporary) / "app")
-        settings = {"config": write_resolved(values), "run-dir": str(folder)}
+        settings = {"config": write_resolved(values), "run-dir": str(folder), "devices": _device_records(connection)}
         config = write_run_config(Path(temporary) / "run.toml", settings)
         return str(connection.ask("run", str(app), options=("-c", str(config)))["run-id"])
+
+
+def _device_records(connection: Connection) -> str:
+    """Return the file with the operator's records of the devices, beside the authority; empty if there is none."""
+    file = None if connection.authority is None else connection.authority.absolute().with_name(SETTINGS)
+    return str(file) if file is not None and file.is_file() else ""
 
 
 @contextmanager

@@ -50,4 +50,4 @@ def run_supervised(
             left -= 1
             on_line(f"{error}; starting again after round {rounds}")
             clock.sleep(_PAUSE_SECONDS * (restarts - left))  # for what a service manager brings back
-            values = {**values, "resume": holds_run(folder)}
+            values = {**values, "resume": holds_run(folder) and (values["resume"] or True)}

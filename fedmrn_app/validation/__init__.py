@@ -171,7 +171,7 @@ def _value(kind: Any, value: Any, key: str) -> Any:
         return value
     choices = get_args(kind) if get_origin(kind) is Literal else ()
     if choices and not any(type(value) is type(choice) and value == choice for choice in choices):  # 8.0 is not 8
-        raise refusal(key, value, f"must be one of {', '.join(map(str, choices))}", "choice")
+        raise refusal(key, value, f"must be one of {', '.join(map(_shown, choices))}", "choice")
     try:
         return _frozen(_adapter(kind).validate_json(to_json(value, inf_nan_mode="constants"), strict=True), key)
     except ValidationError as error:

@@ -25,6 +25,7 @@ from fedmrn_app.deploy.folder import Federation, create, load
 from fedmrn_app.deploy.gateway import Keys
 from fedmrn_app.deploy.server import superlink_words
 from fedmrn_app.errors import ConfigError, FedMRNError, RunError
+from fedmrn_app.flower.device_records import DeviceRecord, DeviceRecords
 from fedmrn_app.runtime.connection import add_connection, read_connection
 from fedmrn_app.runtime.remote import take_on
 from scripts.tools.relay import Relay
@@ -202,6 +203,7 @@ def test_command_refuses_wrong_values(
         (["status", str(tmp_path / "none")], str(tmp_path / "none")),
         (["device", "--run", str(tmp_path)], str(tmp_path)),
         (["register", "--folder", str(tmp_path / "fed")], "devices"),
+        (["register", "0", "--samples", "0", "--folder", str(tmp_path / "fed")], "--samples=0"),
     ):
         status, output, errors = run(*words)
         assert (status, output) == (2, "")
@@ -210,6 +212,13 @@ def test_command_refuses_wrong_values(
     status, _, errors = run("status", str(tmp_path / "fed"))
     assert status == 1
     assert "fedmrn-deploy server" in errors
+    federation = load(tmp_path / "fed")
+    federation.devices["device-0"].node_id = 5
+    federation.save()
+    assert run("register", "0", "--samples", "50", "--folder", str(tmp_path / "fed"))[0] == 0
+    records = DeviceRecords(tmp_path / "fed" / "federation.json")
+    assert records.find(5) == DeviceRecord("device-0", 0, 1, 50)
+    assert records.samples(3) == {0: 50, 1: 50, 2: 50}
 
 
 def test_on_is_taken_out_of_the_command_line() -> None:

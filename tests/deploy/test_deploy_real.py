@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -127,15 +128,28 @@ def test_keys_decide_which_devices_connect_and_runs_end_cleanly(site: Site, tmp_
     assert status["device-0"]["rounds"] == 9 > status["device-1"]["rounds"] >= 1
     assert status["device-0"]["answers"] >= 9 > status["device-1"]["answers"]
 
-    # a new key is let in; Ctrl-C stops a run on the SuperLink
+    # a new key is let in, but not with the other device's client; the run goes on without it, and names it
     site.deploy("rotate", "1", "--folder", str(site.fed))
+    settings = site.fed / "devices" / "device-1" / "device.json"
+    settings.write_text(
+        settings.read_text().replace("partition-id=1 num-partitions=2", "partition-id=0 num-partitions=1")
+    )
     site.device(1)
+    assert site.run("lied", 1).wait(200) == 0
+    (line,) = [line for line in site.log("lied").splitlines() if "does not take part" in line]
+    assert re.search(
+        r"\(device-1\): client 1 does not take part: it claims client 0, .* registered for client 1$", line
+    )
+    assert "all clients weigh the same" in site.log("lied")
+    assert column(tmp_path / "lied", "clients_ok") == [1]
+
+    # Ctrl-C stops a run on the SuperLink
     run = site.run("stopped", 50)
     site.wait("stopped", "round  1/50")
     run.send_signal(signal.SIGINT)
     assert run.wait(60) == 130
     runs = json.loads(site.flwr("list", "fedmrn", "--format", "json").stdout)["runs"]
-    assert sorted(each["status"] for each in runs) == ["finished:completed", "finished:stopped"]
+    assert sorted(each["status"] for each in runs) == ["finished:completed"] * 2 + ["finished:stopped"]
 
     # a SuperLink that dies ends the command with what to do
     run = site.run("died", 50)
@@ -156,7 +170,7 @@ def test_trial_equals_a_plain_loop_and_leaves_nothing(tmp_path: Path) -> None:
     assert "FedAvg would send" in done.stdout
     assert "device-1" in done.stdout
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["weights_sha256"] == reference_run((*SMALL, "rounds=2"))
+    assert summary["weights_sha256"] == reference_run((*SMALL, "rounds=2", "client_weights=equal"))
     assert not environments("FEDMRN_TEST", str(tmp_path))
 
     for number in (signal.SIGINT, signal.SIGKILL):

@@ -17,9 +17,13 @@ from tests.reference import AGREEMENT, SAMPLES, STATE, D, M, made_up_payload
 BOUNDED = dataclasses.replace(AGREEMENT, method=make_method("fedavg"), max_norm=100.0)
 
 
-def replies_of(scales: dict[int, float], dense: float = 0.0, protocol=BOUNDED):  # type: ignore[no-untyped-def]
-    """Return a round whose clients' updates have these scales; `dense` is added to the last one's dense part."""
-    opened = open_round(protocol, STATE, 1, SAMPLES, len(scales))
+def replies_of(scales: dict[int, float], dense: float = 0.0, protocol=BOUNDED, samples=SAMPLES, clients=None):  # type: ignore[no-untyped-def]
+    """Return a round whose clients' updates have these scales; `dense` is added to the last one's dense part.
+
+    The clients are drawn from all of `samples`, or the first `clients` of them take part.
+    """
+    available = dict(list(samples.items())[:clients])
+    opened = open_round(protocol, STATE, 1, available, len(scales))
     replies = {}
     random = np.random.default_rng(0)
     for client, scale in zip(opened.clients, scales.values(), strict=True):

@@ -71,6 +71,18 @@ def test_version_is_the_sum_of_discounted_updates_whatever_they_were_trained_on(
     np.testing.assert_allclose(fedbuff.state.dense, dense, rtol=1e-5, atol=1e-6)
 
 
+def test_confirmed_numbers_of_samples_are_the_weights_of_a_version() -> None:
+    by_count, equal = (
+        FedBuff(dataclasses.replace(AGREEMENT, **more), STATE, 0, max_staleness=2)
+        for more in ({"confirmed": dict.fromkeys(SAMPLES, 7)}, {"equal_weights": True})
+    )
+    for fedbuff in (by_count, equal):
+        for client in (0, 3):
+            reply(fedbuff, fedbuff.order(client, SAMPLES[client]))
+        fedbuff.flush()
+    np.testing.assert_allclose(by_count.state.vector, equal.state.vector, atol=1e-6)
+
+
 def test_sum_does_not_depend_on_the_order_of_arrival() -> None:
     def run(places: list[int]) -> GlobalState:
         fedbuff = FedBuff(AGREEMENT, STATE, 0, max_staleness=2)

@@ -1,14 +1,17 @@
 """The directory of clients asks each node once, and follows nodes that refuse, disconnect and come back."""
 
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from flwr.app import Error, RecordDict
 
 from fedmrn_app.config.compose import load_config
-from fedmrn_app.errors import RunError
+from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.flower.client_directory import ClientDirectory
+from fedmrn_app.flower.device_records import DeviceRecords
 from fedmrn_app.flower.host_table import Host, HostTable
 from fedmrn_app.flower.liveness import LiveNodes
 from fedmrn_app.flower.messages import Hosted
@@ -18,10 +21,21 @@ PACKED = b"the run's configuration"
 LOW, HIGH = Hosted({0: 3, 1: 3}), Hosted({2: 4, 3: 4})  # between them they host the four clients
 
 
-def directory_of(grid: FakeGrid, lines: list[str], *overrides: str) -> ClientDirectory:
+def directory_of(
+    grid: FakeGrid, lines: list[str], *overrides: str, devices: DeviceRecords | None = None
+) -> ClientDirectory:
     config = load_config(("clients=4", "clients_per_round=2", "node_timeout=0.3", "round_timeout=0.5", *overrides))
-    nodes = LiveNodes(grid.grid, grid.clock)
-    return ClientDirectory(grid.grid, nodes, config, packed=PACKED, report=lines.append, clock=grid.clock)
+    nodes = LiveNodes(grid.grid, grid.clock, real=devices is not None)
+    return ClientDirectory(
+        grid.grid, nodes, config, packed=PACKED, report=lines.append, devices=devices, clock=grid.clock
+    )
+
+
+def records(path: Path, *nodes: int | None) -> DeviceRecords:
+    """The operator's records of devices with these ids at the SuperLink."""
+    devices = {f"device-{number}": {"number": number, "node_id": node} for number, node in enumerate(nodes)}
+    (path / "federation.json").write_text(json.dumps({"devices": devices}))
+    return DeviceRecords(path / "federation.json")
 
 
 def find(grid: FakeGrid, lines: list[str], *overrides: str) -> HostTable:
@@ -204,3 +218,47 @@ def test_odd_answers_are_logged() -> None:
     grid = FakeGrid({5: Hosted({0: 3, 1: 3, 2: 3, 3: 3}), 4: Hosted(dict.fromkeys(range(5), 1))})
     assert {host.node_id for host in find(grid, lines).values()} == {5}
     assert named(lines) == [["node 4"]]
+
+
+LIARS: dict[str, Behaviour] = {
+    "claims others' clients": Hosted(dict.fromkeys(range(4), 1)),
+    "refuses for others": Hosted(dict.fromkeys(range(4), 0), "no data"),
+    "claims clients that the run lacks": Hosted({3: 1, -1: 1, 9: 1}),
+    "fails": Error(1, "boom"),
+    "claims too many": Hosted(dict.fromkeys(range(5), 1)),
+    "is silent": None,
+}
+
+
+@pytest.mark.parametrize("liar", LIARS.values(), ids=LIARS)
+def test_registered_keys_decide_which_clients_a_device_hosts(liar: Behaviour, tmp_path: Path) -> None:
+    lines: list[str] = []
+    grid = FakeGrid({4: liar, 5: Hosted({0: 3}), 6: Hosted({1: 3})}, late={7: Hosted({2: 3})}, interval=1e300)
+    hosts = directory_of(grid, lines, devices=records(tmp_path, 5, 6, 7, 4))
+    assert hosts.find() == {0: Host(5, 3), 1: Host(6, 3), 2: Host(7, 3)}  # it waited for the late one
+    assert named(lines)[0][:2] == ["node 4", "client 3"]
+    assert "(device-3)" in lines[0]
+    assert not any("device-0" in line or "device-1" in line or "device-2" in line for line in lines)
+    grid.nodes[4], grid.starts[4] = Hosted({3: 8}), "again"
+    assert hosts.available()[3] == Host(4, 8)
+
+
+def test_keys_may_be_replaced_during_a_run_and_strangers_host_nothing(tmp_path: Path) -> None:
+    lines: list[str] = []
+    grid = FakeGrid({5: Hosted({0: 3, 2: 3}), 6: Hosted({1: 3}), 8: Hosted({3: 3})})
+    hosts = directory_of(grid, lines, "min_clients=2", devices=records(tmp_path, 5, 6))
+    assert list(hosts.find()) == [0, 1, 2]
+    assert named(lines)[0] == ["node 8"]
+    assert "federation.json" in lines[0]
+    (tmp_path / "federation.json").write_text("{")
+    records(tmp_path, 5, 9)
+    del grid.nodes[6]
+    grid.nodes[9] = Hosted({1: 3, 3: 3})
+    assert hosts.available()[3] == Host(9, 3)
+
+
+def test_records_that_cannot_be_read_end_the_run(tmp_path: Path) -> None:
+    (tmp_path / "federation.json").write_text("{")
+    with pytest.raises(ConfigError) as refused:
+        DeviceRecords(tmp_path / "federation.json")
+    assert refused.value.code == "unreadable"

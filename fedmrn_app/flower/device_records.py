@@ -1,0 +1,85 @@
+"""The operator's records of real devices: which clients the key of a node stands for, and how many samples they have.
+
+Flower lets a node in by its registered key. The records say what that key is worth, so that nothing depends on what a
+device says about itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedmrn_app.errors import ConfigError
+
+SETTINGS = "federation.json"  # in the folder of a federation, see `deploy/folder.py`
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
+
+
+@dataclass(frozen=True)
+class DeviceRecord:
+    """What the operator knows of a device.
+
+    Attributes:
+        name: of the device.
+        number: of its first client.
+        devices: number of devices that share the clients.
+        samples: the confirmed number of samples of each of its clients; None if the operator has confirmed none.
+    """
+
+    name: str
+    number: int
+    devices: int
+    samples: int | None
+
+    def clients(self, clients: int) -> range:
+        """Return the clients that the device may host: its number, and every `devices`-th client after it."""
+        return range(self.number, clients, self.devices)
+
+
+class DeviceRecords:
+    """The records in the file of a federation, which is read again when it has changed.
+
+    Attributes:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read the file.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        self.path = path
+        self._changed = 0
+        try:
+            self._read()
+        except _UNREADABLE as error:
+            reason = f"cannot be read ({type(error).__name__}: {error}); the run needs it to know its devices"
+            raise ConfigError(f"{path}: {reason}", code="unreadable", value=str(path)) from None
+
+    def find(self, node: int) -> DeviceRecord | None:
+        """Return the device whose registered key a node has; None if it is none of this federation."""
+        with contextlib.suppress(*_UNREADABLE):  # what was read before stays valid
+            self._read()
+        return self._by_node.get(node)
+
+    def samples(self, clients: int) -> Mapping[int, int] | None:
+        """Return the confirmed number of samples of each client; None unless all of them are confirmed."""
+        found = {c: one.samples for one in self._all for c in one.clients(clients) if one.samples is not None}
+        return found if len(found) == clients else None
+
+    def _read(self) -> None:
+        changed = self.path.stat().st_mtime_ns
+        if changed == self._changed:
+            return
+        devices = json.loads(self.path.read_text())["devices"]
+        records = {
+            name: DeviceRecord(name, int(device["number"]), len(devices), device.get("samples"))
+            for name, device in devices.items()
+        }
+        self._all = list(records.values())
+        self._by_node = {device["node_id"]: records[name] for name, device in devices.items()}
+        self._changed = changed
