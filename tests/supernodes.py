@@ -4,7 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from fedmrn_app.deploy.fork_server import warm_words, write_forwarder
+from fedmrn_app.deploy.fork_server import warm_words, write_commands
 from fedmrn_app.environment import CACHE, flower_environment
 from fedmrn_app.runtime.connection import Connection
 from fedmrn_app.runtime.flower_cli import command, free_port, start
@@ -20,7 +20,7 @@ class Federation:
         home, warm = folder / "home", folder / "warm"
         home.mkdir()
         warm.mkdir(mode=0o700)
-        write_forwarder(warm)  # each message's process starts at once
+        write_commands(warm)  # each message's process starts at once
         self.environment = {
             **flower_environment(home, commands=[warm]),
             CACHE: str(folder / "cache"),
