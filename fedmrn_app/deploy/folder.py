@@ -49,6 +49,7 @@ class Federation:
         port: that devices connect to.
         control_port: of the SuperLink itself, on loopback.
         devices: by name.
+        max_message: MiB of the largest object that a device may send, which is about the size of a reply.
         home: the FLWR_HOME of Flower's commands and processes, which is not saved; None for the usual one.
     """
 
@@ -58,6 +59,7 @@ class Federation:
     port: int
     control_port: int
     devices: dict[str, Device] = field(default_factory=dict)
+    max_message: int = 256
     home: Path | None = None
 
     @property

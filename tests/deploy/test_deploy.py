@@ -22,7 +22,7 @@ from fedmrn_app.deploy import service_files as units
 from fedmrn_app.deploy.certificates import public_pem
 from fedmrn_app.deploy.device import check_server, explain, read_bundle
 from fedmrn_app.deploy.folder import Federation, create, load
-from fedmrn_app.deploy.gateway import Keys
+from fedmrn_app.deploy.gate_keys import Keys
 from fedmrn_app.deploy.server import superlink_words
 from fedmrn_app.errors import ConfigError, FedMRNError, RunError
 from fedmrn_app.flower.device_records import DeviceRecord, DeviceRecords
