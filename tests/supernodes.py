@@ -33,7 +33,10 @@ class Federation:
         (home / "config.toml").write_text(f'[superlink.ours]\naddress = "{connection.address}"\ninsecure = true\n')
         words = ["--insecure", "--disable-runtime-dependency-installation", "--host", "127.0.0.1"]
         words = [command("flower-superlink"), *words, "--port", str(self.port)]
-        environment = {**self.environment, "PATH": os.environ["PATH"]}  # it starts ServerApps, which devices refuse
+        environment = {
+            **self.environment,
+            "PATH": flower_environment(home)["PATH"],
+        }  # it starts ServerApps, which devices refuse
         link = start(words, folder, environment, folder / "superlink.log")
         self.processes.append(link)
         connection.wait(link, 60, f"see {folder / 'superlink.log'}")

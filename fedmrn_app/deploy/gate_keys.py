@@ -13,7 +13,8 @@ from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 
 from fedmrn_app.deploy.certificates import public_pem
-from fedmrn_app.deploy.folder import SETTINGS, load
+from fedmrn_app.deploy.folder import load
+from fedmrn_app.flower.device_records import SETTINGS
 
 KEY_HEADER = FLEET_HTTP_PUBLIC_KEY_HEADER  # base64 of the key's PEM
 SIGNED_HEADERS = (KEY_HEADER, TIMESTAMP_HEADER, FLEET_HTTP_SIGNATURE_HEADER)
