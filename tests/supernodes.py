@@ -4,7 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from fedmrn_app.deploy.fork_server import warm_words, write_forwarder
+from fedmrn_app.deploy.fork_server import warm_words, write_commands
 from fedmrn_app.environment import CACHE, flower_environment
 from fedmrn_app.runtime.connection import Connection
 from fedmrn_app.runtime.flower_cli import command, free_port, start
@@ -20,7 +20,7 @@ class Federation:
         home, warm = folder / "home", folder / "warm"
         home.mkdir()
         warm.mkdir(mode=0o700)
-        write_forwarder(warm)  # each message's process starts at once
+        write_commands(warm)  # each message's process starts at once
         self.environment = {
             **flower_environment(home, commands=[warm]),
             CACHE: str(folder / "cache"),
@@ -32,7 +32,13 @@ class Federation:
         connection = Connection("ours", f"127.0.0.1:{self.port}", None, home)
         (home / "config.toml").write_text(f'[superlink.ours]\naddress = "{connection.address}"\ninsecure = true\n')
         words = ["--insecure", "--disable-runtime-dependency-installation", "--host", "127.0.0.1"]
-        link = self.start("superlink", command("flower-superlink"), *words, "--port", str(self.port))
+        words = [command("flower-superlink"), *words, "--port", str(self.port)]
+        environment = {
+            **self.environment,
+            "PATH": flower_environment(home)["PATH"],
+        }  # it starts ServerApps, which devices refuse
+        link = start(words, folder, environment, folder / "superlink.log")
+        self.processes.append(link)
         connection.wait(link, 60, f"see {folder / 'superlink.log'}")
 
     def start(self, log: str, *words: str) -> subprocess.Popen[bytes]:

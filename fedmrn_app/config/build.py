@@ -136,10 +136,6 @@ def task_of(own: Mapping[str, Any], dataset: Mapping[str, Any]) -> Task:
             raise refusal("dataset.task", name, f"must be one of {', '.join(tasks)}", "choice")
         return validation.build(tasks[name], dataset, "dataset")
     kind: Any = locate(target, "task")
-    if not (isinstance(kind, type) and issubclass(kind, Task)) or inspect.isabstract(kind):
-        raise refusal(
-            f"task.{TARGET}", target, "must derive from fedmrn_app.tasks.task.Task and define its methods", "target"
-        )
     task: Task = validation.build(kind, {key: value for key, value in own.items() if key != TARGET}, "task")
     return task
 
@@ -277,11 +273,20 @@ def torch_device(config: Config) -> torch.device:
 
 
 def locate(target: object, group: str) -> Callable[..., Any]:
-    """Import the function or class that a dotted path names.
+    """Import what a dotted path names: a model's class or function, or a task's class. Nothing is called.
 
     Raises:
-        ConfigError: it cannot be imported or called.
+        ConfigError: it cannot be imported, is nothing of that kind, or was only imported into that package.
     """
+    found, home = _import(target, group)
+    if home.partition(".")[0] != str(target).partition(".")[0]:
+        reason = f"belongs to {home}; say {group}.{TARGET}={home}"
+        raise refusal(f"{group}.{TARGET}", target, reason, "target")
+    return _checked(found, target, group)
+
+
+def _import(target: object, group: str) -> tuple[Callable[..., Any], str]:
+    """Return what a dotted path names, and the dotted path at which it is defined."""
     key = f"{group}.{TARGET}"
     if target == "???":
         raise ConfigError(f"{key}: is missing; say {key}=my_package.module.Name", code="missing", key=key)
@@ -297,35 +302,56 @@ def locate(target: object, group: str) -> Callable[..., Any]:
         raise refusal(key, target, f"cannot import {module} ({type(error).__name__}: {error})", "target") from error
     if not callable(found):
         raise refusal(key, target, f"is a {type(found).__name__}, not a class or function", "target")
-    result: Callable[..., Any] = found
-    return result
+    home = getattr(found, "__module__", None) or type(found).__module__
+    return found, f"{home}.{getattr(found, '__qualname__', name)}"
+
+
+def _checked(found: Callable[..., Any], target: object, group: str) -> Callable[..., Any]:
+    """Refuse what is no model or no task before it is called."""
+    if group == "task":
+        if not (isinstance(found, type) and issubclass(found, Task)) or inspect.isabstract(found):
+            reason = "must derive from fedmrn_app.tasks.task.Task and define its methods"
+            raise refusal(f"task.{TARGET}", target, reason, "target")
+    elif not (inspect.isfunction(found) or (isinstance(found, type) and issubclass(found, nn.Module))):
+        reason = "must be a class that derives from torch.nn.Module, or a function that returns a module"
+        raise refusal(f"model.{TARGET}", target, reason, "target")
+    return found
 
 
 def check_targets(values: Mapping[str, Any], allowed: Iterable[str]) -> None:
-    """Refuse a configuration that names code which this node does not allow, before any of it is imported.
+    """Refuse a configuration that names code which this node does not allow, before any of it is imported or called.
 
     Args:
         values: the configuration.
-        allowed: prefixes of dotted paths that are allowed beside the package's own models and tasks.
+        allowed: dotted paths of packages, modules, classes and functions that are allowed beside the package's own
+            models and tasks. `my_pkg` and `my_pkg.` stand for all that is defined in my_pkg.
 
     Raises:
-        ConfigError: names the target and the prefixes, or why an allowed target cannot be imported.
+        ConfigError: names the target and what is allowed, or why an allowed target cannot be used.
     """
-    prefixes = (*OWN_TARGETS, *(prefix for prefix in allowed if prefix))
+    own = [prefix.rstrip(".") for prefix in OWN_TARGETS]
+    names = [*own, *filter(None, (prefix.rstrip(".") for prefix in allowed))]
     for group in ("model", "task"):
         target = values.get(group, {}).get(TARGET)
         if target is None:
             continue
         key = f"{group}.{TARGET}"
-        if not any(str(target).startswith(prefix) for prefix in prefixes):
+        if not (isinstance(target, str) and _below(target, names)) or target in own:
             reason = (
-                f"this node runs code from {', '.join(prefixes)} only; its owner may allow more with allow-targets in "
+                f"this node runs code from {', '.join(names)} only; its owner may allow more with allow-targets in "
                 "the node's configuration"
             )
             raise refusal(key, target, reason, "not-allowed")
-        home = getattr(locate(target, group), "__module__", None)
-        if str(target).startswith(OWN_TARGETS) and not str(home).startswith(OWN_TARGETS):  # imported by our module
-            raise refusal(key, target, f"belongs to {home}, which this node does not run", "not-allowed")
+        _, home = _import(target, group)
+        # a name that its owner gives in full may be defined elsewhere in its package, which `locate` checks
+        if not _below(home, names) and target not in names:
+            reason = f"belongs to {home.rpartition('.')[0]}, which this node does not run"
+            raise refusal(key, target, reason, "not-allowed")
+        locate(target, group)
+
+
+def _below(path: str, names: Iterable[str]) -> bool:
+    return any(path == name or path.startswith(f"{name}.") for name in names)
 
 
 def resolve_from_data(values: Values, report: Report | None = None) -> tuple[Values, Config, Task]:

@@ -51,6 +51,9 @@ def _init(words: argparse.Namespace) -> None:
 
 def _server(words: argparse.Namespace) -> None:
     federation = load(words.folder)
+    if words.max_message is not None:
+        federation.max_message = words.max_message
+        federation.save()
     if words.renew:
         renew_server(federation)
         console.print("new server key and certificate; restart the server", markup=False)
@@ -135,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("server", help="write the server's unit and compose file, or run it")
     serve.add_argument("--run", dest="run_now", action="store_true", help="serve now, in the foreground")
     serve.add_argument("--listen", default="0.0.0.0", help="address for devices (default: all of this machine's)")
+    serve.add_argument("--max-message", type=_size, metavar="MB", help="largest object of a reply (default: 256)")
     serve.add_argument("--renew", action="store_true", help="make a new server key and certificate first")
     _add_folder(serve)
     serve.set_defaults(run=_server)
@@ -183,6 +187,13 @@ def _port(text: str) -> int:
     if not 0 < port < 1 << 16:
         raise ValueError
     return port
+
+
+def _size(text: str) -> int:
+    size = int(text)
+    if not 0 < size <= 1 << 20:
+        raise ValueError
+    return size
 
 
 if __name__ == "__main__":

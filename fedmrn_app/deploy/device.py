@@ -7,6 +7,7 @@ import re
 import socket
 import ssl
 import subprocess
+import sys
 import tempfile
 import threading
 from collections import deque
@@ -17,11 +18,12 @@ from pathlib import Path
 from typing import IO
 
 from fedmrn_app.deploy.folder import BUNDLE
-from fedmrn_app.deploy.fork_server import warm_words, write_forwarder
+from fedmrn_app.deploy.fork_server import warm_words, write_commands
 from fedmrn_app.deploy.processes import together
+from fedmrn_app.deploy.supernode import stopped
 from fedmrn_app.environment import CACHE, STATE_FOLDER, flower_environment, flower_home
 from fedmrn_app.errors import ConfigError, RunError
-from fedmrn_app.runtime.flower_cli import command, free_port, start
+from fedmrn_app.runtime.flower_cli import free_port, start
 
 _TASK_POLL_SECONDS = "0.2"  # between two looks for a new message; Flower's own value is 1
 _TIMEOUT = 15.0  # seconds to reach the server
@@ -95,7 +97,7 @@ def check_server(bundle: Bundle) -> None:
 def supernode_words(bundle: Bundle) -> list[str]:
     """Return the command of the device's SuperNode."""
     return [
-        command("flower-supernode"),
+        *(sys.executable, "-P", "-m", "fedmrn_app.deploy.supernode"),
         *("--root-certificates", str(bundle.path / "ca.crt")),
         *("--auth-supernode-private-key", str(bundle.path / "device.key")),
         *("--superlink", bundle.server, "--host", "127.0.0.1", "--port", str(free_port())),
@@ -103,16 +105,15 @@ def supernode_words(bundle: Bundle) -> list[str]:
     ]
 
 
-def device_environment(home: Path, warm: Path | None) -> dict[str, str]:
+def device_environment(home: Path, folder: Path) -> dict[str, str]:
     """Return the environment of a device's SuperNode and warm process.
 
     Args:
         home: the FLWR_HOME.
-        warm: folder of the warm process, into which its forwarder is written; None to start each message cold.
+        folder: an empty folder for the commands that the SuperNode starts, and for the warm process.
     """
-    if warm is not None:
-        write_forwarder(warm)
-    environment = flower_environment(home, commands=[] if warm is None else [warm])
+    write_commands(folder)
+    environment = flower_environment(home, commands=[folder])
     environment.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", _TASK_POLL_SECONDS)
     return environment
 
@@ -131,7 +132,7 @@ def run_device(bundle: Bundle, *, warm: bool = True, on_line: Callable[[str], No
     check_server(bundle)
     with tempfile.TemporaryDirectory(prefix="fedmrn-warm-") as temporary, together() as processes:
         folder = Path(temporary)
-        environment = device_environment(flower_home(bundle.path / "home"), folder if warm else None)
+        environment = device_environment(flower_home(bundle.path / "home"), folder)
         environment.setdefault(STATE_FOLDER, str(bundle.path / "state"))  # a service's user may have no home
         environment.setdefault(CACHE, str(bundle.path / "cache"))
         if warm:
@@ -167,4 +168,4 @@ def explain(lines: Iterable[str]) -> str | None:
         return f"the server does not let it in: {found[1]}"
     if found := re.search(r"Exit Code: \d+\n(\S.*)", text):
         return found[1]
-    return None
+    return next(filter(None, map(stopped, reversed(text.splitlines()))), None)

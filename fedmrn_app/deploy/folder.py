@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -49,6 +50,7 @@ class Federation:
         port: that devices connect to.
         control_port: of the SuperLink itself, on loopback.
         devices: by name.
+        max_message: MiB of the largest object that a device may send, which is about the size of a reply.
         home: the FLWR_HOME of Flower's commands and processes, which is not saved; None for the usual one.
     """
 
@@ -58,6 +60,7 @@ class Federation:
     port: int
     control_port: int
     devices: dict[str, Device] = field(default_factory=dict)
+    max_message: int = 256
     home: Path | None = None
 
     @property
@@ -150,6 +153,12 @@ def create(
         raise ConfigError(
             "--host: give a name or address by which devices reach the server", code="missing", key="--host"
         )
+    for host in hosts:
+        if not re.fullmatch(r"[A-Za-z0-9._:-]+", host):
+            reason = "is no name or address; it may have letters, digits, dots, hyphens and, in an IPv6 address, colons"
+            raise ConfigError(f"--host={host!a}: {reason}", code="host", key="--host", value=host)
+    if not str(path).isprintable():
+        raise ConfigError(f"{str(path)!a}: has characters that a service cannot name", code="path", value=str(path))
     if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
         raise ConfigError(
             f"{path}: exists already, and its keys would be lost; name another folder", code="exists", value=str(path)

@@ -2,8 +2,8 @@
 
 Flower starts the command `flwr-clientapp` for each message, and Python, PyTorch and Numba take seconds to start. A
 folder that comes first in the SuperNode's PATH holds another `flwr-clientapp`, which passes its arguments to the warm
-process. The warm process forks and runs Flower's own command in the child. If no warm process listens, the forwarder
-starts Flower's command as usual.
+process. The warm process forks and runs `client_process` in the child. If no warm process listens, the forwarder
+starts `client_process` itself. Flower's commands for other kinds of tasks, which a server may name, are refused there.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import signal
 import socket
 import sys
 import traceback
-from importlib.metadata import entry_points
 from pathlib import Path
 
-from fedmrn_app.runtime.flower_cli import command
+from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
+
+from fedmrn_app.deploy import client_process
 
 CLIENT_APP = "flwr-clientapp"
 SOCKET = "warm.sock"
@@ -39,16 +40,21 @@ try:
     if link.recv(1) != b"+":
         raise OSError
 except OSError:
-    os.execv({command!r}, [{command!r}, *sys.argv[1:]])
+    os.execv({python!r}, [{python!r}, "-P", "-m", "fedmrn_app.deploy.client_process", *sys.argv[1:]])
+"""
+_REFUSAL = """\
+#!{python} -IS
+raise SystemExit("{command}: refused; a device runs ClientApps only")
 """
 
 
-def write_forwarder(folder: Path) -> None:
-    """Write the command that forwards to the warm process into a folder, which only its owner may open."""
-    path = folder / CLIENT_APP
-    values = {"python": sys.executable, "socket": str(folder / SOCKET), "command": command(CLIENT_APP)}
-    path.write_text(_FORWARDER.format(**values))
-    path.chmod(0o700)
+def write_commands(folder: Path) -> None:
+    """Write the commands that SuperNodes start for tasks into a folder, which only its owner may open."""
+    values = {"python": sys.executable, "socket": str(folder / SOCKET)}
+    for name in TASK_TYPE_TO_COMMAND.values():
+        path = folder / name
+        path.write_text((_FORWARDER if name == CLIENT_APP else _REFUSAL).format(**values, command=name))
+        path.chmod(0o700)
 
 
 def warm_words(folder: Path) -> list[str]:
@@ -59,8 +65,8 @@ def warm_words(folder: Path) -> list[str]:
 def serve(folder: Path) -> None:
     """Import and compile, then fork for each request until the parent is gone."""
     parent = os.getppid()
-    run = next(iter(entry_points(group="console_scripts", name=CLIENT_APP))).load()
     importlib.import_module("fedmrn_app.deploy.warm_up").prepare()  # here alone: `fedmrn-deploy` needs no PyTorch
+    importlib.import_module("flwr.supernode.cli.flwr_clientapp")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder / SOCKET))
@@ -76,7 +82,7 @@ def serve(folder: Path) -> None:
                 words, files = _receive(link)
                 if words is not None and os.fork() == 0:
                     listener.close()
-                    _become(run, words, files, link)
+                    _become(words, files, link)
                 for file in files:
                     os.close(file)
                 link.sendall(b"+" if words is not None else b"-")
@@ -94,8 +100,8 @@ def _receive(link: socket.socket) -> tuple[list[str] | None, list[int]]:
         return None, list(files)
 
 
-def _become(run: object, words: list[str], files: list[int], link: socket.socket) -> None:
-    """Run Flower's command in this child process, with the outputs of the forwarder; never returns."""
+def _become(words: list[str], files: list[int], link: socket.socket) -> None:
+    """Run the ClientApp in this child process, with the outputs of the forwarder; never returns."""
     link.close()
     status = 1
     try:
@@ -104,8 +110,7 @@ def _become(run: object, words: list[str], files: list[int], link: socket.socket
             os.dup2(file, place)
             os.close(file)
         sys.argv = [CLIENT_APP, *words]
-        assert callable(run)
-        run()
+        client_process.run()
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)

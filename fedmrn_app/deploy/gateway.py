@@ -1,85 +1,74 @@
 """The gate that devices reach: it forwards their requests to the SuperLink on loopback and refuses all others.
 
 Flower serves three interfaces on one port: the devices', the operator's (register a device, start a run) and that of
-the ServerApp. Only the first asks for a key, so only the first may be reached from outside.
+the ServerApp. Only the first asks for a key, so only the first may be reached from outside. A request passes if its
+path is one of a device's, a key of the federation has signed it, and its headers and body are within the limits.
 """
 
 from __future__ import annotations
 
-import base64
+import asyncio
 import json
 import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
-import uvicorn
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from google.protobuf.message import DecodeError
-from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
 
-from fedmrn_app.deploy.certificates import public_pem, write_private
+from fedmrn_app.deploy.certificates import write_private
 from fedmrn_app.deploy.folder import Federation, load
+from fedmrn_app.deploy.gate_keys import KEY_HEADER, SIGNED_HEADERS, Keys, signed
+from fedmrn_app.deploy.gate_server import serve
 
-OPEN = "/v1/fleet/"  # paths below it are for devices
-_ANSWER = "/v1/fleet/push-messages"  # the reply to one message
 _ENTER = "/v1/fleet/activate-node"  # the first request of a device that starts
-_KEY_HEADER = "flwr-public-key"  # base64 of the key's PEM; the SuperLink checks it against a signature
-_DROPPED = {"host", "connection", "transfer-encoding", "keep-alive"}  # they apply to one hop only
+_ANSWER = "/v1/fleet/push-messages"  # the reply to one message
+_OBJECT = "/v1/fleet/push-object"  # a part of a reply's content
+_SMALL, _ENVELOPE = 64 << 10, 1 << 20  # bytes of a body
+_MOST_BYTES = {  # of a request's body, by path; paths that are not here are not a device's
+    **{
+        f"/v1/fleet/{name}": _SMALL
+        for name in (
+            "activate-node", "confirm-message-received", "deactivate-node", "get-fab", "get-run", "pull-messages",
+            "pull-object", "send-node-heartbeat",
+        )
+    },
+    _ANSWER: _ENVELOPE,
+}  # fmt: skip
+_SENT_HEADERS = (*SIGNED_HEADERS, "content-type", "content-length", "accept")
+_FLOWER = "flwr-"  # headers of Flower's about versions
+_MOST_HEADERS, _MOST_VALUE = 32, 2048  # headers of a request; characters of a value
+_TOTAL_SECONDS, _PIECE_SECONDS = 600.0, 30.0  # for a request with its answer; for the next piece of a body
 _SAVE_SECONDS = 2.0
-_MOST_READ = 1 << 20  # bytes of a reply's envelope; its content comes in other requests
 _REMEMBERED = 16  # latest rounds of a device, because concurrent runs may take turns
-
-
-class Keys:
-    """The owners of keys; devices' keys may be replaced while the gate is open."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._names: dict[bytes, str] = {}
-
-    def name(self, header: str) -> str | None:
-        """Return the device that sends a key, None for an unknown key."""
-        try:
-            key = base64.b64decode(header, validate=True)
-        except ValueError:
-            return None
-        if key not in self._names:
-            federation = load(self.path)
-            self._names = {public_pem(federation.public_key(name)): name for name in federation.devices}
-        return self._names.get(key)
-
-    def refusal(self, header: str) -> str:
-        """Return why the SuperLink refuses a device."""
-        name = self.name(header)
-        if name is None:
-            return "its key is none of this federation's, or was replaced by a new one"
-        device = load(self.path).devices[name]
-        if device.node_id is None:
-            return "its key was revoked" if device.revoked else "its key is not registered yet"
-        return "it is connected already, or was until a minute ago and is let in after that"
+_NOT_ACTIVATED = {"code": 2004, "detail": "Failed to activate SuperNode."}  # as Flower says it
+_CLOSE = {"connection": "close"}  # what else the peer sends is not read
 
 
 class Seen:
     """A file with the last request of each device, and the numbers of its answers and of its rounds."""
 
-    def __init__(self, federation: Federation, keys: Keys) -> None:
+    def __init__(self, federation: Federation) -> None:
         self.file = federation.seen
-        self.keys = keys
         self.devices: dict[str, dict[str, Any]] = read_seen(self.file)
         self._saved = 0.0
 
-    def note(self, path: str, header: str, status: int, rounds: set[str]) -> None:
-        """Record a request that the SuperLink has accepted, whose key it has checked; `rounds` as of `read_rounds`."""
-        name = self.keys.name(header) if status < 300 else None
-        if name is None:
-            return
+    def note(self, path: str, name: str, rounds: set[str]) -> None:
+        """Record a request of a device that the SuperLink has accepted; `rounds` as of `read_rounds`."""
+        try:
+            self._note(path, name, rounds)
+        except Exception as error:  # a full disk, or a damaged file: the request has succeeded
+            say(f"{self.file}: is not written: {error}")
+
+    def _note(self, path: str, name: str, rounds: set[str]) -> None:
         seen = self.devices.setdefault(name, {"last_seen": 0.0, "answers": 0})
         seen["last_seen"] = time.time()
         seen["answers"] += path == _ANSWER
@@ -92,17 +81,6 @@ class Seen:
             write_private(self.file, json.dumps(self.devices).encode())
 
 
-def read_rounds(body: bytes) -> set[str]:
-    """Return the rounds, named with their runs, that a device's replies to training messages belong to."""
-    request = PushMessagesRequest()
-    try:
-        request.ParseFromString(body)
-    except DecodeError:
-        return set()  # the SuperLink refuses it
-    replies = (message.metadata for message in request.messages_list)
-    return {f"{each.run_id}:{each.group_id}" for each in replies if each.message_type.partition(".")[0] == "train"}
-
-
 def read_seen(file: Path) -> dict[str, dict[str, Any]]:
     """Return the records of a gate by device, none if the gate has written none."""
     try:
@@ -112,45 +90,170 @@ def read_seen(file: Path) -> dict[str, dict[str, Any]]:
     return devices
 
 
-def build_gate(federation: Federation) -> Starlette:
-    """Return the gate as an ASGI application."""
-    context = ssl.create_default_context(cafile=str(federation.authority))
-    inner = httpx.AsyncClient(
-        base_url=f"https://127.0.0.1:{federation.control_port}",
-        verify=context,
-        timeout=httpx.Timeout(60.0),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
-        trust_env=False,  # no proxy between the two
-    )
-    keys = Keys(federation.path)
-    seen = Seen(federation, keys)
+def say(text: str) -> None:
+    """Write a line to the log; a log that cannot be written stops nothing."""
+    with suppress(OSError, ValueError):
+        print(f"gate: {text}", flush=True)
 
-    async def forward(request: Request) -> Response:
-        path = request.url.path
-        if path == "/health":
-            return PlainTextResponse("ok\n")
-        if not (request.method == "POST" and path.startswith(OPEN) and ".." not in path):
-            peer = request.client.host if request.client else "?"
-            print(f"gate: refused {request.method} {path} from {peer}", flush=True)
-            return PlainTextResponse("only devices are served here; the operator's side is on loopback\n", 403)
-        headers = [(name, value) for name, value in request.headers.items() if name not in _DROPPED]
-        rounds: set[str] = set()
-        content: AsyncIterator[bytes] | bytes = request.stream()
-        if path == _ANSWER and int(request.headers.get("content-length", _MOST_READ + 1)) <= _MOST_READ:
-            content = await request.body()
-            rounds = read_rounds(content)
-        asked = inner.build_request("POST", path, headers=headers, content=content)
+
+class Refused(Exception):
+    """A request is not forwarded; the message is the answer.
+
+    Args:
+        status: the HTTP status.
+        text: of the answer.
+        line: for the log; None to write none.
+    """
+
+    def __init__(self, status: int, text: str, line: str | None = None) -> None:
+        super().__init__(text)
+        self.status, self.line = status, line
+
+
+class Gate:
+    """The gate as an ASGI application."""
+
+    def __init__(self, federation: Federation) -> None:
+        self.keys = Keys(federation.path)
+        self.seen = Seen(federation)
+        self.most_bytes = {**_MOST_BYTES, _OBJECT: (federation.max_message << 20) + _SMALL}
+        self.inner = httpx.AsyncClient(
+            base_url=f"https://127.0.0.1:{federation.control_port}",
+            verify=ssl.create_default_context(cafile=str(federation.authority)),
+            timeout=httpx.Timeout(60.0),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
+            trust_env=False,  # no proxy between the two
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request. SuperNodes try again after 503 and stop for good after other faults of a server."""
+        started = False
+
+        async def sending(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        request = Request(scope, receive)
         try:
-            answer = await inner.send(asked, stream=True)
+            async with asyncio.timeout(_TOTAL_SECONDS):
+                response = await self._answer(request)
+                await response(scope, receive, sending)
+            return
+        except ClientDisconnect:
+            return
+        except Refused as refused:
+            if refused.line:
+                say(f"refused {shown(request)}: {refused.line}")
+            response = PlainTextResponse(f"{refused}\n", refused.status, _CLOSE)
+        except Exception as error:
+            say(f"{shown(request)}: {type(error).__name__}: {str(error)!r}")
+            response = PlainTextResponse("the server cannot answer now\n", 503, _CLOSE)
+        if not started:  # else the connection is closed in mid-answer
+            await response(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        path = request.scope["raw_path"].decode("latin-1")
+        if path == "/health" and request.method == "GET":
+            return PlainTextResponse("ok\n")
+        if request.method != "POST" or path not in self.most_bytes or request.scope["query_string"]:
+            raise Refused(403, "only devices are served here; the operator's side is on loopback", "no device's path")
+        headers = sent_headers(request)
+        length, most = int(headers["content-length"]), self.most_bytes[path]
+        name = self.keys.name(headers.get(KEY_HEADER, ""))
+        if name is None:
+            if path == _ENTER:
+                return _explained(_NOT_ACTIVATED, 412, self.keys.refusal(""))
+            raise Refused(401, "its key is not known here", "unknown key")
+        if not signed(headers):
+            raise Refused(401, "its key has not signed this request now", f"no signature of {name} with the time now")
+        if length > most:
+            advice = "; `fedmrn-deploy server --max-message MB` changes the limit" if path == _OBJECT else ""
+            line = f"{name} sends {length} bytes, of {most} that are allowed{advice}"
+            raise Refused(413, "it is too large", line)
+        content: AsyncIterator[bytes] | bytes = _pieces(request)
+        rounds: set[str] = set()
+        if path != _OBJECT:
+            content = b"".join([piece async for piece in _pieces(request)])
+        if path == _ANSWER and isinstance(content, bytes):
+            rounds = read_rounds(content)
+        return await self._forward(path, headers, content, name, rounds)
+
+    async def _forward(
+        self, path: str, headers: dict[str, str], content: AsyncIterator[bytes] | bytes, name: str, rounds: set[str]
+    ) -> Response:
+        asked = self.inner.build_request("POST", path, headers=headers, content=content)
+        try:
+            answer = await self.inner.send(asked, stream=True)
         except httpx.HTTPError as error:
-            return PlainTextResponse(f"the SuperLink does not answer: {type(error).__name__}\n", 503)
-        header = request.headers.get(_KEY_HEADER, "")
-        seen.note(path, header, answer.status_code, rounds)
+            raise Refused(503, f"the SuperLink does not answer: {type(error).__name__}") from error
+        if answer.status_code < 300:
+            self.seen.note(path, name, rounds)
         if path == _ENTER and answer.status_code == 412:
-            return await _explained(answer, keys.refusal(header))
+            await answer.aclose()
+            return _explained(_NOT_ACTIVATED, 412, self.keys.refusal(headers[KEY_HEADER]))
         return StreamingResponse(_body(answer), answer.status_code, _kept(answer.headers))
 
-    return Starlette(routes=[Route("/{path:path}", forward, methods=["GET", "HEAD", "POST", "PUT", "DELETE"])])
+
+def shown(request: Request) -> str:
+    """Return a request for a line of the log, without characters that would change the log."""
+    path = request.scope["raw_path"].decode("latin-1")
+    peer = request.client.host if request.client else "?"
+    return f"{request.method[:16]} {path[:100]!a} from {peer}"
+
+
+def sent_headers(request: Request) -> dict[str, str]:
+    """Return the headers that are forwarded.
+
+    Raises:
+        Refused: there are too many headers, one is too long or given twice, or the body has no stated length.
+    """
+    if len(request.scope["headers"]) > _MOST_HEADERS:
+        raise Refused(431, "it has too many headers", "too many headers")
+    headers = {"accept-encoding": "identity"}
+    for raw, content in request.scope["headers"]:
+        name, value = raw.decode("latin-1"), content.decode("latin-1")
+        if name in _SENT_HEADERS or name.startswith(_FLOWER):
+            if name in headers or len(value) > _MOST_VALUE or not (value.isascii() and value.isprintable()):
+                raise Refused(400, "a header is too long, is given twice or has odd characters", f"header {name!a}")
+            headers[name] = value
+        elif name == "transfer-encoding":
+            raise Refused(411, "its body has no length", "no length")
+    if not headers.get("content-length", "").isdecimal():
+        raise Refused(411, "its body has no length", "no length")
+    return headers
+
+
+def read_rounds(body: bytes) -> set[str]:
+    """Return the rounds, named with their runs, that a device's replies to training messages belong to.
+
+    Raises:
+        Refused: the body is no request, or holds a message in the name of another node than the one that the
+            SuperLink authenticates.
+    """
+    request = PushMessagesRequest()
+    try:
+        request.ParseFromString(body)
+    except DecodeError:
+        raise Refused(400, "it is no PushMessagesRequest", "damaged") from None
+    replies = [message.metadata for message in request.messages_list]
+    for each in replies:
+        if each.src_node_id != request.node.node_id:
+            line = f"node {request.node.node_id} sends in the name of node {each.src_node_id}"
+            raise Refused(403, "its message is of another node", line)
+    return {f"{each.run_id}:{each.group_id}" for each in replies if each.message_type.partition(".")[0] == "train"}
+
+
+async def _pieces(request: Request) -> AsyncIterator[bytes]:
+    """Yield a request's body. A peer that sends nothing for a while has lost its turn."""
+    stream = request.stream()
+    while True:
+        async with asyncio.timeout(_PIECE_SECONDS):
+            try:
+                piece = await anext(stream)
+            except StopAsyncIteration:
+                return
+        yield piece
 
 
 async def _body(answer: httpx.Response) -> AsyncIterator[bytes]:
@@ -161,21 +264,18 @@ async def _body(answer: httpx.Response) -> AsyncIterator[bytes]:
         await answer.aclose()
 
 
-async def _explained(answer: httpx.Response, reason: str) -> Response:
+def _explained(content: Mapping[str, object], status: int, reason: str) -> Response:
     """Return Flower's answer to a device that is refused, with the reason, which Flower does not give."""
-    try:
-        content = json.loads(await answer.aread())
-        content["extra"] = reason
-    except (ValueError, TypeError):
-        content = {"detail": reason}
-    finally:
-        await answer.aclose()
-    print(f"gate: a device was not let in: {reason}", flush=True)
-    return JSONResponse(content, answer.status_code)
+    say(f"a device was not let in: {reason}")
+    return JSONResponse({**content, "extra": reason}, status, _CLOSE)
 
 
 def _kept(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in headers.items() if name not in _DROPPED | {"date", "server"}}
+    return {
+        name: value
+        for name, value in headers.items()
+        if name in ("content-type", "content-length") or name.startswith(_FLOWER)
+    }
 
 
 def run_gate(federation: Federation, host: str) -> None:
@@ -185,16 +285,11 @@ def run_gate(federation: Federation, host: str) -> None:
         federation: the federation to serve; its SuperLink is on loopback.
         host: address to listen on.
     """
-    uvicorn.run(
-        build_gate(federation),
-        host=host,
-        port=federation.port,
-        ssl_certfile=federation.certificate,
-        ssl_keyfile=federation.key,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-    )
+    certificate = federation.certificate, federation.key
+    try:
+        serve(Gate(federation), (host, federation.port), certificate, len(federation.devices))
+    except OSError as error:
+        sys.exit(f"gate: cannot listen on {host}:{federation.port}: {error.strerror}")
 
 
 if __name__ == "__main__":

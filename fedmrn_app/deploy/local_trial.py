@@ -59,7 +59,7 @@ def run_trial(devices: int, overrides: Sequence[str], console: Console, *, warm:
 def _start_devices(federation: Federation, home: Path, processes: list[subprocess.Popen[bytes]], *, warm: bool) -> None:
     folder = home / "warm"
     folder.mkdir(mode=0o700)
-    environment = {**device_environment(home, folder if warm else None), STATE_FOLDER: str(home / "state")}
+    environment = {**device_environment(home, folder), STATE_FOLDER: str(home / "state")}
     if warm:
         processes.append(start(warm_words(folder), home, environment))
     for name in federation.devices:

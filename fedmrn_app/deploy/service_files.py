@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -25,6 +26,7 @@ WorkingDirectory={folder}
 ExecStart={words}
 Restart=on-failure
 RestartSec=20
+LimitNOFILE=65536
 UMask=0077
 NoNewPrivileges=yes
 PrivateTmp=yes
@@ -47,9 +49,10 @@ services:
     tmpfs: [/tmp]
     cap_drop: [ALL]
     security_opt: ["no-new-privileges:true"]
+    ulimits: {{nofile: 65536}}
     network_mode: host
     environment: {{FEDMRN_CACHE: /tmp/cache, NUMBA_CACHE_DIR: /tmp/numba, HOME: /tmp}}
-    volumes: ["{folder}:{inside}"]
+    volumes: [{volume}]
     logging:
       driver: json-file
       options: {{max-size: 10m, max-file: "5"}}
@@ -91,6 +94,14 @@ def write_device_services(federation: Federation, name: str) -> list[Path]:
     )
 
 
+def quoted(word: str) -> str:
+    """Return a word of a command as it stands in a systemd unit, where %, $, quotes and spaces have a meaning."""
+    if re.fullmatch(r"[\w./:=@+-]+", word):
+        return word
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return f'"{escaped}"'
+
+
 def _write(folder: Path, *, unit: dict[str, str], words: list[str], place: Path, mount: str) -> list[Path]:
     """Write all files of a service into a folder and return them.
 
@@ -103,14 +114,15 @@ def _write(folder: Path, *, unit: dict[str, str], words: list[str], place: Path,
     """
     inside = [mount if word == str(place) else word for word in words[1:]]
     texts = {
-        f"{unit['name']}.service": _UNIT.format(**unit, folder=place, words=" ".join(words)),
+        f"{unit['name']}.service": _UNIT.format(
+            **unit, folder=str(place).replace("%", "%%"), words=" ".join(map(quoted, words))
+        ),
         "compose.yaml": _COMPOSE.format(
             service=unit["name"],
             version=version("fedmrn"),
-            words=json.dumps(inside),
+            words=json.dumps(inside).replace("$", "$$"),
             user="${UID:-1000}:${GID:-1000}",
-            folder=place,
-            inside=mount,
+            volume=json.dumps(f"{place}:{mount}").replace("$", "$$"),
         ),
         "Dockerfile": _IMAGE.format(python=".".join(map(str, sys.version_info[:2]))),
         "requirements.txt": "".join(f"{name}=={version(name).partition('+')[0]}\n" for name in _REQUIRED),

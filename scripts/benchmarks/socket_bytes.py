@@ -23,7 +23,7 @@ from fedmrn_app.config.build import resolve_from_data
 from fedmrn_app.config.compose import compose_values
 from fedmrn_app.deploy.device import Bundle, supernode_words
 from fedmrn_app.deploy.folder import Federation, create
-from fedmrn_app.deploy.fork_server import warm_words, write_forwarder
+from fedmrn_app.deploy.fork_server import warm_words, write_commands
 from fedmrn_app.deploy.processes import together
 from fedmrn_app.deploy.register import register
 from fedmrn_app.deploy.server import start_server
@@ -115,7 +115,7 @@ def _start_devices(
 ) -> None:
     folder = home / "warm"
     folder.mkdir(mode=0o700)
-    write_forwarder(folder)
+    write_commands(folder)
     environment = flower_environment(home, commands=[folder])
     processes.append(start(warm_words(folder), home, environment, None))
     for number, relay in enumerate(relays):
@@ -123,7 +123,7 @@ def _start_devices(
         settings = f"partition-id={number} num-partitions={NODES}"
         words = supernode_words(Bundle(federation.bundle(name), name, f"127.0.0.1:{relay.port}", settings))
         if not tls:
-            words = [words[0], "--insecure", *words[words.index("--superlink") :]]
+            words = [*words[: words.index("--root-certificates")], "--insecure", *words[words.index("--superlink") :]]
         with (home / f"{name}.log").open("wb") as log:
             processes.append(start(words, home, environment, log.fileno()))
 

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shlex
 import shutil
 import socket
 import ssl
@@ -22,7 +23,7 @@ from fedmrn_app.deploy import service_files as units
 from fedmrn_app.deploy.certificates import public_pem
 from fedmrn_app.deploy.device import check_server, explain, read_bundle
 from fedmrn_app.deploy.folder import Federation, create, load
-from fedmrn_app.deploy.gateway import Keys
+from fedmrn_app.deploy.gate_keys import Keys
 from fedmrn_app.deploy.server import superlink_words
 from fedmrn_app.errors import ConfigError, FedMRNError, RunError
 from fedmrn_app.flower.device_records import DeviceRecord, DeviceRecords
@@ -166,6 +167,27 @@ def test_services_restart_without_limit_and_rotate_their_logs(federation: Federa
         assert f"flwr=={version('flwr')}\n" in pinned
 
 
+def test_services_name_any_folder(tmp_path: Path) -> None:
+    federation = create(tmp_path / 'a "folder" of $HOME, 100% \\mine', ["127.0.0.1", "::1", "fl.example.org"], 1)
+    unit, compose, *_ = (file.read_text() for file in units.write_server_services(federation))
+    lines = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line)
+    assert lines["WorkingDirectory"] == str(federation.path).replace("%", "%%")
+    start = lines["ExecStart"].replace("%%", "%").replace("$$", "$")
+    assert shlex.split(start)[1:] == ["server", str(federation.path), "--run"]
+    assert (lines["LimitNOFILE"], lines["Restart"]) == ("65536", "on-failure")
+    (service,) = yaml.safe_load(compose)["services"].values()
+    assert service["volumes"] == [f"{federation.path}:{federation.path}".replace("$", "$$")]
+    assert service["command"][1] == str(federation.path).replace("$", "$$")
+    assert service["ulimits"] == {"nofile": 65536}
+
+
+def test_server_keeps_the_limit_of_a_message(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["fedmrn-deploy", "server", str(federation.path), "--max-message", "512"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert load(federation.path).max_message == 512
+
+
 def test_connections_are_added_to_the_existing_ones(tmp_path: Path, federation: Federation) -> None:
     home = tmp_path / "home"
     home.mkdir()
@@ -199,6 +221,9 @@ def test_command_refuses_wrong_values(
         (["init", "--host", "x", "--devices", "1", str(tmp_path / "fed")], str(tmp_path / "fed")),
         (["init", "--host", "x", "--devices", "0", new], "--devices=0"),
         (["init", "--host", " ", "--devices", "1", new], "--host"),
+        (["init", "--host", "a b;c", "--devices", "1", new], "--host='a b;c'"),
+        (["init", "--host", "a\nExecStartPre=/bin/sh", "--devices", "1", new], "--host='a\\nExecStartPre"),
+        (["init", "--host", "x", "--devices", "1", f"{new}\nUser=root"], "new\\nUser=root"),
         (["init", "--host", "x", "--devices", "1", "--name", "a b", new], "--name=a b"),
         (["status", str(tmp_path / "none")], str(tmp_path / "none")),
         (["device", "--run", str(tmp_path)], str(tmp_path)),

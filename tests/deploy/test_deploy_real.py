@@ -103,7 +103,7 @@ def test_keys_decide_which_devices_connect_and_runs_end_cleanly(site: Site, tmp_
         (home / "config.toml").write_text(f'[superlink.them]\naddress = "127.0.0.1:{port}"\n{tls}\n')
         key = str(stranger.public_key("device-0"))
         assert site.flwr("supernode", "register", key, "them", home=home).returncode != 0
-    assert "gate: refused POST /v1/control/register-node" in site.log("server")
+    assert "gate: refused POST '/v1/control/register-node'" in site.log("server")
     plain = ("--insecure", "--superlink", f"127.0.0.1:{port}", "--port", str(free_port()), "--max-retries", "1")
     node = site.start("plain", command("flower-supernode"), *plain)
     node.wait(60)

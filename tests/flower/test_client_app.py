@@ -167,9 +167,74 @@ def test_brought_code_is_refused_before_it_is_imported(own_code: Path) -> None:
     assert str(hosted.refusal).startswith("model._target_=brought.nets.Net: this node runs code from")
     assert str(hosted.refusal).endswith("its owner may allow more with allow-targets in the node's configuration")
     refused = read_hosted(query(asking(values), node(partition_id=0, allow_targets="brought.other. elsewhere.")))
-    assert "brought.other., elsewhere. only" in str(refused.refusal)
+    assert "brought.other, elsewhere only" in str(refused.refusal)
     assert not own_code.exists()
     assert "brought.nets" not in sys.modules
+
+
+@pytest.fixture
+def odd_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package `odd_pkg` that imports a function which starts commands, and another whose name begins like it."""
+    mark = tmp_path / "called"
+    for name in ("odd_pkg", "odd_pkg_evil"):
+        package = tmp_path / "odd" / name
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text(
+            f"from os import system\nfrom subprocess import run\nfrom pathlib import Path\n{NET}\n"
+            f"def net(channels, size, classes):\n    return Net(channels, size, classes)\n"
+            f"def evil():\n    Path({str(mark)!r}).touch()\n"
+            "class Maker:\n    def __init__(self, args=None):\n        evil()\n"
+        )
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(tmp_path / "odd")
+    return mark
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("odd_pkg.run", "belongs to subprocess, which this node does not run"),
+        ("odd_pkg.system", "belongs to posix, which this node does not run"),
+        ("odd_pkg.Maker", "must be a class that derives from torch.nn.Module, or a function"),
+        ("odd_pkg_evil.Net", "this node runs code from fedmrn_app.learning.models, fedmrn_app.tasks, odd_pkg only"),
+    ],
+)
+@pytest.mark.parametrize("allowed", ["odd_pkg", "odd_pkg."])
+def test_allowed_package_admits_its_own_modules_only(
+    target: str, reason: str, allowed: str, odd_package: Path, tmp_path: Path
+) -> None:
+    values = small()
+    values["model"] = {"name": "own", "_target_": target, "args": ["touch", str(odd_package)]}
+    hosted = read_hosted(query(asking(values), node(partition_id=0, allow_targets=allowed)))
+    assert reason in str(hosted.refusal)
+    assert not odd_package.exists()
+    assert "odd_pkg_evil" not in sys.modules
+
+
+@pytest.mark.parametrize("allowed", ["odd_pkg", "odd_pkg.", "odd_pkg.Net odd_pkg.net"])
+@pytest.mark.parametrize("name", ["Net", "net"])
+def test_allowed_package_admits_classes_and_functions_defined_in_it(allowed: str, name: str, odd_package: Path) -> None:
+    check_targets({"model": {"_target_": f"odd_pkg.{name}"}}, allowed.split())
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("odd_pkg.run", "belongs to subprocess.run; say model._target_=subprocess.run"),
+        ("sys.exit", "must be a class that derives from torch.nn.Module"),
+        ("os.system", "belongs to posix.system"),
+    ],
+)
+def test_operator_s_own_check_calls_no_other_code(target: str, reason: str, odd_package: Path) -> None:
+    values = small()
+    values["model"] = {"name": "own", "_target_": target, "args": ["touch", str(odd_package)]}
+    with pytest.raises(ConfigError) as caught:
+        resolve_from_data(values)
+    assert reason in str(caught.value)
+    assert not odd_package.exists()
+    check_targets({"model": {}}, [target])
+    with pytest.raises(ConfigError):  # nor does a node whose owner names it in full
+        check_targets(values, [target])
 
 
 @pytest.mark.parametrize("allowed", ["brought.", "elsewhere. brought.nets.", "elsewhere.,brought.nets.Net"])

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from fedmrn_app.runtime.flower_cli import command
 from tests.supernodes import Federation
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow]
@@ -69,3 +70,55 @@ def test_code_runs_on_nodes_that_allow_it(federation: Federation) -> None:
     summary = json.loads((run_dir / "summary.json").read_text())
     assert (summary["rounds"], summary["clients_failed"]) == (1, 0)
     assert summary["parameters"] == 64 * 7 + 7 + 7 * 10 + 10
+
+
+EVIL_CLIENT = """\
+from pathlib import Path
+Path({mark!r}).touch()
+from flwr.clientapp import ClientApp
+app = ClientApp()
+"""
+EVIL_SERVER = """\
+import time
+from pathlib import Path
+from flwr.app import Message, RecordDict
+from flwr.serverapp import ServerApp
+app = ServerApp()
+@app.main()
+def main(grid, context):
+    while not (nodes := list(grid.get_node_ids())):
+        time.sleep(0.5)
+    asked = [Message(RecordDict(), dst_node_id=node, message_type="query") for node in nodes]
+    (reply,) = grid.send_and_receive(asked, timeout=90)
+    Path({answer!r}).write_text(reply.error.reason if reply.has_error() else "ran")
+"""
+
+
+def test_another_app_of_the_server_does_not_run_on_a_device(federation: Federation) -> None:
+    folder = federation.folder
+    mark, answer, evil = folder / "imported", folder / "answer", folder / "evil"
+    (evil / "evil_app").mkdir(parents=True)
+    (evil / "evil_app" / "__init__.py").write_text("")
+    (evil / "evil_app" / "client.py").write_text(EVIL_CLIENT.format(mark=str(mark)))
+    (evil / "evil_app" / "server.py").write_text(EVIL_SERVER.format(answer=str(answer)))
+    (evil / "pyproject.toml").write_text(
+        '[project]\nname = "train"\nversion = "1.0.0"\ndescription = ""\nlicense = "Apache-2.0"\ndependencies = []\n'
+        '[tool.flwr.app]\npublisher = "evil"\nfab-include = ["evil_app/**/*.py"]\n'
+        '[tool.flwr.app.components]\nserverapp = "evil_app.server:app"\nclientapp = "evil_app.client:app"\n'
+    )
+
+    def run() -> str:
+        answer.unlink(missing_ok=True)
+        federation.start("evil", command("flwr"), "run", str(evil), "ours", "--stream").wait(150)
+        return answer.read_text()
+
+    node = federation.node(0, "num-partitions=1")
+    reason = run()
+    assert "only the installed app of fedmrn runs here" in reason
+    assert not mark.exists()
+    node.terminate()
+    node.wait(20)
+    (word,) = re.findall(r"evil/train@[0-9a-f]{64}", reason)
+    federation.node(0, f'num-partitions=1 allow-apps="{word}"')
+    run()
+    assert mark.exists()  # its owner has allowed this bundle

@@ -1,0 +1,119 @@
+"""The gate forwards signed requests of devices within its limits, and goes on whatever strangers and disks do."""
+
+import base64
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
+from flwr.proto.message_pb2 import Message, Metadata
+from flwr.proto.node_pb2 import Node
+
+from fedmrn_app.deploy.gate_server import _group
+from fedmrn_app.deploy.gateway import read_seen
+from scripts.tools import attack_gate
+from scripts.tools.attack_gate import NODE, PULL, PUSH, STRANGER, Target, gate, request
+
+ENTER = "/v1/fleet/activate-node"
+PULLED = PullMessagesRequest(node=Node(node_id=NODE)).SerializeToString()
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[Target]:
+    with gate(tmp_path) as target:
+        yield target
+
+
+def log(target: Target) -> str:
+    return (target.federation.path.parent / "gate.log").read_text()
+
+
+def test_gate_forwards_the_headers_of_flower_only(target: Target) -> None:
+    assert target.status(target.signed(PULL, PULLED, "x-forwarded-for: 1.2.3.4", "cookie: a", "flwr-a: b")) == "200"
+    signed = {"flwr-public-key", "flwr-timestamp", "flwr-signature"}
+    assert target.inner.headers - {"host", "connection", "user-agent"} == {
+        "accept-encoding", "content-length", "content-type", "flwr-a", *signed, "accept",
+    }  # fmt: skip
+
+
+def test_message_is_of_the_node_that_sends_it(target: Target) -> None:
+    def push(source: int) -> str:
+        message = Message(metadata=Metadata(run_id=1, group_id="2", src_node_id=source, message_type="train"))
+        body = PushMessagesRequest(node=Node(node_id=NODE), messages_list=[message]).SerializeToString()
+        return target.status(target.signed(PUSH, body))
+
+    assert (push(NODE + 1), push(NODE)) == ("403", "200")
+    assert f"node {NODE} sends in the name of node {NODE + 1}" in log(target)
+    seen = read_seen(target.federation.seen)["device-0"]
+    assert (seen["answers"], seen["last_rounds"]) == (1, ["1:2"])
+
+
+def test_faults_of_the_record_and_of_the_folder_end_no_device(target: Target) -> None:
+    target.federation.seen.mkdir()  # cannot be written
+    assert target.status(target.signed(PULL, PULLED)) == "200"
+    assert "seen.json: is not written" in log(target)
+    settings = target.federation.path / "federation.json"
+    before = settings.read_text()
+    settings.write_text("{")
+    assert target.status(target.signed(PULL, PULLED)) == "503"  # a SuperNode tries again
+    settings.write_text(before)
+    assert target.status(target.signed(PULL, PULLED)) == "200"
+    target.inner.shutdown()
+    target.inner.server_close()
+    assert target.status(target.signed(PULL, PULLED)) == "503"
+    assert "Traceback" not in log(target)
+
+
+def test_unknown_key_is_told_so_and_its_body_is_not_read(target: Target) -> None:
+    bundle = target.federation.bundle("device-0")
+    body = ActivateNodeRequest(public_key=b"a", heartbeat_interval=30.0).SerializeToString()
+    data = target.signed(ENTER, body)
+    key = base64.b64encode((bundle / "device.pub").read_bytes())
+    start = data.index(b"flwr-public-key: ") + len(b"flwr-public-key: ")
+    unknown = data[:start] + key + data[data.index(b"\r\n", start) :]
+    answer = target.ask(unknown)
+    assert answer.split()[1] == "412"
+    assert "was replaced by a new one" in answer
+    large = target.signed(ENTER, b"", length=1 << 30).replace(data[start : data.index(b"\r\n", start)], key)
+    assert target.status(large) == "412"
+    assert not target.inner.paths
+
+
+def test_log_has_no_characters_of_strangers(target: Target) -> None:
+    for attack in (attack_gate.odd_characters, attack_gate.raw_characters, attack_gate.paths, attack_gate.methods):
+        attack(target, 1, 1)
+    text = log(target)
+    assert "refused POST '/v1/fleet/%0d%0agate:" in text
+    assert "Traceback" not in text
+    assert all(line.isascii() and line.isprintable() and len(line) < 250 for line in text.splitlines())
+    assert all(line.startswith(("gate: refused ", "WARNING:  Invalid HTTP")) for line in text.splitlines() if line)
+
+
+@pytest.mark.parametrize("attack", [attack_gate.many_headers, attack_gate.long_header, attack_gate.body_without_key])
+def test_large_requests_of_strangers_cost_little(attack: attack_gate.Attack, target: Target) -> None:
+    assert attack(target, 1, 20) in ("400", "401", "closed")
+    assert target.served() < 5
+    assert target.inner.paths == {PULL}
+
+
+def test_connections_of_one_address_leave_room_for_others(target: Target) -> None:
+    assert attack_gate.silent_connections(target, 60, 1) == "at most 24 open: True, served in True"
+    deadline = time.monotonic() + 8  # before handshakes time out
+    while target.status(request("GET", "/health"), STRANGER) != "200":
+        assert time.monotonic() < deadline
+
+
+def test_addresses_are_counted_by_network() -> None:
+    assert _group("192.0.2.7") == _group("::ffff:192.0.2.7") == "192.0.2.7"
+    assert _group("2001:db8::1") == _group("2001:db8::ffff:2") != _group("2001:db8:0:1::1")
+    assert _group("fe80::1%eth0") == _group("fe80::2")
+
+
+@pytest.mark.slow
+def test_gate_withstands_all_attacks(target: Target, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not attack_gate.attack(target, 60, 2)
+    assert len(capsys.readouterr().out.splitlines()) == len(attack_gate.ATTACKS)
+    assert target.inner.paths == {PULL, attack_gate.REDIRECTED}
+    assert json.loads((target.federation.path / "federation.json").read_text())["max_message"] == 1
