@@ -164,16 +164,16 @@ class SecureClient:
         }
 
 
-def answer(state: bytes | None, data: bytes, vectors: Vectors) -> tuple[bytes, bytes]:
+def answer(state: bytes | None, data: bytes, vectors: Vectors) -> tuple[bytes | None, bytes]:
     """Answer any message of the server.
 
     Args:
-        state: what the client kept of the last message; None if it kept nothing.
+        state: what the client kept of the last message; None or empty if it kept nothing.
         data: the message.
         vectors: as in `SecureClient.masked`, where it is called at most once.
 
     Returns:
-        What the client keeps, and its answer.
+        What the client keeps, nothing after its last answer, and the answer.
 
     Raises:
         PayloadError: the message is refused.
@@ -184,7 +184,7 @@ def answer(state: bytes | None, data: bytes, vectors: Vectors) -> tuple[bytes, b
         client = SecureClient.begin(envelope)
         reply = client.keys()
         return client.to_bytes(), reply
-    if state is None:
+    if not state:
         raise PayloadError("this client has not been invited, or has lost its secrets", code="secure-order")
     client = SecureClient.from_bytes(state)
     if kind == messages.NEIGHBOURS:
@@ -192,7 +192,7 @@ def answer(state: bytes | None, data: bytes, vectors: Vectors) -> tuple[bytes, b
     elif kind == messages.INBOX:
         reply = client.masked(data, vectors)
     else:
-        reply = client.revealed(data)
+        return None, client.revealed(data)
     return client.to_bytes(), reply
 
 

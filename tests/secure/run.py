@@ -35,7 +35,7 @@ def run_round(
     gone = {phase: set(clients) for phase, clients in (lost or {}).items()}
     count, size = masks.shape
     server = SecureServer(7, range(count), fields_of(size), settings)
-    states: dict[int, bytes] = {}
+    states: dict[int, bytes | None] = {}
 
     def ask(phase: Phase, asked: Mapping[int, bytes]) -> dict[int, bytes | PayloadError]:
         replies: dict[int, bytes | PayloadError] = {}
