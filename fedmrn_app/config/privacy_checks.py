@@ -9,12 +9,13 @@ from fedmrn_app.config.checks import Conflict, refuse
 from fedmrn_app.config.schema import Config
 from fedmrn_app.errors import BudgetSpent, ConfigError, RunError
 from fedmrn_app.federation.protocol import RunProtocol
-from fedmrn_app.federation.secure_round import MIN_CLIENTS
+from fedmrn_app.federation.secure_round import MIN_CLIENTS, secure_fields
 from fedmrn_app.layout import Layout
 from fedmrn_app.methods.method import Method
 from fedmrn_app.privacy.accounting import epsilon
 from fedmrn_app.privacy.ledger import Ledger
 from fedmrn_app.privacy.mechanism import Privacy
+from fedmrn_app.secure.graph import GraphSettings
 from fedmrn_app.validation import refusal
 
 
@@ -112,6 +113,11 @@ def _secure_conflicts(config: Config, method: Method) -> list[Conflict]:
         (config.uplink.max_norm is not None, "uplink.max_norm", f"{unseen}; say uplink.max_norm=null"),
         (not config.equal_weights, "client_weights", "secure sums weigh all clients alike; say client_weights=equal"),
         (config.server == "async", "server", "a secure sum needs its clients at the same time; say server=sync"),
+        (
+            config.ray.address is not None,
+            "ray.address",
+            "a client keeps secrets on its disk, and it may be on another machine each time; say ray.address=null",
+        ),
         (config.oversample > 1, "oversample", "a secure sum needs all whose masks it holds; say oversample=1"),
         (config.min_replies > 1, "min_replies", "a secure sum has a threshold of its own; say min_replies=1"),
         (
@@ -208,6 +214,14 @@ def privacy_lines(config: Config, privacy: Privacy | None, protocol: RunProtocol
         lines.append(
             "privacy.noise_seed=run: whoever knows the run's seed can take the noise away: for experiments only"
         )
+    if config.privacy.secure_aggregation:
+        asked, graph = config.clients_per_round, GraphSettings()
+        neighbours, needed = graph.degree(asked), graph.shares(asked)
+        masks, _ = secure_fields(protocol, asked)
+        lines.append(
+            f"privacy: the server learns the sum of at least {graph.survivors(asked)} of {asked} masks, {masks.bits} "
+            f"bits per weight; each client shares pads with {neighbours} others, of which {needed} must stay"
+        )
     return lines
 
 
@@ -229,4 +243,5 @@ def privacy_facts(config: Config, privacy: Privacy | None, protocol: RunProtocol
             "local_epsilon_per_bit": flips.epsilon,
             "local_epsilon_per_mask": flips.epsilon * protocol.layout.count,
         }
-    return facts | ({"noise_seed": config.privacy.noise_seed} if facts else {})
+    facts |= {"noise_seed": config.privacy.noise_seed} if facts else {}
+    return facts | ({"secure_aggregation": True} if config.privacy.secure_aggregation else {})

@@ -6,7 +6,6 @@ Each client adds its mask, a bit per weight, and its dense part as fixed-point n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
@@ -22,6 +21,8 @@ from fedmrn_app.layout import Float32Array
 from fedmrn_app.secure.exchange import Ask, collect
 from fedmrn_app.secure.fields import Field, Fields, Words, bits_for
 from fedmrn_app.secure.graph import GraphSettings
+from fedmrn_app.secure.keys import PUBLIC
+from fedmrn_app.secure.messages import HEADER_SIZE, SEALED
 from fedmrn_app.secure.server import SecureServer
 from fedmrn_app.wire.primitives import packed_bits
 
@@ -34,6 +35,12 @@ def secure_fields(protocol: RunProtocol, summands: int) -> Fields:
     """Return the fields of a sum of so many clients: the counts of mask bits, and the dense part."""
     dense = sum(protocol.dense_sizes)
     return Fields((Field(protocol.layout.count, bits_for(summands)), Field(dense, DENSE_BITS)))
+
+
+def max_secure_bytes(protocol: RunProtocol, clients: int) -> int:
+    """Return the largest number of bytes of a client's message in a sum of so many clients."""
+    degree = GraphSettings().degree(clients)
+    return HEADER_SIZE + max(secure_fields(protocol, clients).size, PUBLIC + 4 + degree * (4 + SEALED))
 
 
 def secure_input(protocol: RunProtocol, update: Update, summands: int) -> tuple[Fields, list[Words]]:
@@ -77,7 +84,6 @@ def secure_round(
     ask: Ask,
     *,
     settings: GraphSettings | None = None,
-    on_failed: Callable[[Mapping[int, PayloadError]], None] = lambda failed: None,
 ) -> tuple[GlobalState, RoundReport]:
     """Run one attempt at a round.
 
@@ -85,7 +91,6 @@ def secure_round(
         opened: the round.
         ask: sends each client its message of a phase, beside the order in the phase `masked`, and returns the answers.
         settings: of the graph of neighbours.
-        on_failed: called with why clients dropped out, before the sum is unmasked.
 
     Returns:
         The next global model, and the report of the round.
@@ -96,7 +101,6 @@ def secure_round(
     """
     server = SecureServer(opened.number, list(opened.clients), partial(secure_fields, opened.protocol), settings)
     failed = collect(server, list(opened.clients), ask)
-    on_failed(failed)
     clients, (counts, dense) = server.unmask()
     if counts.max(initial=0) > len(clients):
         reason = f"round {opened.number}: the secure sum is none of {len(clients)} masks; a client sent something else"
