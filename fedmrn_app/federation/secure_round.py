@@ -6,6 +6,7 @@ Each client adds its mask, a bit per weight, and its dense part as fixed-point n
 from __future__ import annotations
 
 import math
+import time
 from functools import partial
 
 import numpy as np
@@ -101,6 +102,7 @@ def secure_round(
     """
     server = SecureServer(opened.number, list(opened.clients), partial(secure_fields, opened.protocol), settings)
     failed = collect(server, list(opened.clients), ask)
+    start = time.perf_counter()
     clients, (counts, dense) = server.unmask()
     if counts.max(initial=0) > len(clients):
         reason = f"round {opened.number}: the secure sum is none of {len(clients)} masks; a client sent something else"
@@ -112,4 +114,6 @@ def secure_round(
     mean, *others = opened.post_processors()
     assert isinstance(mean, WeightedMean)
     mean.weight = len(clients)
-    return finish_round(opened, report, sums, [mean, *others]), report
+    state = finish_round(opened, report, sums, [mean, *others])
+    report.decode_seconds = time.perf_counter() - start
+    return state, report

@@ -18,8 +18,8 @@ class GraphSettings:
         threshold: share of a client's neighbours whose shares reconstruct a secret of its, from 1/2 to below 1.
     """
 
-    neighbours: int = 32
-    threshold: float = 2 / 3
+    neighbours: int = 48
+    threshold: float = 0.6
 
     def degree(self, clients: int) -> int:
         """Return the number of neighbours in a round of this many clients."""

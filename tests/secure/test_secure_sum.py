@@ -47,10 +47,10 @@ def test_below_the_threshold_nothing_is_reconstructed(phase: str) -> None:
         run_round(masks_of(10), lost={phase: [1, 2, 3, 4, 5]})
 
 
-def test_seven_of_nine_shares_are_needed() -> None:
+def test_six_of_nine_shares_are_needed() -> None:
     settings = GraphSettings()
-    assert [settings.shares(count) for count in (3, 10, 100)] == [2, 7, 22]
-    assert [settings.survivors(count) for count in (3, 10, 100)] == [3, 7, 67]
+    assert [settings.shares(count) for count in (3, 10, 100)] == [2, 6, 29]
+    assert [settings.survivors(count) for count in (3, 10, 100)] == [3, 7, 61]
 
 
 def test_what_the_server_sees_of_a_client_is_uniform() -> None:
