@@ -118,6 +118,7 @@ def _secure_conflicts(config: Config, method: Method) -> list[Conflict]:
             "ray.address",
             "a client keeps secrets on its disk, and it may be on another machine each time; say ray.address=null",
         ),
+        (config.aggregation != "mean", "aggregation", f"{unseen} that could be compared; say aggregation=mean"),
         (config.oversample > 1, "oversample", "a secure sum needs all whose masks it holds; say oversample=1"),
         (config.min_replies > 1, "min_replies", "a secure sum has a threshold of its own; say min_replies=1"),
         (
@@ -128,6 +129,11 @@ def _secure_conflicts(config: Config, method: Method) -> list[Conflict]:
     ]
     shared = method.adds_masks and method.server.averages_updates
     alone = [
+        (
+            shared and config.aggregation != "mean",
+            "strategy.shared_noise",
+            "each reply is a mask alone, and not an update that could be compared; with aggregation say false",
+        ),
         (
             shared and privacy.noised,
             "strategy.shared_noise",
