@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+from collections.abc import Sequence
 from functools import lru_cache
 
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedmrn_app.config.build import build_worker, check_node, check_targets, parse_config
 from fedmrn_app.errors import FedMRNError, PayloadError
-from fedmrn_app.federation.client import ClientState
+from fedmrn_app.federation.client import ClientState, Reply
+from fedmrn_app.federation.protocol import Order
+from fedmrn_app.federation.secure_round import secure_input
 from fedmrn_app.federation.versions import VersionError
 from fedmrn_app.federation.worker import Worker
 from fedmrn_app.flower.device_storage import StateError
@@ -24,9 +27,13 @@ from fedmrn_app.flower.messages import (
     payload_content,
     read_last,
     read_order,
+    read_secure,
     unpack_config,
 )
 from fedmrn_app.flower.node import LostError, Node
+from fedmrn_app.secure.client import answer
+from fedmrn_app.secure.fields import Fields, Words
+from fedmrn_app.secure.messages import Envelope
 
 app = ClientApp()
 if "flwr.server.superlink.fleet.vce" in sys.modules:  # Flower imports this before a simulation makes its actors
@@ -44,7 +51,7 @@ def query(message: Message, context: Context) -> Message:
         node = Node.of(message, context)
         clients = node.clients()
         worker = open_worker(message, context)
-        if worker.method.keeps_memory:
+        if worker.method.keeps_memory or worker.settings.secure:
             node.residuals().begin()
         elif worker.settings.keeps_versions:
             with contextlib.suppress(StateError):  # without versions the node only receives more
@@ -68,24 +75,59 @@ def train(message: Message, context: Context) -> Message:
         node, worker = Node.of(message, context), open_worker(message, context)
     except LostError:
         return Message(lost_content("configuration"), reply_to=message)
-    order = read_order(message.content)
+    try:
+        secure = read_secure(message.content)
+        if secure is not None:
+            payload = _answer(node, worker, message.content, secure)
+        elif worker.settings.secure:
+            raise PayloadError("with privacy.secure_aggregation this node sends no single reply", code="secure-order")
+        else:
+            payload = _train(node, worker, read_order(message.content)).payload
+    except VersionError:
+        return Message(lost_content("version"), reply_to=message)
+    return Message(payload_content(payload), reply_to=message)
+
+
+def _train(node: Node, worker: Worker, order: Order) -> Reply:
+    """Train a client, and keep what it keeps."""
     client, number = order.client, order.server_round
-    if client not in node.clients():
-        reason = f"client={client}: this node does not host it"
-        raise PayloadError(reason, code="client", key="client", value=client)
+    _check_hosted(node, client)
     residuals = node.residuals() if worker.method.keeps_memory else None
     memory = None if residuals is None else residuals.read(client, number)
     versions = node.versions() if worker.settings.keeps_versions else None
     version = None if versions is None or order.base == 0 else versions.read(client)
-    try:
-        reply = worker.train(order, ClientState(memory, version))
-    except VersionError:
-        return Message(lost_content("version"), reply_to=message)
+    reply = worker.train(order, ClientState(memory, version))
     if residuals is not None and reply.state.memory is not None:
         residuals.write(client, number, reply.state.memory)
     if versions is not None and reply.state.version is not None:
         versions.write(client, reply.state.version)
-    return Message(payload_content(reply.payload), reply_to=message)
+    return reply
+
+
+def _answer(node: Node, worker: Worker, content: RecordDict, data: bytes) -> bytes:
+    """Answer a message of the secure sum; the one that asks for the client's input comes with an order."""
+    if not worker.settings.secure:
+        raise PayloadError("this run has no secure sums; say privacy.secure_aggregation=true", code="secure-order")
+    envelope, _ = Envelope.of(data)
+    _check_hosted(node, envelope.client)
+
+    def vectors(summands: int) -> tuple[Fields, Sequence[Words]]:
+        order = read_order(content)
+        if (order.client, order.server_round) != (envelope.client, envelope.server_round):
+            reason = f"the order is for client {order.client} in round {order.server_round}"
+            raise PayloadError(f"{reason}, the message of the secure sum is not", code="secure-client")
+        return secure_input(worker.model()[1], _train(node, worker, order).update, summands)
+
+    secrets = node.secrets()
+    kept, reply = answer(secrets.read(envelope.client), data, vectors)
+    secrets.write(envelope.client, kept)
+    return reply
+
+
+def _check_hosted(node: Node, client: int) -> None:
+    if client not in node.clients():
+        reason = f"client={client}: this node does not host it"
+        raise PayloadError(reason, code="client", key="client", value=client)
 
 
 def open_worker(message: Message, context: Context) -> Worker:

@@ -14,7 +14,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 CODE = [*FILES, *sorted((ROOT / "scripts").rglob("*.py")), *sorted((ROOT / "tests").rglob("*.py"))]
 
 # A round is made of these packages, which import neither Flower nor Ray nor Hydra.
-INNER = ("federation", "methods", "tasks", "learning", "wire", "kernels", "privacy")
+INNER = ("federation", "methods", "tasks", "learning", "wire", "kernels", "privacy", "secure")
 FRAMEWORKS = ("flwr", "ray", "hydra")
 
 

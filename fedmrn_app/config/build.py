@@ -152,6 +152,7 @@ def build_run_method(config: Config) -> Method:
         randomized_response=config.privacy.randomized_response,
         rounds=config.rounds,
         clients=config.clients,
+        secure=config.privacy.secure_aggregation,
     )
     options = {key: value for key, value in config.strategy.items() if key != "name"}
     method = build_method(str(config.strategy.get("name")), options, run)
@@ -236,6 +237,7 @@ def build_worker(config: Config, data_path: str | None = None) -> Worker:
         precision=config.precision,
         local=config.local,
         keeps_versions=config.downlink.remembers,
+        secure=config.privacy.secure_aggregation,
     )
     return Worker(settings, task, method, samples=samples, partition=partition, build_model=build_model)
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fedmrn_app.config.checks import refuse
+from fedmrn_app.config.checks import Conflict, refuse
 from fedmrn_app.config.schema import Config
 from fedmrn_app.errors import BudgetSpent, ConfigError, RunError
 from fedmrn_app.federation.protocol import RunProtocol
+from fedmrn_app.federation.secure_round import MIN_CLIENTS, secure_fields
 from fedmrn_app.layout import Layout
 from fedmrn_app.methods.method import Method
 from fedmrn_app.privacy.accounting import epsilon
 from fedmrn_app.privacy.ledger import Ledger
 from fedmrn_app.privacy.mechanism import Privacy
+from fedmrn_app.secure.graph import GraphSettings
 from fedmrn_app.validation import refusal
 
 
@@ -87,7 +89,59 @@ def check_privacy(config: Config, method: Method) -> None:
             f"updates of strategy={method.name} have any norm; say the largest one, such as privacy.clip=1",
         ),
     ]
-    refuse(config, conflicts)
+    refuse(config, conflicts + _secure_conflicts(config, method))
+
+
+def _secure_conflicts(config: Config, method: Method) -> list[Conflict]:
+    """Return the conflicts of sums of masks, which tell the server nothing about one reply."""
+    privacy = config.privacy
+    secure, flipped = privacy.secure_aggregation, privacy.randomized_response is not None
+    unseen = "the server sees no single reply"
+    conflicts = [
+        (flipped, "privacy.flip", "is not corrected in secure sums; say privacy.flip=null privacy.local_epsilon=null"),
+        (
+            not method.adds_masks,
+            "strategy",
+            "has no masks that a secure sum could add; with privacy.secure_aggregation take fedmrn, fedmrns or fedpm",
+        ),
+        (
+            privacy.noised,
+            "privacy.secure_aggregation",
+            f"{unseen}, whose norm privacy.epsilon and privacy.noise_multiplier would limit; say one of them",
+        ),
+        (config.uplink.coder != "packed", "uplink.coder", "coded masks cannot be added; say uplink.coder=packed"),
+        (config.uplink.max_norm is not None, "uplink.max_norm", f"{unseen}; say uplink.max_norm=null"),
+        (not config.equal_weights, "client_weights", "secure sums weigh all clients alike; say client_weights=equal"),
+        (config.server == "async", "server", "a secure sum needs its clients at the same time; say server=sync"),
+        (
+            config.ray.address is not None,
+            "ray.address",
+            "a client keeps secrets on its disk, and it may be on another machine each time; say ray.address=null",
+        ),
+        (config.aggregation != "mean", "aggregation", f"{unseen} that could be compared; say aggregation=mean"),
+        (config.oversample > 1, "oversample", "a secure sum needs all whose masks it holds; say oversample=1"),
+        (config.min_replies > 1, "min_replies", "a secure sum has a threshold of its own; say min_replies=1"),
+        (
+            config.clients_per_round < MIN_CLIENTS,
+            "clients_per_round",
+            f"a sum of so few masks tells each of them; with privacy.secure_aggregation say {MIN_CLIENTS} or more",
+        ),
+    ]
+    shared = method.adds_masks and method.server.averages_updates
+    alone = [
+        (
+            shared and config.aggregation != "mean",
+            "strategy.shared_noise",
+            "each reply is a mask alone, and not an update that could be compared; with aggregation say false",
+        ),
+        (
+            shared and privacy.noised,
+            "strategy.shared_noise",
+            "each reply is a mask alone, whose norm is not that of an update; with privacy say false",
+        ),
+        (shared and config.server == "async", "strategy.shared_noise", "is for rounds; say server=sync"),
+    ]
+    return [(secure and applies, key, reason) for applies, key, reason in conflicts] + alone
 
 
 def check_budget(config: Config) -> None:
@@ -166,6 +220,14 @@ def privacy_lines(config: Config, privacy: Privacy | None, protocol: RunProtocol
         lines.append(
             "privacy.noise_seed=run: whoever knows the run's seed can take the noise away: for experiments only"
         )
+    if config.privacy.secure_aggregation:
+        asked, graph = config.clients_per_round, GraphSettings()
+        neighbours, needed = graph.degree(asked), graph.shares(asked)
+        masks, _ = secure_fields(protocol, asked)
+        lines.append(
+            f"privacy: the server learns the sum of at least {graph.survivors(asked)} of {asked} masks, {masks.bits} "
+            f"bits per weight; each client shares pads with {neighbours} others, of which {needed} must stay"
+        )
     return lines
 
 
@@ -187,4 +249,5 @@ def privacy_facts(config: Config, privacy: Privacy | None, protocol: RunProtocol
             "local_epsilon_per_bit": flips.epsilon,
             "local_epsilon_per_mask": flips.epsilon * protocol.layout.count,
         }
-    return facts | ({"noise_seed": config.privacy.noise_seed} if facts else {})
+    facts |= {"noise_seed": config.privacy.noise_seed} if facts else {}
+    return facts | ({"secure_aggregation": True} if config.privacy.secure_aggregation else {})

@@ -42,10 +42,17 @@ class ClientState:
 
 @dataclass(frozen=True)
 class Reply:
-    """A client's payload of one round, and its new state."""
+    """A client's payload of one round, and its new state.
+
+    Attributes:
+        payload: what it uploads, where each client uploads for itself.
+        state: what it keeps.
+        update: what the payload was made of, from which an input to a secure sum is made instead.
+    """
 
     payload: bytes
     state: ClientState
+    update: Update
 
 
 def train_client(
@@ -107,7 +114,8 @@ def train_client(
     update = Update(body, dense, loss, ended - start, encoded - ended)
     header = header_of(protocol, seed, len(samples), context.count)
     memory = trained.memory if residual is None else residual
-    return Reply(write_upload(protocol, header, update, sent.dense), ClientState(memory, sent.version))
+    payload = write_upload(protocol, header, update, sent.dense)
+    return Reply(payload, ClientState(memory, sent.version), update)
 
 
 def _submodel_mask(protocol: RunProtocol, order: Order) -> NDArray[np.bool_] | None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
-from fedmrn_app.errors import BudgetSpent
-from fedmrn_app.federation.client import ClientState
+from fedmrn_app.errors import BudgetSpent, PayloadError
+from fedmrn_app.federation.client import ClientState, Reply
 from fedmrn_app.federation.downlink import downlink_of
 from fedmrn_app.federation.protocol import GlobalState, Order
 from fedmrn_app.federation.report import RoundReport
+from fedmrn_app.federation.secure_round import secure_input, secure_round
 from fedmrn_app.federation.server import OpenRound, RoundPrivacy, close_round, open_round
 from fedmrn_app.federation.versions import VersionError
 from fedmrn_app.federation.worker import Worker
+from fedmrn_app.secure.client import answer
+from fedmrn_app.secure.exchange import Phase
+from fedmrn_app.secure.fields import Fields, Words
 
 
 def run_rounds(
@@ -27,7 +32,7 @@ def run_rounds(
 
     Args:
         worker: trains the clients.
-        left_out: clients whose replies never arrive.
+        left_out: clients whose replies never arrive; in a secure sum they answer the first phase only.
         forgets: pairs of a round and a client that has lost its state before that round.
         on_order: called with each order that is sent, in ascending order of clients.
         privacy: of the run, where its sums get noise; the run ends when its budget is spent.
@@ -40,7 +45,7 @@ def run_rounds(
     versions = downlink_of(protocol).new_versions() if settings.keeps_versions else None
     client_states: dict[int, ClientState] = {}
 
-    def train(opened: OpenRound, client: int) -> bytes | None:
+    def train(opened: OpenRound, client: int) -> Reply | None:
         order = opened.order(client)
         on_order(order)
         if client in left_out:
@@ -52,7 +57,24 @@ def run_rounds(
             on_order(order)
             reply = worker.train(order, client_states.get(client))
         client_states[client] = reply.state
-        return reply.payload
+        return reply
+
+    def ask(
+        opened: OpenRound, secrets: dict[int, bytes], phase: Phase, asked: Mapping[int, bytes]
+    ) -> dict[int, bytes | PayloadError]:
+        answers: dict[int, bytes | PayloadError] = {}
+        for client, message in asked.items():
+            if client in left_out and phase != "keys":
+                continue
+
+            def vectors(summands: int, client: int = client) -> tuple[Fields, Sequence[Words]]:
+                reply = train(opened, client)
+                assert reply is not None
+                return secure_input(protocol, reply.update, summands)
+
+            kept, answers[client] = answer(secrets.get(client), message, vectors)
+            secrets[client] = kept or b""
+        return answers
 
     for number in range(1, settings.rounds + 1):
         for client in [client for client in client_states if (number, client) in forgets]:
@@ -63,7 +85,10 @@ def run_rounds(
             )
         except BudgetSpent:
             break
-        payloads = {client: train(opened, client) for client in opened.clients}
-        state, report = close_round(opened, {client: data for client, data in payloads.items() if data is not None})
+        if settings.secure:
+            state, report = secure_round(opened, partial(ask, opened, {}))
+        else:
+            replies = {client: train(opened, client) for client in opened.clients}
+            state, report = close_round(opened, {client: one.payload for client, one in replies.items() if one})
         on_round(state, report)
     return state

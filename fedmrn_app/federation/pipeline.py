@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.federation.upload import CheckedUpload
 from fedmrn_app.layout import Float32Array
+from fedmrn_app.methods.shared_context import SharedContext
 
 
 @dataclass
@@ -87,6 +88,18 @@ class WeightedMean(PostProcessor):
             return
         sums.total /= np.float32(self.weight)
         sums.dense /= np.float32(self.weight)
+
+
+class FinishMean(PostProcessor):
+    """Turn the mean of contributions into that of updates, where the codec's contributions are not updates yet."""
+
+    def __init__(self, protocol: RunProtocol, context: Callable[[], SharedContext], seed: int) -> None:
+        """`context` returns what the server and all clients know; `seed` is that of all clients."""
+        self.codec, self.context, self.seed = protocol.method.codec, context, seed
+
+    def finish(self, sums: RoundSums) -> None:
+        """Change the mean, in place."""
+        self.codec.finish(sums.total, self.context(), self.seed)
 
 
 class CoverageMean(WeightedMean):

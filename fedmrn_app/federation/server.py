@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.downlink import Broadcast, downlink_of
 from fedmrn_app.federation.outliers import Norms, check_and_measure, find_outliers
-from fedmrn_app.federation.pipeline import CoverageMean, PostProcessor, RateControlStep, RoundSums, WeightedMean
+from fedmrn_app.federation.pipeline import (
+    CoverageMean,
+    FinishMean,
+    PostProcessor,
+    RateControlStep,
+    RoundSums,
+    WeightedMean,
+)
 from fedmrn_app.federation.protocol import GlobalState, Order, RunProtocol
 from fedmrn_app.federation.reduce import AdditionError, ReducePool, thread_count
 from fedmrn_app.federation.report import FailedReply, RoundReport, TooFewError, UsedReply
@@ -158,7 +165,15 @@ class OpenRound:
             mean = CoverageMean(self.protocol, self.submodel_mask, weights)
         else:
             mean = WeightedMean(self.protocol, weights)
-        return [mean, RateControlStep(self.protocol)]
+        return [mean, *self._finishing(), RateControlStep(self.protocol)]
+
+    def _finishing(self) -> list[PostProcessor]:
+        """Return the step after the mean of methods whose clients share a seed, if there is a client."""
+        method = self.protocol.method
+        if not (method.adds_masks and method.shared_seed and self.clients):
+            return []
+        client = next(iter(self.clients))
+        return [FinishMean(self.protocol, partial(self.context, client), self.seed(client))]
 
     def used_reply(self, client: int, upload: CheckedUpload) -> UsedReply:
         """Return what the report says of a usable reply."""
@@ -246,13 +261,25 @@ def close_round(
     report, sums = summed.report, summed.sums
     if opened.private is None and len(report.used) < max(1, min_replies):
         raise TooFewError(report, min_replies)
+    state = finish_round(opened, report, sums, summed.processors)
+    report.decode_seconds = time.perf_counter() - start
+    return state, report
+
+
+def finish_round(
+    opened: OpenRound, report: RoundReport, sums: RoundSums, processors: Iterable[PostProcessor]
+) -> GlobalState:
+    """Finish all post-processors and take the server's step.
+
+    Raises:
+        RunError: the new global model is not finite.
+    """
     opened.note_versions(report.used_clients)
-    for processor in summed.processors:
+    for processor in processors:
         processor.finish(sums)
     report.epsilon = sums.epsilon
     vector, dense = server_step(opened.protocol, opened.state, sums, len(report.used), label=f"round {opened.number}")
-    report.decode_seconds = time.perf_counter() - start
-    return GlobalState(vector, dense, sums.rate_state), report
+    return GlobalState(vector, dense, sums.rate_state)
 
 
 @dataclass

@@ -28,6 +28,7 @@ class RunSettings:
 
     Attributes:
         keeps_versions: whether clients keep the model that they were sent.
+        secure: whether the server learns only the sum of the replies.
     """
 
     seed: int
@@ -38,6 +39,7 @@ class RunSettings:
     precision: Precision
     local: LocalSettings
     keeps_versions: bool
+    secure: bool = False
 
 
 class Worker:

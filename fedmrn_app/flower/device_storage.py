@@ -52,6 +52,12 @@ def client_folder(folder: Path, client: int) -> Path:
     return folder if client < _PER_FOLDER else folder / f"clients-{client // _PER_FOLDER}"
 
 
+def unwritable(folder: Path, error: OSError) -> StateError:
+    """Return the error that a run's folder cannot be written."""
+    reason = f"{folder}: cannot be written ({error.strerror}); say state-path=FOLDER in the node's configuration"
+    return StateError(reason, code="unwritable", key="state-path", value=folder)
+
+
 class Residuals:
     """The residuals of error feedback, or what else training keeps, of a run's clients on this device.
 
@@ -109,7 +115,7 @@ class Residuals:
             for number in self._rounds(client)[:-_KEPT_ROUNDS]:
                 self._path(client, number).unlink(missing_ok=True)
         except OSError as error:
-            raise self._unwritable(error) from None
+            raise unwritable(self.folder, error) from None
 
     def begin(self) -> None:
         """Make the folder of a new run, and delete old runs.
@@ -122,7 +128,7 @@ class Residuals:
         try:
             self.folder.mkdir(parents=True, mode=0o700)
         except OSError as error:
-            raise self._unwritable(error) from None
+            raise unwritable(self.folder, error) from None
         for other in self.folder.parent.iterdir():
             folders = [
                 other,
@@ -131,12 +137,6 @@ class Residuals:
             if time.time() - max(folder.stat().st_mtime for folder in folders) > _MAX_AGE:
                 shutil.rmtree(other, ignore_errors=True)
 
-    def _unwritable(self, error: OSError) -> StateError:
-        reason = (
-            f"{self.folder}: cannot be written ({error.strerror}); say state-path=FOLDER in the node's configuration"
-        )
-        return StateError(reason, code="unwritable", key="state-path", value=self.folder)
-
     def _path(self, client: int, server_round: int) -> Path:
         return client_folder(self.folder, client) / f"client-{client}-round-{server_round}.residual"
 
@@ -144,6 +144,46 @@ class Residuals:
         """Return the rounds that have a residual, ascending."""
         found = client_folder(self.folder, client).glob(f"client-{client}-round-*.residual")
         return sorted(int(path.stem.rpartition("-")[2]) for path in found)
+
+
+class Secrets:
+    """The secrets of a run's clients on this device, from the first to the last message of one secure sum.
+
+    Attributes:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, client: int) -> Path:
+        """Return the file of a client."""
+        return client_folder(self.folder, client) / f"client-{client}.secret"
+
+    def read(self, client: int) -> bytes | None:
+        """Return what a client keeps; None if it keeps nothing."""
+        with contextlib.suppress(FileNotFoundError):
+            return self.path(client).read_bytes()
+        return None
+
+    def write(self, client: int, secrets: bytes | None) -> None:
+        """Keep a client's secrets in a file that only its owner can read; None deletes them.
+
+        Raises:
+            StateError: they cannot be written, so the client must not answer.
+        """
+        path = self.path(client)
+        try:
+            if secrets is None:
+                path.unlink(missing_ok=True)
+                return
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor, partial = tempfile.mkstemp(dir=path.parent)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(secrets)
+            os.replace(partial, path)
+        except OSError as error:
+            raise unwritable(self.folder, error) from None
 
 
 class KeptVersions:

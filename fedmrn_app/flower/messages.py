@@ -30,6 +30,7 @@ STEERING = "steering"  # name of the rate control's state in an ArrayRecord
 RECORD = FIELD = ""  # names of the record and field of a payload; longer names cost bytes
 TASK = "t"  # field of an order on a lattice; the lattice is in FIELD
 _HEAD = struct.Struct("<IIQIIf")  # client, round, seed, round and checksum of the base, scale of the noise or NaN
+SECURE = "s"  # record of a message of `fedmrn_app/secure/messages.py`
 LOST = "lost"  # field of a reply without a payload
 Lost = Literal["configuration", "version"]  # what a client may need to be sent again, see `OpenRound.order`
 _MAX_REASON = 300  # characters of a remote error that enter the log
@@ -151,6 +152,27 @@ def _unpack(data: bytes) -> dict[str, Any]:
 def payload_content(payload: bytes) -> RecordDict:
     """Return the content of a client's reply, which is its payload and nothing else."""
     return RecordDict({RECORD: ConfigRecord({FIELD: payload})})
+
+
+def add_secure(content: RecordDict, message: bytes) -> RecordDict:
+    """Return the content with a message of the secure sum beside it; the reply is a payload, see `payload_content`."""
+    content[SECURE] = ConfigRecord({FIELD: message})
+    return content
+
+
+def read_secure(content: RecordDict) -> bytes | None:
+    """Return the message of the secure sum in a content; None if it holds none.
+
+    Raises:
+        PayloadError: it is malformed.
+    """
+    record = content.config_records.get(SECURE)
+    if record is None:
+        return None
+    data = record.get(FIELD)
+    if not isinstance(data, bytes):
+        raise PayloadError("the message of the secure sum is malformed", code="order")
+    return data
 
 
 def lost_content(what: Lost) -> RecordDict:

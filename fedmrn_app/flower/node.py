@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Context, Message
 
 from fedmrn_app.environment import ALLOW_TARGETS, VERSIONS_FOLDER, read_variable
 from fedmrn_app.errors import ConfigError, PayloadError
-from fedmrn_app.flower.device_storage import KeptVersions, Residuals, state_folder
+from fedmrn_app.flower.device_storage import KeptVersions, Residuals, Secrets, state_folder
 from fedmrn_app.flower.messages import unpack_config, unpack_run
 
 
@@ -72,6 +72,10 @@ class Node:
         """Return what clients of the run keep on this node from round to round, such as residuals."""
         root = self.setting("state-path")
         return Residuals(state_folder() if root is None else Path(root), unpack_run(self.config))
+
+    def secrets(self) -> Secrets:
+        """Return what clients keep between two messages of a secure sum."""
+        return Secrets(self.residuals().folder)
 
     def versions(self) -> KeptVersions:
         """Return the versions of the global model that this node's clients hold."""

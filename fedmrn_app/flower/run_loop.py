@@ -10,11 +10,13 @@ from flwr.serverapp import Grid
 from fedmrn_app.config.schema import Config
 from fedmrn_app.federation.fedbuff import FedBuff
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
+from fedmrn_app.federation.secure_round import max_secure_bytes
 from fedmrn_app.federation.upload import max_payload_bytes
 from fedmrn_app.flower.async_loop import AsyncLoop, AsyncSettings
 from fedmrn_app.flower.channel import Channel
 from fedmrn_app.flower.client_directory import ClientDirectory, names
 from fedmrn_app.flower.liveness import LiveNodes
+from fedmrn_app.flower.secure_rounds import SecureRounds
 from fedmrn_app.flower.stragglers import draw_stragglers
 from fedmrn_app.flower.strategy import FinishedRound, PayloadStrategy, RoundSettings
 from fedmrn_app.flower.timeouts import RoundTimeout
@@ -88,14 +90,20 @@ def _rounds(run: ServerRun) -> Iterator[FinishedRound]:
         min_replies=config.min_replies,
         memory=config.downlink.remembers,
     )
-    strategy = PayloadStrategy(
-        run.protocol,
-        run.directory,
-        settings,
-        timeout=_timeout(run),
-        finished_rounds=run.finished_rounds,
-        privacy=run.privacy,
-    )
+    strategy: PayloadStrategy | SecureRounds
+    if config.privacy.secure_aggregation:
+        strategy = SecureRounds(
+            run.protocol, run.directory, settings, timeout=_timeout(run), finished_rounds=run.finished_rounds
+        )
+    else:
+        strategy = PayloadStrategy(
+            run.protocol,
+            run.directory,
+            settings,
+            timeout=_timeout(run),
+            finished_rounds=run.finished_rounds,
+            privacy=run.privacy,
+        )
     return strategy.rounds(_channel(run), run.state, config.rounds)
 
 
@@ -119,11 +127,12 @@ def _channel(run: ServerRun) -> Channel:
     if slowness is not None:
         verb = "takes" if len(stragglers) == 1 else "take"
         run.report(f"{names(stragglers)} {verb} {slowness[1]:g} times as long")
+    secure_bytes = max_secure_bytes(run.protocol, config.clients_per_round)
     return Channel(
         run.grid,
         run.nodes,
         refresh=run.directory.poll,
-        max_payload_bytes=max_payload_bytes(run.protocol),
+        max_payload_bytes=secure_bytes if config.privacy.secure_aggregation else max_payload_bytes(run.protocol),
         slowdown=stragglers,
     )
 

@@ -79,12 +79,12 @@ class OrderSender:
 
     def __init__(self, opened: OpenRound, config: bytes) -> None:
         self.opened = opened
-        self._config = config
+        self.config = config
         self._shared: ArrayRecord | None = None
 
     def content(self, client: int, lost: Lost | None = None) -> RecordDict:
         """Return what a client is sent; `lost` names what it has said that it lost."""
-        config = self._config if lost == "configuration" else None
+        config = self.config if lost == "configuration" else None
         order = self.opened.order(client, whole=lost is not None)
         holds_all = self.opened.submodel_mask(client) is None
         content = order_content(order, self._shared if holds_all else None, config)

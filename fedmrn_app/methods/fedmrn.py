@@ -34,7 +34,7 @@ from fedmrn_app.kernels.masking import MaskKind, Vectors, mask_probability
 from fedmrn_app.kernels.thresholds import uniforms
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel, to_tensor
-from fedmrn_app.methods.mask_decoding import MaskedNoise, ReplyNoise, ThresholdSideInfo
+from fedmrn_app.methods.mask_decoding import MaskBits, MaskedNoise, ReplyNoise, ThresholdSideInfo
 from fedmrn_app.methods.method import (
     Codec,
     CodecLimits,
@@ -53,7 +53,7 @@ from fedmrn_app.noise import Noise
 from fedmrn_app.wire.body import CODED, Body, Coder
 from fedmrn_app.wire.mask_model import SideInformation, SideInfoSource
 from fedmrn_app.wire.masks import decode_mask, pack_mask
-from fedmrn_app.wire.primitives import packed_bits, packed_size
+from fedmrn_app.wire.primitives import pack_bits, packed_bits, packed_size
 
 # How masks are learned (sections 5.3 and 5.4).
 Masking = Literal[
@@ -72,6 +72,7 @@ class FedMRN(MethodConfig):
 
     Attributes:
         masking: how masks are learned.
+        shared_noise: whether all clients of a round mask the same noise, so that the sum of their masks gives the mean.
     """
 
     name = "fedmrn"
@@ -79,6 +80,7 @@ class FedMRN(MethodConfig):
     signed: ClassVar[bool] = False
 
     masking: Masking = "psm"
+    shared_noise: bool = False
 
     def build(self, run: RunOptions) -> Method:
         """Return training with masked noise, or plain SGD before the only draw, and a codec of masks."""
@@ -86,16 +88,27 @@ class FedMRN(MethodConfig):
         if run.bits is not None and kind.deterministic:
             reason = f"masks by strategy.masking={self.masking} take a bit at any scale of the noise"
             raise conflict("uplink.bits", run.bits, f"{reason}; say uplink.bits=null")
+        shared = self.shared_noise or run.secure
+        if shared and run.bits is not None:
+            raise conflict("uplink.bits", run.bits, "masks of shared noise take a bit per weight; say uplink.bits=null")
+        if shared and run.randomized_response is not None:
+            flip = run.randomized_response.probability
+            raise conflict(
+                "privacy.flip", flip, "is not corrected in a sum of masks of shared noise; say privacy.flip=null"
+            )
+        own_noise = NoiseMask(run.noise, kind, run.coder, run.randomized_response)
         training = MaskedTraining(run.noise, kind, progressive=self.masking in ("psm", "pm"))
         return Method(
             name=self.name,
             code=self.code,
-            codec=NoiseMask(run.noise, kind, run.coder, run.randomized_response),
+            codec=SharedNoiseMask(run.noise, kind, "packed") if shared else own_noise,
             training=LocalTraining() if self.masking == "post_sm" else training,
             whole_model=run.randomized_response is not None,  # a dense part beside the mask would not be private
+            shared_seed=shared,
             packing=run.downlink,
             rate_control=None if run.bits is None else RateControl(run.bits, run.noise.alpha),
             randomized_response=run.randomized_response,
+            adds_masks=shared,
         )
 
 
@@ -215,3 +228,32 @@ class NoiseMask(Codec):
         sign = np.copysign(np.float32(1), noise.vector)
         size = np.minimum(np.abs(noise.vector) * scale, np.float32(1))
         return SideInformation(context.layout, size, sign, context.drift * sign)
+
+
+@dataclass(frozen=True)
+class SharedNoiseMask(NoiseMask):
+    """Body: a packed mask of noise that is the same for all clients of a round.
+
+    A contribution is the mask alone, and the mean mask is multiplied by the noise once.
+    """
+
+    def encode(self, x: Float32Array, context: SharedContext, seed: int, private_seed: int) -> Body:
+        """Draw the mask of the update `x` with uniforms of the client's own, and pack it."""
+        n = to_tensor(context.noise(self.noise, seed))
+        return Body(pack_bits(draw_mask(to_tensor(x), n, self.kind, known_key(private_seed)).numpy()))
+
+    def read(self, body: Body, context: SharedContext, seed: int) -> MaskBits:  # type: ignore[override]
+        """Return the mask."""
+        body.must_be_plain()
+        return MaskBits(packed_bits(body.data, context.count))
+
+    def finish(self, mean: Float32Array, context: SharedContext, seed: int) -> None:
+        """Multiply the mean mask by the noise; the mean of a signed mask is from -1 to 1."""
+        if self.kind.signed:
+            mean *= np.float32(2)
+            mean -= np.float32(1)
+        mean *= context.noise(self.noise, seed)
+
+    def limits(self, layout: Layout) -> CodecLimits:
+        """Allow one bit per weight, and the norm of a mask that keeps all noise."""
+        return CodecLimits(max_bytes=packed_size(layout.count), max_norm=math.sqrt(layout.count), read_copies=0.25)

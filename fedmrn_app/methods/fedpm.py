@@ -106,7 +106,7 @@ class FedPM(MethodConfig):
         return Method(
             name=self.name,
             code=self.code,
-            codec=KeptWeights(run.coder, run.randomized_response),
+            codec=KeptWeights("packed" if run.secure else run.coder, run.randomized_response),
             training=self._training(network),
             server=Probabilities(
                 network, self.prior, self.evaluation == "threshold", self.first_scores == "normal", self.mask_margin
@@ -114,6 +114,7 @@ class FedPM(MethodConfig):
             whole_model=run.randomized_response is not None,  # a dense part beside the mask would not be private
             packing="palette",  # means of masks take few different values
             randomized_response=run.randomized_response,
+            adds_masks=run.randomized_response is None,
         )
 
     def _training(self, network: FrozenNetwork) -> LocalTraining:

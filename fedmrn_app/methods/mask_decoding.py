@@ -99,6 +99,23 @@ class MaskedNoise(Contribution):
                 self.noise.add_masked(np.ones_like(factors), place, offset, part)
 
 
+@dataclass(frozen=True)
+class MaskBits(Contribution):
+    """The bits of a mask as 0 and 1, whose sums with whole weights are exact up to 2^24.
+
+    Attributes:
+        bits: the mask, packed as `pack_bits` packs it.
+    """
+
+    bits: NDArray[np.uint8]
+
+    def add_to(self, total: Float32Array, weight: np.float32, first: int = 0) -> None:
+        """Add a piece of the mask, block by block."""
+        for start in range(0, total.size, BLOCK):
+            part = total[start : start + BLOCK]
+            part += weight * np.unpackbits(self.bits[(first + start) // 8 :], count=part.size, bitorder="little")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ThresholdSideInfo:
     """Side information of a stochastic mask: its thresholds, computed block by block.

@@ -152,6 +152,15 @@ class Codec(ABC):
         """
         return VectorContribution(self.decode(body, context, seed))
 
+    def finish(self, mean: Float32Array, context: SharedContext, seed: int) -> None:  # noqa: B027  (most need none)
+        """Turn the mean of contributions into the mean of updates, in place; by default it is that already.
+
+        Args:
+            mean: float32 (d,).
+            context: what the server and all clients know.
+            seed: the seed of all clients, where the method gives them one.
+        """
+
     @abstractmethod
     def limits(self, layout: Layout) -> CodecLimits:
         """Return the limits for a model of this layout."""
@@ -205,6 +214,7 @@ class Method:
         error_feedback: whether clients add to each update what the last upload left out.
         steering: rate control of the noise's scale; None if the scale is fixed.
         flips: randomized response on the bits of masks; None if clients send them as they are.
+        adds_masks: whether the mean follows from the sum of the clients' masks, which they send with a bit per weight.
     """
 
     name: str
@@ -219,6 +229,7 @@ class Method:
     error_feedback: bool = False
     rate_control: RateControl | None = None
     randomized_response: RandomizedResponse | None = None
+    adds_masks: bool = False
 
     def encode(
         self, x: Float32Array, residual: Float32Array | None, context: SharedContext, seed: int, private_seed: int
@@ -277,6 +288,7 @@ class RunOptions:
         flips: randomized response on the bits of masks; None for none.
         rounds: number of rounds; 0 if it is unknown.
         clients: number of clients; 0 if it is unknown.
+        secure: whether the server learns only the sum of masks.
     """
 
     noise: Noise
@@ -288,6 +300,7 @@ class RunOptions:
     randomized_response: RandomizedResponse | None = None
     rounds: int = 0
     clients: int = 0
+    secure: bool = False
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ class PrivacyConfig:
             seed, which repeats a run and which every client knows.
         flip: probability that a client flips a bit of its mask.
         local_epsilon: budget of each bit, from which `flip` follows.
+        secure_aggregation: whether the server learns only the sum of the clients' replies.
     """
 
     clip: Positive | None = None
@@ -52,6 +53,7 @@ class PrivacyConfig:
     noise_seed: NoiseSeed = "system"
     flip: Annotated[float, Range(least=1e-9, below=0.5)] | None = None
     local_epsilon: Annotated[float, Range(least=0.005, most=20)] | None = None  # 2^-32 is the step of probabilities
+    secure_aggregation: bool = False
 
     @property
     def noised(self) -> bool:

@@ -1,0 +1,79 @@
+"""Who shares pads with whom: a random ring in which each client is joined to its nearest places (Bell et al. 2020)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphSettings:
+    """How many neighbours a client has, and how many of them must stay.
+
+    Attributes:
+        neighbours: largest number of neighbours, even; rounds with at most one client more use the complete graph.
+        threshold: share of a client's neighbours whose shares reconstruct a secret of its, from 1/2 to below 1.
+    """
+
+    neighbours: int = 48
+    threshold: float = 0.6
+
+    def degree(self, clients: int) -> int:
+        """Return the number of neighbours in a round of this many clients."""
+        return min(clients - 1, self.neighbours)
+
+    def shares(self, clients: int) -> int:
+        """Return the number of shares that reconstruct a secret: more than half, so that a split server gets one."""
+        degree = self.degree(clients)
+        return min(degree, max(math.floor(self.threshold * degree), degree // 2) + 1)
+
+    def survivors(self, clients: int) -> int:
+        """Return the smallest number of masked inputs whose sum is revealed."""
+        return max(3, math.floor(self.threshold * clients) + 1)
+
+
+def draw_graph(clients: Sequence[int], degree: int, seed: int) -> dict[int, tuple[int, ...]]:
+    """Return each client's neighbours, ascending; the ring's order follows from the seed.
+
+    Args:
+        clients: their numbers.
+        degree: number of neighbours of each client; even, or one less than the number of clients.
+        seed: of the order.
+    """
+    count = len(clients)
+    if degree >= count - 1:
+        return {client: tuple(sorted(set(clients) - {client})) for client in clients}
+    ring = np.random.default_rng(seed).permutation(np.array(sorted(clients), np.int64)).tolist()
+    steps = [step for distance in range(1, degree // 2 + 1) for step in (-distance, distance)]
+    return {client: tuple(sorted(ring[(place + step) % count] for step in steps)) for place, client in enumerate(ring)}
+
+
+def without_lonely(graph: dict[int, tuple[int, ...]], alive: set[int], least: int) -> set[int]:
+    """Return the clients of `alive` that are left when those with fewer than `least` neighbours are taken out."""
+    alive = set(alive)
+    while lonely := {client for client in alive if len(alive.intersection(graph[client])) < least}:
+        alive -= lonely
+    return alive
+
+
+def chance_exposed(clients: int, corrupted: int, degree: int, shares: int) -> float:
+    """Return a bound of the chance that `shares` of some client's neighbours are among the corrupted clients.
+
+    It is the sum over all clients of the tail of the hypergeometric distribution (Bell et al. 2020, section 3).
+    """
+    return _tail(clients, corrupted, degree, shares)
+
+
+def chance_stuck(clients: int, dropped: int, degree: int, shares: int) -> float:
+    """Return a bound of the chance that too few of some client's neighbours stay."""
+    return _tail(clients, dropped, degree, degree - shares + 1)
+
+
+def _tail(clients: int, marked: int, degree: int, least: int) -> float:
+    """Return `clients` times the chance that at least `least` of `degree` neighbours are marked, at most 1."""
+    others = clients - 1
+    ways = sum(math.comb(marked, k) * math.comb(others - marked, degree - k) for k in range(least, degree + 1))
+    return min(1.0, clients * ways / math.comb(others, degree))

@@ -1,0 +1,151 @@
+"""Rounds of secure sums over messages: real clients on a made-up grid, which lose clients in any phase."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from flwr.app import Error, Message, RecordDict
+
+from fedmrn_app import client_app
+from fedmrn_app.client_app import train
+from fedmrn_app.config.build import build_worker, resolve_from_data
+from fedmrn_app.environment import STATE_FOLDER
+from fedmrn_app.errors import PayloadError, RunError
+from fedmrn_app.federation.loop import run_rounds
+from fedmrn_app.federation.secure_round import max_secure_bytes
+from fedmrn_app.flower.client_directory import Directory
+from fedmrn_app.flower.messages import add_secure, pack_config, read_secure
+from fedmrn_app.flower.secure_rounds import SecureRounds
+from fedmrn_app.flower.strategy import FinishedRound, RoundSettings
+from fedmrn_app.flower.timeouts import RoundTimeout
+from fedmrn_app.secure import messages
+from fedmrn_app.secure.client import SecureClient
+from fedmrn_app.secure.messages import Envelope
+from tests.flower.support import FakeGrid, Reply
+from tests.one_node import ask, asking, first_round, node, small
+
+SECURE = (
+    "client_weights=equal", "uplink.bits=null", "uplink.coder=packed", "uplink.max_norm=null", "model=mlp",
+    "privacy.secure_aggregation=true", "clients=8", "clients_per_round=6",
+)  # fmt: skip
+PHASES = {
+    "keys": messages.INVITATION,
+    "shares": messages.NEIGHBOURS,
+    "masked": messages.INBOX,
+    "revealed": messages.SURVIVORS,
+}
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDMRN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv(STATE_FOLDER, str(tmp_path / "state"))
+    client_app._worker.cache_clear()
+
+
+class Run:
+    """A run with one node per client; `loses(client, kind, attempt)` says which messages get no answer."""
+
+    def __init__(self, *overrides: str, loses: Callable[[int, int, int], bool] = lambda *_: False) -> None:
+        self.values = small(*SECURE, *overrides)
+        _, self.config, _ = resolve_from_data(self.values)
+        self.worker = build_worker(self.config)
+        self.loses = loses
+        self.sessions: list[bytes] = []
+        self.lines: list[str] = []
+        self.contexts = {client: node(partition_id=client) for client in range(self.config.clients)}
+        self.packed = pack_config(self.values, "ab12")
+
+    def answer(self, message: Message) -> Reply:
+        client = message.metadata.dst_node_id - 100
+        envelope, kind = Envelope.of(cast(bytes, read_secure(message.content)))
+        if envelope.session not in self.sessions:
+            self.sessions.append(envelope.session)
+        if self.loses(client, kind, len(self.sessions)):
+            return Message(Error(0, "killed"), reply_to=message)
+        return train(message, self.contexts[client])
+
+    def rounds(self, count: int = 1) -> list[FinishedRound]:
+        _, protocol = self.worker.model()
+        clients = range(self.config.clients)
+        samples = {client: self.worker.sample_count(client) for client in clients}
+        hosts = {client: SimpleNamespace(node_id=100 + client) for client in clients}
+        directory = SimpleNamespace(
+            current=hosts, available=lambda: SimpleNamespace(samples=samples), report=self.lines.append
+        )
+        settings = RoundSettings(clients_per_round=self.config.clients_per_round, config=self.packed)
+        strategy = SecureRounds(protocol, cast(Directory, directory), settings, timeout=RoundTimeout(60))
+        grid = FakeGrid({100 + client: self.answer for client in clients})
+        channel = grid.channel(max_secure_bytes(protocol, self.config.clients_per_round))
+        return list(strategy.rounds(channel, protocol.begin(), count))
+
+
+@pytest.mark.parametrize("strategy", ["fedmrn", "fedmrns", "fedpm"])
+def test_rounds_equal_those_of_the_plain_loop(strategy: str, tmp_path: Path) -> None:
+    run = Run(f"strategy={strategy}", "rounds=2", "downlink.memory=false")
+    finished = run.rounds(2)
+    state = run_rounds(run.worker)
+    assert finished[-1].state.vector.tobytes() == state.vector.tobytes()
+    assert finished[-1].state.dense.tobytes() == state.dense.tobytes()
+    assert len(finished[0].uplink) == 6
+    assert finished[0].rejected_uplink == 0
+    assert not list((tmp_path / "state").rglob("*.secret"))  # all were deleted with the last answer
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_client_may_drop_out_in_any_phase(phase: str) -> None:
+    (finished,) = Run(
+        "downlink.memory=false", loses=lambda client, kind, _: (client, kind) == (3, PHASES[phase])
+    ).rounds()
+    dropped = {reply.client for reply in finished.report.failed}
+    in_sum = set(finished.report.used_clients)
+    if phase == "revealed":
+        assert not dropped
+        assert len(in_sum) == 6
+    else:
+        assert in_sum == set(first_round_clients()) - {3}
+        assert dropped == {3} & set(first_round_clients())
+
+
+def first_round_clients() -> list[int]:
+    (finished,) = Run("downlink.memory=false").rounds()
+    return finished.report.used_clients
+
+
+def test_a_round_below_the_threshold_is_done_again_with_others() -> None:
+    run = Run(
+        "downlink.memory=false", loses=lambda client, kind, attempt: attempt == 1 and bool(client % 4) and kind == 4
+    )
+    (finished,) = run.rounds()
+    assert len(run.sessions) == 2
+    assert len(finished.report.used) == 6
+    assert "no secure sum" in run.lines[0]
+    assert "the round is done again with 6 other clients" in run.lines[0]
+
+
+def test_a_round_that_is_given_up_three_times_ends_the_run() -> None:
+    with pytest.raises(RunError, match=r"no secure sum.*resume=true"):
+        Run("downlink.memory=false", loses=lambda client, kind, _: kind == 6 and client > 1).rounds()
+
+
+def test_a_node_sends_no_single_reply_in_a_secure_run() -> None:
+    run = Run("downlink.memory=false")
+    round_ = first_round(run.worker)
+    context = run.contexts[0]
+    train(secure_message(run, Envelope(1, bytes(16), 0)), context)
+    with pytest.raises(PayloadError, match="sends no single reply"):
+        ask(context, round_.order(0))
+
+
+def test_secrets_are_for_their_owner_alone(tmp_path: Path) -> None:
+    run = Run("downlink.memory=false")
+    train(secure_message(run, Envelope(1, bytes(16), 0)), run.contexts[0])
+    (path,) = (tmp_path / "state").rglob("*.secret")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert SecureClient.from_bytes(path.read_bytes()).answered == 1
+
+
+def secure_message(run: Run, envelope: Envelope) -> Message:
+    return asking(run.values, "train", add_secure(RecordDict(), envelope.write(messages.INVITATION)))
