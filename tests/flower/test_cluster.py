@@ -109,7 +109,7 @@ def test_address_where_no_cluster_is_is_refused_before_anything_starts(tmp_path:
         (("ray.address=here",), "ray.address=here: must be auto, host:port or null"),
         (
             ("ray.address=auto", "strategy=topk", "strategy.error_feedback=true"),
-            "ray.address=auto: with error",
+            "ray.address=auto: a client must find what it left",
         ),
     ],
 )
