@@ -11,7 +11,7 @@ from fedmrn_app.errors import BudgetSpent, ConfigError, RunError
 from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.layout import Layout
 from fedmrn_app.methods.method import Method
-from fedmrn_app.privacy.accounting import epsilon
+from fedmrn_app.privacy.accounting import accounting_library, epsilon
 from fedmrn_app.privacy.ledger import Ledger
 from fedmrn_app.privacy.mechanism import Privacy
 from fedmrn_app.validation import refusal
@@ -97,6 +97,8 @@ def check_budget(config: Config) -> None:
         ConfigError: names the budget.
     """
     budget, delta = config.privacy.epsilon, config.privacy.delta
+    if config.privacy.noised:
+        accounting_library()
     if budget is None:
         return
     try:
