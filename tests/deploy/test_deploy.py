@@ -80,7 +80,9 @@ def test_images_install_what_their_machine_needs(federation: Federation) -> None
         compose = yaml.safe_load((folder / "compose.yaml").read_text())
         (service,) = compose["services"].values()
         assert service["image"] == f"fedmrn-{extra}:{version('fedmrn')}"
-    assert installed["device"] == installed["server"] == {"flwr", "torch", "numpy", "numba", "hydra-core", "safetensors"}
+    assert (
+        installed["device"] == installed["server"] == {"flwr", "torch", "numpy", "numba", "hydra-core", "safetensors"}
+    )
 
 
 def test_settings_are_read_back_unchanged(federation: Federation) -> None:
