@@ -36,7 +36,14 @@ OPTIONAL = (
     "PIL", "absl", "datasets", "dp_accounting", "flwr_datasets", "matplotlib", "pandas", "pyarrow", "ray", "scipy",
     "seaborn", "sklearn", "torchvision",
 )  # fmt: skip
-NAMES = {"scikit-learn": "sklearn", "pillow": "PIL", "hydra-core": "hydra", "pyyaml": "yaml", "protobuf": "google"}
+NAMES = {
+    "pycryptodome": "Crypto",
+    "scikit-learn": "sklearn",
+    "pillow": "PIL",
+    "hydra-core": "hydra",
+    "pyyaml": "yaml",
+    "protobuf": "google",
+}
 NUMBA_TRIES = {"scipy"}  # numba looks for its version when it is imported
 
 # Runs code while the optional modules fail to import, and prints those that something has tried to import.
