@@ -6,6 +6,9 @@ attributes `code`, `key` and `value` instead of the text.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class FedMRNError(Exception):
     """Base class of all errors that are shown as one line, without a traceback.
@@ -45,3 +48,24 @@ class BudgetSpent(FedMRNError):
 
 class DiedError(RunError):
     """A run's processes exited without reporting a result; the run can resume from its last finished round."""
+
+
+@contextmanager
+def needs_extra(extra: str, key: str, value: object = None) -> Iterator[None]:
+    """Turn a failing import of an optional package into one line with the command that installs it.
+
+    Args:
+        extra: the extra of this package in pyproject.toml that holds the optional package.
+        key: what needs the package, such as `model.name`, or the name of a command.
+        value: the value of the key that needs it; None if the key has no value.
+
+    Raises:
+        ConfigError: a module that is imported inside the block is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        name = key if value is None else f"{key}={value}"
+        package = (error.name or "a package").partition(".")[0]
+        message = f'{name}: needs {package}, which is not installed; pip install "fedmrn[{extra}]"'
+        raise ConfigError(message, code="not-installed", key=key, value=value) from None

@@ -10,6 +10,7 @@ Usage: python scripts/benchmark.py PART [options] [--json FILE]
     round    simulated rounds against the local training of their clients; needs --data, Fashion-MNIST's folder
     optimizers  a step of the plug-in's optimizers against the same without masks, on CNN4
     scale    simulated rounds of many clients: start, time and memory; --peer: Flower's FedAvg takes turns
+    warm     a device's warm process: memory while it waits
     socket   bytes at real SuperNodes' sockets, per round and node, beside those that a run reports, on CNN4
     plugin   the quickstart plain, with EDEN and with FedMRN: accuracy and bytes; --data, CIFAR-10's folder
 
@@ -33,6 +34,7 @@ from scripts.benchmarks.scale import bench_scale
 from scripts.benchmarks.server import bench_server
 from scripts.benchmarks.socket_bytes import bench_socket
 from scripts.benchmarks.steps import bench_epoch, bench_step, bench_threads
+from scripts.benchmarks.warm import bench_warm
 
 PARTS = {
     "step": bench_step,
@@ -42,6 +44,7 @@ PARTS = {
     "server": bench_server,
     "round": bench_round,
     "scale": bench_scale,
+    "warm": bench_warm,
     "socket": bench_socket,
     "plugin": bench_plugin,
     "optimizers": bench_optimizers,

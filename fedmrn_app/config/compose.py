@@ -105,7 +105,7 @@ def compose_checked(overrides: Sequence[str], *, hydra: bool = False) -> DictCon
             for plugin, extra in _EXTRAS.items():
                 if plugin in message:
                     group, _, name = plugin.rpartition("/")
-                    missing = f"is not installed; pip install 'fedmrn[{extra}]'"
+                    missing = f'is not installed; pip install "fedmrn[{extra}]"'
                     raise ConfigError(f"{group}={name}: {missing}", code="install", key=group, value=name) from None
             raise ConfigError(message, code="compose") from error
 

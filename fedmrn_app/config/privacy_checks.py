@@ -12,7 +12,7 @@ from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.federation.secure_round import MIN_CLIENTS, secure_fields
 from fedmrn_app.layout import Layout
 from fedmrn_app.methods.method import Method
-from fedmrn_app.privacy.accounting import epsilon
+from fedmrn_app.privacy.accounting import accounting_library, epsilon
 from fedmrn_app.privacy.ledger import Ledger
 from fedmrn_app.privacy.mechanism import Privacy
 from fedmrn_app.secure.graph import GraphSettings
@@ -151,6 +151,8 @@ def check_budget(config: Config) -> None:
         ConfigError: names the budget.
     """
     budget, delta = config.privacy.epsilon, config.privacy.delta
+    if config.privacy.noised:
+        accounting_library()
     if budget is None:
         return
     try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmrn_app.errors import needs_extra
+
 DIGITS_TEST_SIZE = 360  # of 1,797 rows, by default
 DIGITS_TEST_SIZES = (10, 1787)  # each split must have a row of each of the ten labels
 
@@ -14,9 +16,13 @@ def read_digits(split: str, test_size: int = DIGITS_TEST_SIZE) -> tuple[NDArray[
 
     Returns:
         Images (n, 1, 8, 8) and labels (n,).
+
+    Raises:
+        ConfigError: scikit-learn is not installed.
     """
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
+    with needs_extra("data", "dataset", "digits"):
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
 
     pixels, labels = load_digits(return_X_y=True)
     pixels = np.rint(pixels * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fedmrn_app.data.place import Place
 from fedmrn_app.data.tables import Table, open_tables, table_of
+from fedmrn_app.errors import needs_extra
 
 HUB_TIMEOUT = 5.0  # seconds to wait for the hub's first answer
 
@@ -22,6 +23,7 @@ def read_split(place: Place, hub: str | None, subset: str | None, split: str, ho
 
     Raises:
         DataError: the hub does not answer, or there is no such split.
+        ConfigError: the library `datasets` is not installed.
     """
     if place.on_disk:
         tables = open_tables(place.find(holds), place)
@@ -30,10 +32,11 @@ def read_split(place: Place, hub: str | None, subset: str | None, split: str, ho
         return tables[split]()
     if hub is None:
         raise place.error("hub", "is not on the hub; say dataset.path=PLACE")
-    _require_hub(place, hub)
-    from datasets import load_dataset
-    from datasets.utils.logging import disable_progress_bar
+    with needs_extra("data", place.key, place.value):
+        from datasets import load_dataset
+        from datasets.utils.logging import disable_progress_bar
 
+    _require_hub(place, hub)
     disable_progress_bar()
     with place.reading(f"read as '{hub}' of the Hugging Face hub"):
         return table_of(load_dataset(hub, subset, split=split))

@@ -6,16 +6,19 @@ from collections.abc import Iterable
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
 
 from fedmrn_app.data.labels import Labels
 from fedmrn_app.data.place import Place, first_line
 from fedmrn_app.data.rows import OpenRows, RowQuery, Splits
 from fedmrn_app.data.samples import Rows
+from fedmrn_app.errors import needs_extra
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")  # as torchvision's ImageFolder
 PLAIN_MODES = ("L", "LA", "RGB", "RGBA")  # 1 to 4 channels of 8 bits
@@ -74,7 +77,9 @@ def stack_images(images: Iterable[tuple[str, Any]], count: int, place: Place) ->
 
     Raises:
         DataError: an image cannot be decoded, or differs from the first.
+        ConfigError: Pillow is not installed.
     """
+    require_pillow(place)
     stacked: NDArray[np.uint8] | None = None
     first = ""
     for number, (name, image) in enumerate(images):
@@ -98,6 +103,12 @@ def stack_images(images: Iterable[tuple[str, Any]], count: int, place: Place) ->
     return stacked
 
 
+def require_pillow(place: Place) -> None:
+    """Raise ConfigError, which names the place, where Pillow is not installed."""
+    with needs_extra("device", place.key, place.value):
+        import PIL.Image  # noqa: F401
+
+
 def open_image(image: Any) -> Image.Image:
     """Decode an image and turn it upright.
 
@@ -107,6 +118,8 @@ def open_image(image: Any) -> Image.Image:
     Raises:
         Exception: the image is broken.
     """
+    from PIL import Image, ImageOps
+
     if isinstance(image, dict):
         image = image["bytes"] if image["bytes"] is not None else Path(image.get("path") or "")
     with Image.open(image if isinstance(image, Path) else BytesIO(image or b"")) as opened:

@@ -16,7 +16,7 @@ import numpy as np
 from fedmrn_app.data.cache import cached_arrays
 from fedmrn_app.data.partition import DrawnPartition, Floats, Partition, StoredPartition
 from fedmrn_app.data.samples import Rows, Samples
-from fedmrn_app.errors import ConfigError, DataError, FedMRNError
+from fedmrn_app.errors import ConfigError, DataError, FedMRNError, needs_extra
 from fedmrn_app.validation import Count, Range
 
 _VERSION = 2  # of the algorithms below; a stored partition of another version is not used
@@ -127,11 +127,12 @@ class Scheme:
 
     def share_out(self, samples: Samples, config: PartitionConfig, clients: int, seed: int) -> list[Rows]:
         """Return the rows of each client, see `partition_rows`."""
-        from datasets import Dataset
-
         rows, labels = np.random.default_rng(seed).permutation(len(samples)), self.labels(samples)
         keys = np.zeros(len(rows), np.int64) if labels is None else labels[rows]
-        partitioner = self.partitioner(config, clients, seed % (1 << 32))
+        with needs_extra("data", "partition", self.name):
+            from datasets import Dataset
+
+            partitioner = self.partitioner(config, clients, seed % (1 << 32))
         partitioner.dataset = Dataset.from_dict({"row": rows, "label": keys})
         try:
             with warnings.catch_warnings():

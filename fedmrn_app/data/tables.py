@@ -19,6 +19,7 @@ from fedmrn_app.data.labels import Labels, encode_labels, listed
 from fedmrn_app.data.place import Place
 from fedmrn_app.data.rows import OpenRows, RowQuery, check_table
 from fedmrn_app.data.samples import Rows
+from fedmrn_app.errors import needs_extra
 
 Table = Any  # a pyarrow.dataset.Dataset
 LABEL_COLUMNS = ("label", "labels", "target", "class", "y")  # names by which a column of labels is found
@@ -87,7 +88,8 @@ def columns_rows(table: Table, query: RowQuery) -> OpenRows:
 
 
 def _saved_tables(path: Path, place: Place) -> dict[str, Callable[[], Table]]:
-    from datasets import DatasetDict, load_from_disk
+    with needs_extra("data", place.key, place.value):
+        from datasets import DatasetDict, load_from_disk
 
     with place.reading("read as a folder of save_to_disk"):
         saved = load_from_disk(str(path))
@@ -100,7 +102,8 @@ def _saved_tables(path: Path, place: Place) -> dict[str, Callable[[], Table]]:
 
 
 def _open_parquet(files: list[Path], place: Place) -> Table:
-    from pyarrow import dataset
+    with needs_extra("data", place.key, place.value):
+        from pyarrow import dataset
 
     with place.reading("read as parquet"):
         return dataset.dataset([str(file) for file in files], format="parquet")
@@ -136,8 +139,9 @@ def _label_column(table: Table, query: RowQuery) -> str:
 
 
 def _labels(table: Table, name: str, place: Place) -> Labels:
-    from datasets import ClassLabel, Features
-    from pyarrow import types
+    with needs_extra("data", place.key, place.value):
+        from datasets import ClassLabel, Features
+        from pyarrow import types
 
     column, kind = read_column(table, name, place), _kind(table, name)
     if column.null_count:

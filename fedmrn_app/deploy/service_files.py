@@ -40,7 +40,7 @@ _COMPOSE = """\
 services:
   {service}:
     build: {{context: ., dockerfile: Dockerfile}}
-    image: fedmrn:{version}
+    image: fedmrn-{extra}:{version}
     command: {words}
     user: "{user}"
     init: true
@@ -69,7 +69,7 @@ ENTRYPOINT ["fedmrn-deploy"]
 """
 _DEVICES = Path("/opt/fedmrn")  # on a device: its virtual environment and its bundle
 # the versions on which weights and protocol depend are the same on all machines
-_REQUIRED = ("fedmrn", "flwr", "torch", "torchvision", "numpy", "numba", "hydra-core", "safetensors")
+_REQUIRED = ("flwr", "torch", "numpy", "numba", "hydra-core", "safetensors")
 
 
 def write_server_services(federation: Federation) -> list[Path]:
@@ -77,6 +77,7 @@ def write_server_services(federation: Federation) -> list[Path]:
     return _write(
         federation.path / "server",
         unit={"name": "fedmrn-server", "description": "fedmrn server", "user": getpass.getuser()},
+        extra="server",
         words=[command("fedmrn-deploy"), "server", str(federation.path), "--run"],
         place=federation.path,
         mount=str(federation.path),
@@ -88,6 +89,7 @@ def write_device_services(federation: Federation, name: str) -> list[Path]:
     return _write(
         federation.bundle(name),
         unit={"name": "fedmrn-device", "description": f"fedmrn {name}", "user": "fedmrn"},
+        extra="device",
         words=[f"{_DEVICES}/venv/bin/fedmrn-deploy", "device", str(_DEVICES / name), "--run"],
         place=_DEVICES / name,
         mount="/device",
@@ -102,16 +104,19 @@ def quoted(word: str) -> str:
     return f'"{escaped}"'
 
 
-def _write(folder: Path, *, unit: dict[str, str], words: list[str], place: Path, mount: str) -> list[Path]:
+def _write(folder: Path, *, unit: dict[str, str], extra: str, words: list[str], place: Path, mount: str) -> list[Path]:
     """Write all files of a service into a folder and return them.
 
     Args:
         folder: to write into.
         unit: name, description and user of the systemd unit.
+        extra: the extra of this package that the image installs.
         words: the command on the service's machine.
         place: the service's folder on its machine.
         mount: that folder inside the container.
     """
+    required = [f"fedmrn[{extra}]=={version('fedmrn')}"]
+    required += [f"{name}=={version(name).partition('+')[0]}" for name in _REQUIRED]
     inside = [mount if word == str(place) else word for word in words[1:]]
     texts = {
         f"{unit['name']}.service": _UNIT.format(
@@ -119,13 +124,14 @@ def _write(folder: Path, *, unit: dict[str, str], words: list[str], place: Path,
         ),
         "compose.yaml": _COMPOSE.format(
             service=unit["name"],
+            extra=extra,
             version=version("fedmrn"),
             words=json.dumps(inside).replace("$", "$$"),
             user="${UID:-1000}:${GID:-1000}",
             volume=json.dumps(f"{place}:{mount}").replace("$", "$$"),
         ),
         "Dockerfile": _IMAGE.format(python=".".join(map(str, sys.version_info[:2]))),
-        "requirements.txt": "".join(f"{name}=={version(name).partition('+')[0]}\n" for name in _REQUIRED),
+        "requirements.txt": "".join(f"{line}\n" for line in required),
     }
     folder.mkdir(exist_ok=True)
     for file, text in texts.items():

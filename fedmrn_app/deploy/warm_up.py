@@ -18,9 +18,11 @@ _FEW = 64  # elements: too few to start threads, which do not survive a fork
 
 
 def prepare() -> None:
-    """Import the modules of clients, and run the kernels once on dummy vectors."""
-    for module in ("fedmrn_app.client_app", "sklearn.datasets", "fedmrn_app.learning.models.resnet"):
-        importlib.import_module(module)
+    """Import the modules of clients, and run the kernels once on dummy vectors.
+
+    Libraries that only some runs need, such as scikit-learn and torchvision, are left to the copies that need them.
+    """
+    importlib.import_module("fedmrn_app.client_app")
     find_methods()
     layout, zeros = Layout(((_FEW,),)), np.zeros(_FEW, np.float32)
     for name, signed in (("fedmrn", False), ("fedmrns", True)):

@@ -7,6 +7,8 @@ import os
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmrn_app.errors import needs_extra
+
 
 def random_words(count: int, seed: int | None) -> NDArray[np.uint64]:
     """Return random words, uint64 (count,): from the operating system for None, from Philox for a 64-bit seed."""
@@ -18,7 +20,8 @@ def random_words(count: int, seed: int | None) -> NDArray[np.uint64]:
 
 def normals(count: int, seed: int | None) -> NDArray[np.float64]:
     """Return standard normal numbers, float64 (count,): the quantiles of probabilities in steps of 2^-53."""
-    from scipy.special import ndtri
+    with needs_extra("privacy", "privacy"):
+        from scipy.special import ndtri
 
     numbers: NDArray[np.float64] = ndtri(((random_words(count, seed) >> np.uint64(11)) + 0.5) * 2.0**-53)
     return numbers

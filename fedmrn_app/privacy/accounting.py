@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedmrn_app.errors import RunError
+from fedmrn_app.errors import RunError, needs_extra
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -107,7 +107,7 @@ def find_noise_multiplier(
 @lru_cache(maxsize=64)
 def _epsilon(counts: tuple[tuple[tuple[Sampling, int, int, float], int], ...], delta: float) -> float:
     """Return epsilon of releases, given as pairs of a cost and the number of releases with that cost."""
-    dp = _library()
+    dp = accounting_library()
     if counts[0][0][0] == "poisson":
         accountant = dp.pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE, GRID)
         return _composed(accountant, counts, delta, lambda asked, clients, noise: _poisson(asked / clients, noise))
@@ -125,18 +125,19 @@ def _composed(accountant: Any, counts: Iterable[Any], delta: float, event_of: Ca
 
 
 def _poisson(rate: float, noise: float) -> dp_accounting.DpEvent:
-    dp = _library()
+    dp = accounting_library()
     return dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise))
 
 
 def _fixed(asked: int, clients: int, noise: float) -> dp_accounting.DpEvent:
-    dp = _library()
+    dp = accounting_library()
     return dp.SampledWithoutReplacementDpEvent(clients, asked, dp.GaussianDpEvent(noise))
 
 
-def _library() -> Any:
-    """Import dp-accounting, which takes a second, only where it is needed."""
-    import dp_accounting
+def accounting_library() -> Any:
+    """Import dp-accounting, which takes a second, only where it is needed; raises ConfigError if it is missing."""
+    with needs_extra("privacy", "privacy"):
+        import dp_accounting
 
     logging.getLogger("absl").setLevel(logging.ERROR)  # it warns about each order that it skips
     return dp_accounting

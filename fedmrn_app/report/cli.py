@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedmrn_app.errors import FedMRNError
+from fedmrn_app.errors import FedMRNError, needs_extra
 from fedmrn_app.report import markdown as tables
 from fedmrn_app.report.archive import keep_runs
 from fedmrn_app.report.comparison import against
@@ -58,7 +58,8 @@ def _report(arguments: argparse.Namespace) -> list[str]:
     if arguments.page:
         chosen = arguments.against
         compared = None if chosen is None else (chosen, against(groups, chosen, arguments.last))
-        from fedmrn_app.report.page import write_page  # imports matplotlib
+        with needs_extra("report", "fedmrn-report --page"):
+            from fedmrn_app.report.page import write_page  # imports matplotlib
 
         lines += ["", f"page in {write_page(groups, arguments.page, arguments.last, compared)}"]
     if arguments.keep:

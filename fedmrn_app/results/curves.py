@@ -7,12 +7,18 @@ from pathlib import Path
 
 import numpy as np
 
+from fedmrn_app.errors import needs_extra
 from fedmrn_app.results.round_row import Round
 
 
 def draw_curves(rounds: Sequence[Round], path: Path, split: str = "test") -> None:
-    """Draw the headline metric of a split over rounds, over the uplink of all clients, and over all their traffic."""
-    from matplotlib.figure import Figure  # pyplot needs the main thread, in which a ServerApp does not run
+    """Draw the headline metric of a split over rounds, over the uplink of all clients, and over all their traffic.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    with needs_extra("figures", path.name):
+        from matplotlib.figure import Figure  # pyplot needs the main thread, in which a ServerApp does not run
 
     figure = Figure(figsize=(12, 3.5), layout="constrained")
     left, middle, right = figure.subplots(1, 3, sharey=True)

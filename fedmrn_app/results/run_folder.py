@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
+from fedmrn_app.errors import ConfigError
 from fedmrn_app.federation.protocol import GlobalState
 from fedmrn_app.learning.flat import FlatModel, to_tensor
 from fedmrn_app.results.atomic_io import write_durably
@@ -169,6 +170,12 @@ class RunFolder:
         write_durably(self.path / "error.txt", (reason + "\n").encode())
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Draw the curves, then write summary.json, which marks the run as complete."""
-        draw_curves(self.rounds, self.path / "curves.png", summary.get("evaluated_on", "test"))
+        """Draw the curves, then write summary.json, which marks the run as complete.
+
+        Without matplotlib there are no curves, and run.log says so.
+        """
+        try:
+            draw_curves(self.rounds, self.path / "curves.png", summary.get("evaluated_on", "test"))
+        except ConfigError as missing:
+            self.log(str(missing))
         write_durably(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())

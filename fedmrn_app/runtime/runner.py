@@ -30,7 +30,7 @@ from fedmrn_app.results.run_folder import failure_lines
 from fedmrn_app.runtime.cleanup import end_leftovers
 from fedmrn_app.runtime.remote import run_on
 from fedmrn_app.runtime.restarts import run_supervised
-from fedmrn_app.runtime.simulation import run_simulation
+from fedmrn_app.runtime.simulation import require_simulation, run_simulation
 from fedmrn_app.runtime.sweeps import in_parallel, is_sweep, leave_outcome, runs_at_once
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.tasks.task import Task
@@ -77,6 +77,8 @@ def launch(values: Values, folder: Path, on: str | None = None) -> dict[str, Any
         folder: the run's folder.
         on: name of the connection to a SuperLink, see `run_on`; None for a simulation.
     """
+    if on is None:
+        require_simulation()
     with locked(folder, "fedmrn"):
         end_leftovers(RUN_FOLDER, str(folder))  # of a command that was killed together with its watchdog
         for group in ("dataset", "task"):  # relative to this folder, and the run's processes work in another one

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from fedmrn_app.config.build import OWN_TARGETS, TARGET
@@ -22,7 +23,7 @@ from fedmrn_app.environment import (
     VERSIONS_FOLDER,
     flower_environment,
 )
-from fedmrn_app.errors import ConfigError, DiedError
+from fedmrn_app.errors import ConfigError, DiedError, needs_extra
 from fedmrn_app.federation.reduce import cores
 from fedmrn_app.results.logs import shorten
 from fedmrn_app.runtime.cleanup import find_descendant, has_ended, private_home
@@ -32,6 +33,13 @@ from fedmrn_app.runtime.flower_cli import CompletionFlag, Tail, command, free_po
 START_TIMEOUT = 180.0  # seconds for the SuperLink to answer; several may start at once
 POLL_SECONDS = 0.2
 NODES = 40  # that share the clients: Flower hands each of them at most ten messages a second
+
+
+def require_simulation() -> None:
+    """Raise ConfigError where Ray is not installed; Ray itself, which takes a second, is not imported."""
+    with needs_extra("simulation", "simulation"):
+        if find_spec("ray") is None:
+            raise ModuleNotFoundError(name="ray")
 
 
 def run_simulation(

@@ -18,13 +18,12 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
 from fedmrn_app.data.cache import cached_arrays
 from fedmrn_app.data.hub import read_split
-from fedmrn_app.data.images import open_image
+from fedmrn_app.data.images import open_image, require_pillow
 from fedmrn_app.data.label_maps import LAYOUTS, Pair, table_pairs, voc_files
 from fedmrn_app.data.place import Place, first_line
 from fedmrn_app.errors import ConfigError, DataError
@@ -162,6 +161,9 @@ class Segmentation(Task):
         """Decode all pairs into x and y as they are stored."""
         if not count:
             raise place.error("empty", "has no images")
+        require_pillow(place)
+        from PIL import Image
+
         x = np.empty((count, 3, self.height, self.width), np.uint8)
         y = np.empty((count, self.height, self.width), np.uint8)
         size = (self.width, self.height)

@@ -69,6 +69,22 @@ def test_bundle_holds_the_files_of_its_device_only(federation: Federation) -> No
         read_bundle(bundle)
 
 
+def test_images_install_what_their_machine_needs(federation: Federation) -> None:
+    units.write_device_services(federation, "device-1")
+    units.write_server_services(federation)
+    installed = {}
+    for extra, folder in (("device", federation.bundle("device-1")), ("server", federation.path / "server")):
+        first, *pinned = (folder / "requirements.txt").read_text().splitlines()
+        assert first == f"fedmrn[{extra}]=={version('fedmrn')}"
+        installed[extra] = {line.partition("==")[0] for line in pinned}
+        compose = yaml.safe_load((folder / "compose.yaml").read_text())
+        (service,) = compose["services"].values()
+        assert service["image"] == f"fedmrn-{extra}:{version('fedmrn')}"
+    assert (
+        installed["device"] == installed["server"] == {"flwr", "torch", "numpy", "numba", "hydra-core", "safetensors"}
+    )
+
+
 def test_settings_are_read_back_unchanged(federation: Federation) -> None:
     federation.devices["device-1"].config = 'data-path="/data"'
     federation.save()

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torchvision.models import resnet18 as torchvision_resnet18
 
+from fedmrn_app.errors import needs_extra
 from fedmrn_app.learning.models.narrow import BatchNorm, Scaler, batch_norm, narrowed
 
 
 def resnet18(channels: int, size: tuple[int, int], classes: int) -> nn.Module:
-    """Build ResNet18; for images below 64 pixels the first convolution is 3x3 of stride 1, without max-pool."""
+    """Build ResNet18; for images below 64 pixels the first convolution is 3x3 of stride 1, without max-pool.
+
+    Raises:
+        ConfigError: torchvision is not installed.
+    """
+    with needs_extra("vision", "model.name", "resnet18"):
+        from torchvision.models import resnet18 as torchvision_resnet18
+
     module: nn.Module = torchvision_resnet18(num_classes=classes)
     if min(size) < 64:
         module.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)

@@ -23,7 +23,7 @@ def check_library(name: str) -> None:
     try:
         importlib.import_module(f"fedmrn_app.results.loggers.to_{name}")
     except ImportError as error:
-        message = f"log={name}: is not installed; pip install 'fedmrn[{name}]'"
+        message = f'log={name}: is not installed; pip install "fedmrn[{name}]"'
         raise ConfigError(message, code="not-installed", key="log", value=name) from error
 
 
