@@ -3,8 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import tempfile
 from pathlib import Path
+
+NO_SPACE = "no space left on device"
+_PROBE_BYTES = 1 << 16
+
+
+def full_disk(*folders: Path) -> Path | None:
+    """Return the first of some folders into which not even 64 KiB can be written for lack of space; None if all have.
+
+    A quota counts as a full disk.
+    """
+    for folder in folders:
+        try:
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(bytes(_PROBE_BYTES))
+                file.flush()
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                return folder
+    return None
 
 
 def write_durably(path: Path, data: bytes) -> None:
