@@ -23,7 +23,6 @@ from fedmrn_app.results.resume import Defaults, must_be_free, resumable
 from fedmrn_app.results.round_row import Round, columns, from_row, to_row
 
 
-
 def failure_lines(path: Path) -> list[str]:
     """Return the lines about the recorded failure of the run in a folder, none where it records no failure."""
     error = path / "error.txt"

@@ -123,6 +123,11 @@ def check_call(function: Callable[..., Any], values: Mapping[str, Any], key: str
     return {name: _value(hints.get(name, Any), value, f"{prefix}{name}") for name, value in values.items()}
 
 
+def check_value(kind: type, name: str, value: Any) -> None:
+    """Check one value of a dataclass; raises ConfigError as `build`."""
+    _value(_hints(kind)[name], value, name)
+
+
 def unknown_key(name: str, value: object, allowed: Iterable[str], key: str) -> ConfigError:
     """Return the error of a key that is not among those allowed below `key`."""
     allowed = sorted(map(str, allowed))

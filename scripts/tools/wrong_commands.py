@@ -25,7 +25,7 @@ from typing import Any
 
 from fedmrn_app.config.compose import compose_values
 from fedmrn_app.results.resume import flatten
-from fedmrn_app.runtime import cli, runner
+from fedmrn_app.runtime import cli, simulation
 
 SECONDS = 60  # that one command line may take
 REFUSED, REMARKED = "refused", "remarked"
@@ -39,7 +39,7 @@ def leave(**_): sys.exit(0)
 def interrupt(**_): raise KeyboardInterrupt
 def number(**_): return 5
 def none(**_): return None
-def infinite(classes): 
+def infinite(classes):
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
     nn.init.constant_(net[1].weight, float("inf"))
     return net
@@ -53,11 +53,11 @@ class Half(Task):
 _MODULES = {"mine": _CODE, "leaves": "import sys; sys.exit(0)", "interrupts": "raise KeyboardInterrupt", "syntax": "if"}
 # For a key by the kind of its value: values that it cannot have.
 _WRONG: dict[type, tuple[str, ...]] = {
-    bool: ("3", "null", "[true]"),
-    int: ("-7", "2.5", "'1'", "[1]", "1e400", "{a: 1}"),
-    float: ("nan", "-1e39", "much", "true", "[0.5]"),
-    str: ("7", "null", "sometimes", "[a]"),
-    list: ("7", "{a: 1}", "[[1]]"),
+    bool: ("3", "null"),
+    int: ("-7", "2.5", "[1]", "{a: 1}"),
+    float: ("nan", "-1e39", "much", "true"),
+    str: ("7", "null", "sometimes"),
+    list: ("7", "[[1]]"),
 }
 _CHOICES = (
     (), ("dataset=cifar10",), ("partition=dirichlet",), ("partition=label_shard",), ("strategy=fedpm",),
@@ -114,7 +114,7 @@ def _judge(status: int | None, out: str, err: str, left: list[str]) -> tuple[str
         return "slow", text
     if "Traceback" in text:
         return "traceback", text
-    remarks = [line for line in text.splitlines() if "has no effect" in line]
+    remarks = [line for line in text.splitlines() if "has no effect because" in line]
     if status == 0:
         return (REMARKED if remarks else "accepted without a word"), text
     if len(err.splitlines()) != 1:
@@ -151,8 +151,8 @@ def _run(line: str, folder: Path) -> None:
         os._exit(code)
 
 
-def _accept(values: dict[str, Any], *_: Any, **__: Any) -> None:
-    """Stand in for the simulation."""
+def _accept() -> Any:
+    """Stand in for the home of the processes that a simulation starts."""
     raise SystemExit(0)
 
 
@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="command lines that contain this text")
     parser.add_argument("--show", action="store_true", help="print every command line with its text")
     arguments = parser.parse_args()
-    runner.run_simulation = _accept  # type: ignore[attr-defined]
+    setattr(simulation, "private_home", _accept)  # noqa: B010 (imported there, not defined)
     counts: Counter[str] = Counter()
     for line in [*written(), *generated()]:
         if arguments.only in line:
