@@ -126,6 +126,7 @@ def _channel(run: ServerRun) -> Channel:
         refresh=run.directory.poll,
         max_payload_bytes=max_payload_bytes(run.protocol),
         slowdown=stragglers,
+        report=run.report,
     )
 
 

@@ -159,13 +159,13 @@ def _accept() -> Any:
 def main() -> None:
     """Run all command lines and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--only", default="", help="command lines that contain this text")
+    parser.add_argument("--only", nargs="+", default=[""], help="command lines that contain one of these texts")
     parser.add_argument("--show", action="store_true", help="print every command line with its text")
     arguments = parser.parse_args()
     setattr(simulation, "private_home", _accept)  # noqa: B010 (imported there, not defined)
     counts: Counter[str] = Counter()
     for line in [*written(), *generated()]:
-        if arguments.only in line:
+        if any(text in line for text in arguments.only):
             kind, text = outcome(line)
             counts[kind] += 1
             if arguments.show or kind not in (REFUSED, REMARKED):
