@@ -29,6 +29,7 @@ from fedmrn_app.runtime import cli, simulation
 
 SECONDS = 60  # that one command line may take
 REFUSED, REMARKED = "refused", "remarked"
+_REMARKS = ("has no effect because", "the run continues without it")
 LINES = Path(__file__).with_name("wrong_commands.txt")
 _CODE = """
 import sys
@@ -114,7 +115,7 @@ def _judge(status: int | None, out: str, err: str, left: list[str]) -> tuple[str
         return "slow", text
     if "Traceback" in text:
         return "traceback", text
-    remarks = [line for line in text.splitlines() if "has no effect because" in line]
+    remarks = [line for line in text.splitlines() if any(words in line for words in _REMARKS)]
     if status == 0:
         return (REMARKED if remarks else "accepted without a word"), text
     if len(err.splitlines()) != 1:
