@@ -42,6 +42,7 @@ def _rounds(config: Config) -> Iterator[Remark]:
     yield config.local.steps is not None, "local.epochs", f"local.steps={config.local.steps} replaces it"
     yield not noised, "privacy.delta|sampling", private
     yield not (noised or flipped), "privacy.noise_seed", private
+    yield noised, "client_weights", "with noise all clients weigh the same"
     yield slowness is not None and slowness[1] == 1, "simulation.slow", "once as long is no difference"
     yield config.downlink.dtype != "grid", "downlink.step", f"downlink.dtype={config.downlink.dtype} has no steps"
     sent_whole = config.downlink.dtype != "grid" and config.downlink.memory
