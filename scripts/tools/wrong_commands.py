@@ -66,7 +66,7 @@ _CHOICES = (
     ("model=mlp",), ("model=cnn8", "dataset=cifar10"),
 )  # fmt: skip
 _FREE = ("path", "hub", "subset", "column", "label_column", "image_column", "project", "folder", "server", "name")
-_ANY = {"dataset.model", "uplink.bits", "noise.distribution"}
+_ANY = {"uplink.max_norm", "dataset.model", "uplink.bits", "noise.distribution"}
 
 
 def generated() -> Iterator[str]:
