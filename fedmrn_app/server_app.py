@@ -23,6 +23,7 @@ from fedmrn_app.flower.prepare import prepare
 from fedmrn_app.flower.run_loop import ServerRun, train
 from fedmrn_app.learning.flat import state_sha256
 from fedmrn_app.learning.memory import keep_freed_memory
+from fedmrn_app.results.atomic_io import os_reason
 from fedmrn_app.results.lock import locked
 from fedmrn_app.results.provenance import made_with
 from fedmrn_app.results.run_folder import RunFolder, failure_lines
@@ -65,6 +66,8 @@ def _run(grid: Grid, context: Context, folder: RunFolder) -> None:
         _summarize(run)
     except Exception as error:
         reason = str(error) if isinstance(error, FedMRNError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, OSError):
+            reason = os_reason(error, folder.path)
         folder.fail(reason)  # first, so that readers of run.log can tell the lines about it
         for line in failure_lines(folder.path):
             report(line)

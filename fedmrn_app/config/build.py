@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import nn
 
@@ -19,6 +20,7 @@ from fedmrn_app.config.checks import check_data, check_layers, check_rounds, che
 from fedmrn_app.config.privacy_checks import check_privacy
 from fedmrn_app.config.schema import Config, Values
 from fedmrn_app.data.partitions import load_partitions
+from fedmrn_app.data.place import first_line
 from fedmrn_app.errors import ConfigError, FedMRNError
 from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.federation.worker import RunSettings, Worker
@@ -180,8 +182,8 @@ def build_module(config: Config, task: Task, width: float = 1.0) -> nn.Module:
         return build_model(target, options, task, derive_seed(config.seed, "model"), width=width, name=label)
     except FedMRNError:
         raise
-    except (Exception, SystemExit) as error:  # the model's code may raise anything
-        reason = f"cannot be built ({type(error).__name__}: {error})"
+    except BaseException as error:  # the model's code may raise anything
+        reason = f"cannot be built ({type(error).__name__}: {first_line(error)})"
         raise ConfigError(f"{label}: {reason}", code="target", key=model_key(config)) from error
 
 
@@ -243,6 +245,10 @@ def build_worker(config: Config, data_path: str | None = None) -> Worker:
 
 
 def _check_model(module: nn.Module, config: Config, method: Method) -> None:
+    count, memory = sum(weights.numel() for weights in module.parameters()), psutil.virtual_memory().total
+    if 4 * count > memory:
+        reason = f"has {count:,} weights, {4 * count >> 30:,} GiB, and this machine has {memory >> 30} GiB of memory"
+        raise ConfigError(f"{model_label(config)}: {reason}; take a smaller one", code="model", key=model_key(config))
     try:
         trained_parameters(module, whole=method.whole_model)
     except ValueError as error:
@@ -300,8 +306,9 @@ def _import(target: object, group: str) -> tuple[Callable[..., Any], str]:
         found = getattr(importlib.import_module(module), name)
     except AttributeError:
         raise refusal(key, target, f"the module {module} has no {name}", "target") from None
-    except (Exception, SystemExit) as error:  # the module's code may raise anything
-        raise refusal(key, target, f"cannot import {module} ({type(error).__name__}: {error})", "target") from error
+    except BaseException as error:  # the module's code may raise anything
+        reason = f"cannot import {module} ({type(error).__name__}: {first_line(error)})"
+        raise refusal(key, target, reason, "target") from error
     if not callable(found):
         raise refusal(key, target, f"is a {type(found).__name__}, not a class or function", "target")
     home = getattr(found, "__module__", None) or type(found).__module__

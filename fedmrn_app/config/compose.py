@@ -207,7 +207,9 @@ def _is_choice(override: Override) -> bool:
 
 
 def _check_choice(override: Override) -> None:
-    """Refuse a file that its config group does not have."""
+    """Refuse a file that its config group does not have, and a name in place of one."""
+    if override.key_or_group == "model.name":
+        raise _refused(override, f"only names the model; say model={override.value()}", "choice")
     if not _is_choice(override) or override.is_delete():
         return
     _refuse_sweep(override)

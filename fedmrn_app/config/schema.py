@@ -31,7 +31,7 @@ class UplinkConfig:
 
     coder: Coder
     dense_bits: Literal[4, 5, 6, 7, 8, 16, 32]
-    bits: Positive | None = None
+    bits: Annotated[float, Range(above=0, most=32)] | None = None
     max_norm: Annotated[float, Range(least=1)] | None = None
 
 
@@ -40,7 +40,7 @@ class DownlinkConfig:
     """How the server writes the global vector."""
 
     dtype: DownlinkDtype
-    step: Positive = GRID_STEP
+    step: Annotated[float, Range(least=1e-6, most=1e6)] = GRID_STEP
     memory: bool = False
 
     @property
@@ -102,7 +102,7 @@ class Config:
     """
 
     rounds: Count
-    clients: Count
+    clients: Annotated[int, Range(least=1, below=1 << 24)]  # each costs the server some bytes
     clients_per_round: Count
     seed: Annotated[int, Range(least=0, below=1 << 56)]
     precision: Precision

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Glob, Override
-from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
 
 from fedmrn_app.config.compose import GROUPS, choices_of, compose_checked, load_config, open_own_groups, parse
+from fedmrn_app.config.schema import Config
 from fedmrn_app.errors import ConfigError
-from fedmrn_app.validation import refusal
+from fedmrn_app.validation import check_value, refusal
 
+_MOST_RUNS = 10_000
+_OWN_FOLDER = "each run needs a folder of its own in the sweep's; say one with an interpolation"
 _BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
@@ -35,7 +39,7 @@ class Sweep:
     searches: bool = False
 
     def check(self) -> None:
-        """Check the configuration of every run; of runs that differ in their seed alone, one, and each seed once.
+        """Check the configuration of every run; of runs that differ in their seed alone, one, and of others the seed.
 
         Raises:
             ConfigError: of the first run that is refused.
@@ -45,7 +49,10 @@ class Sweep:
         for run in self.runs:
             seed = next((word for word in run if word.startswith("seed=")), "")
             others = tuple(word for word in run if word != seed)
-            if others in seen and seed in seeds:
+            if others in seen:
+                if seed not in seeds:
+                    check_value(Config, "seed", parse([seed])[0].value() if seed else 0)
+                    seeds.add(seed)
                 continue
             load_config(tuple(run))
             seen.add(others)
@@ -59,13 +66,38 @@ def open_sweep(overrides: Sequence[str]) -> Sweep:
         ConfigError: an override cannot be read, or one of several experiments is a sweep itself.
     """
     settings = _settings(overrides)
-    try:
-        folder = Path(str(settings.sweep.dir)).expanduser().resolve()
-    except (OmegaConfBaseException, OSError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"hydra.sweep.dir: {reason}", code="folder", key="hydra.sweep.dir") from error
+    folder = _folder(settings, "sweep")
     runs = _runs([*_swept(settings), *overrides])
+    subdir = OmegaConf.to_container(settings.sweep, resolve=False)["subdir"]  # type: ignore[call-overload, index]
+    if len(runs) > 1 and "${" not in str(subdir):
+        raise refusal("hydra.sweep.subdir", subdir, f"{_OWN_FOLDER}, such as '${{hydra.job.num}}'", "folder")
     return Sweep(runs, folder, searches=settings.sweeper["_target_"] != _BASIC)
+
+
+def run_folder(overrides: Sequence[str]) -> Path | None:
+    """Return the folder of a run; None if it has a part that Hydra alone knows.
+
+    Raises:
+        ConfigError: there is none, or it cannot be read.
+    """
+    settings = _settings(overrides)
+    try:
+        return _folder(settings, "run")
+    except ConfigError as error:
+        if isinstance(error.__cause__, MissingMandatoryValue | InterpolationToMissingValueError):
+            return None
+        raise
+
+
+def _folder(settings: DictConfig, kind: str) -> Path:
+    key = f"hydra.{kind}.dir"
+    try:
+        text = settings[kind].dir
+        if text is None or not str(text):
+            raise refusal(key, text, "must name a folder", "folder")
+        return Path(str(text)).expanduser().resolve()
+    except (OmegaConfBaseException, OSError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"{key}: {str(error).splitlines()[0]}", code="folder", key=key) from error
 
 
 def sweep_of(overrides: Sequence[str]) -> list[str]:
@@ -105,9 +137,14 @@ def _runs(overrides: Sequence[str]) -> list[list[str]]:
         if override.is_hydra_override():
             continue
         key = override.get_key_element().lstrip("+~")
-        columns[key] = list(_values(text, override))
+        try:
+            columns[key] = list(itertools.islice(_values(text, override), _MOST_RUNS + 1))
+        except ValueError as error:
+            raise refusal(key, text.partition("=")[2], f"has no values to sweep over ({error})", "sweep") from error
         if not columns[key]:
             raise refusal(key, text.partition("=")[2], "has no values to sweep over", "sweep")
+    if math.prod(map(len, columns.values())) > _MOST_RUNS:
+        raise ConfigError(f"--multirun: more than {_MOST_RUNS} runs; split the sweep", code="sweep")
     return [open_own_groups(run) for run in map(list, itertools.product(*columns.values()))]
 
 

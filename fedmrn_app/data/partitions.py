@@ -38,7 +38,7 @@ class PartitionConfig:
     label_sets: Literal["drawn", "rotating"] = "drawn"
     min_samples: Count = 1  # number of rows that a natural group needs to be a client
     # number of rows drawn for each client, with replacement, for more clients than rows; None shares out each row once
-    samples_per_client: Count | None = None
+    samples_per_client: Annotated[int, Range(least=1, below=1 << 24)] | None = None
 
     def __post_init__(self) -> None:
         if self.name not in SCHEMES:

@@ -25,6 +25,7 @@ _POLL_SIMULATION = 0.05  # the nodes of a simulation are in this process
 # Messages that a simulation holds at a time, per node and at least: Flower searches all of them for each node.
 _PER_NODE, _MIN_HELD = 2, 16
 _EXPIRY_MARGIN = 5.0  # seconds before Flower forgets a message, after which the channel does not ask for its reply
+_UNUSUAL_FACTOR, _UNUSUAL_SECONDS = 10, 60.0  # of the longest reply so far
 _FRAME_BYTES = 4096  # more than Flower puts around a payload
 
 
@@ -100,6 +101,7 @@ class _Pending:
         downlink_bytes: bytes of the contents of all its messages.
         uplink_bytes: bytes of the contents of all replies to them.
         lost: what the client has lost, once it has said so.
+        told: whether a line has said that the reply takes unusually long.
     """
 
     request: Request
@@ -113,6 +115,7 @@ class _Pending:
     downlink_bytes: int = 0
     uplink_bytes: int = 0
     lost: Lost | None = None
+    told: bool = False
 
     def answer(self, payload: bytes | PayloadError | None, seconds: float = 0.0) -> Answer:
         return Answer(self.request, payload, self.uplink_bytes, self.downlink_bytes, seconds)
@@ -152,6 +155,7 @@ class Channel:
         refresh: Callable[[], object],
         max_payload_bytes: int,
         slowdown: Mapping[int, float] | None = None,
+        report: Callable[[str], None] = lambda line: None,
         clock: Clock | None = None,
     ) -> None:
         """Open the channel.
@@ -162,6 +166,7 @@ class Channel:
             refresh: updates `nodes`; it is called about once a second while the channel waits.
             max_payload_bytes: replies that are longer are refused.
             slowdown: factor by which each simulated straggler's replies are delayed, by client.
+            report: called with a line about a reply for which a simulation has waited unusually long.
             clock: what time it is.
         """
         self._grid = grid
@@ -171,6 +176,8 @@ class Channel:
         self._slowdown = slowdown or {}
         self._busy: dict[int, float] = {}  # until when stragglers train
         self._queues = _Queues()
+        self._report = report
+        self._longest = 0.0  # seconds that a reply has taken so far
         self._clock = clock or Clock()
 
     def ask(self, requests: Sequence[Request], policy: ReplyPolicy) -> list[Answer]:
@@ -218,7 +225,9 @@ class Channel:
         """Return the answers that are known by now: replies, and requests whose replies will not come."""
         answers = [answer for one, reply in self._pull() if (answer := self._read(one, reply)) is not None]
         self._push()
-        if not self._nodes.steady:
+        if self._nodes.steady:
+            self._tell_unusual()
+        else:
             answers += self._give_up_dead_nodes()
         answers += self._give_up_late() + self._queues.failed
         self._queues.failed = []
@@ -267,7 +276,19 @@ class Channel:
             payload: bytes | PayloadError = read_payload_of(reply, one.request.node)
         except PayloadError as error:
             payload = error
+        self._longest = max(self._longest, now - one.pushed)
         return one.answer(payload, now - one.begun)
+
+    def _tell_unusual(self) -> None:
+        """Report each reply that takes ten times as long as any before, and at least a minute."""
+        limit, now = max(_UNUSUAL_SECONDS, _UNUSUAL_FACTOR * self._longest), self._clock.monotonic()
+        for one in self._queues.pending.values():
+            if self._longest and not one.told and now - one.pushed > limit:
+                one.told = True
+                self._report(
+                    f"round {one.request.group}: client {one.request.client} has not answered for {limit:.0f} s, and "
+                    "the run waits for it; its process may be stopped, or the machine short of memory"
+                )
 
     def _due(self, one: _Pending, now: float) -> float:
         """Return when a straggler's reply counts as received; a straggler trains for one request after the other."""

@@ -34,6 +34,12 @@ SECURE = "s"  # record of a message of `fedmrn_app/secure/messages.py`
 LOST = "lost"  # field of a reply without a payload
 Lost = Literal["configuration", "version"]  # what a client may need to be sent again, see `OpenRound.order`
 _MAX_REASON = 300  # characters of a remote error that enter the log
+_DEATHS = {  # what Ray says about a process that has died, within pages of advice -> why
+    "running low on memory": "its process was ended because the machine is low on memory; raise client_cpus, so that "
+    "fewer clients train at once, or lower local.batch_size",
+    "worker process has died": "its process was killed or crashed, and so was that of a second attempt; often the "
+    "machine's memory is full: raise client_cpus, so that fewer clients train at once, or lower local.batch_size",
+}
 _MAX_CONFIG = 1 << 20  # bytes of a decompressed configuration
 _STYPE = "numpy.ndarray"  # Flower's name for arrays in the format of np.save
 
@@ -313,6 +319,9 @@ def content_bytes(content: Content) -> int:
 def remote_reason(error: str) -> str:
     """Return the reason of a remote error in one line, without the traceback that Flower and Ray wrap around it."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", error)
+    for mark, reason in _DEATHS.items():
+        if mark in plain:
+            return reason
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
     last = lines[-1] if lines else "no reason given"
     last = re.sub(r"^Exception \w+ occurred\. Message: ", "", last).removesuffix("'>")

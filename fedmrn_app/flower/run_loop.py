@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from flwr.serverapp import Grid
 
-from fedmrn_app.config.schema import Config
+from fedmrn_app.config.schema import FIRST_TIMEOUT, Config
 from fedmrn_app.federation.fedbuff import FedBuff
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.federation.secure_round import max_secure_bytes
@@ -19,7 +19,7 @@ from fedmrn_app.flower.liveness import LiveNodes
 from fedmrn_app.flower.secure_rounds import SecureRounds
 from fedmrn_app.flower.stragglers import draw_stragglers
 from fedmrn_app.flower.strategy import FinishedRound, PayloadStrategy, RoundSettings
-from fedmrn_app.flower.timeouts import RoundTimeout
+from fedmrn_app.flower.timeouts import MIN_SECONDS, RoundTimeout
 from fedmrn_app.privacy.mechanism import Privacy
 from fedmrn_app.results.clients_csv import Participants
 from fedmrn_app.results.progress import Progress
@@ -118,7 +118,8 @@ def _versions(run: ServerRun) -> Iterator[FinishedRound]:
 
 
 def _timeout(run: ServerRun) -> RoundTimeout:
-    return RoundTimeout(run.config.round_timeout, [row.seconds for row in run.progress.folder.rounds])
+    least = FIRST_TIMEOUT if run.nodes.steady else MIN_SECONDS  # a simulation's clients are slow, never out of reach
+    return RoundTimeout(run.config.round_timeout, [row.seconds for row in run.progress.folder.rounds], least)
 
 
 def _channel(run: ServerRun) -> Channel:
@@ -134,6 +135,7 @@ def _channel(run: ServerRun) -> Channel:
         refresh=run.directory.poll,
         max_payload_bytes=secure_bytes if config.privacy.secure_aggregation else max_payload_bytes(run.protocol),
         slowdown=stragglers,
+        report=run.report,
     )
 
 

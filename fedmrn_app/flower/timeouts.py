@@ -9,7 +9,7 @@ from fedmrn_app.config.schema import FIRST_TIMEOUT
 from fedmrn_app.errors import RunError
 from fedmrn_app.federation.report import RoundReport
 
-_FACTOR, _MIN_SECONDS = 10, 60.0
+_FACTOR, MIN_SECONDS = 10, 60.0
 _REMEMBERED = 5  # rounds
 MAX_FAILING = 3  # rounds in a row in which most clients fail, after which the run ends
 
@@ -18,12 +18,14 @@ class RoundTimeout:
     """The time that replies may take.
 
     Attributes:
-        fixed: seconds; None for ten times the longest reply of the last five rounds, but at least a minute.
+        fixed: seconds; None for ten times the longest reply of the last five rounds, but at least `least`.
+        least: seconds.
     """
 
-    def __init__(self, fixed: float | None, seconds: Iterable[float] = ()) -> None:
+    def __init__(self, fixed: float | None, seconds: Iterable[float] = (), least: float = MIN_SECONDS) -> None:
         """`seconds` are the durations of earlier rounds."""
         self.fixed = fixed
+        self.least = least
         self._seconds = deque(seconds, _REMEMBERED)
 
     def note(self, seconds: float) -> None:
@@ -36,7 +38,7 @@ class RoundTimeout:
         """Seconds for the next round."""
         if self.fixed is not None:
             return self.fixed
-        return max(_MIN_SECONDS, _FACTOR * max(self._seconds)) if self._seconds else FIRST_TIMEOUT
+        return max(self.least, _FACTOR * max(self._seconds)) if self._seconds else FIRST_TIMEOUT
 
 
 class FailureLimit:

@@ -93,7 +93,9 @@ class FedPM(MethodConfig):
     def build(self, run: RunOptions) -> Method:
         """Return training of scores, a codec of masks, and probabilities as global vector."""
         if run.downlink != "float32":
-            raise conflict("downlink.dtype", run.downlink, "fedpm sends its probabilities exactly; take float32")
+            raise conflict(
+                "downlink.dtype", run.downlink, "fedpm sends its probabilities exactly; say downlink.dtype=float32"
+            )
         if self.optimizer == "adam" and self.score_lr > 1:
             reason = "is a step size of SGD; with strategy.optimizer=adam say 0.01"
             raise conflict("strategy.score_lr", self.score_lr, reason)

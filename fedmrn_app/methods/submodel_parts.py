@@ -15,9 +15,10 @@ from fedmrn_app.layout import Layout, Shape, memory_order, placed
 from fedmrn_app.learning.models.narrow import narrowed
 from fedmrn_app.methods.submodel_selection import SubmodelSelector
 from fedmrn_app.noise import generate_noise
-from fedmrn_app.validation import Count, Range, Share
+from fedmrn_app.validation import Range
 
 Indices = NDArray[np.int64]
+Capacity = Annotated[float, Range(least=1e-6, most=1)]  # has at most a million windows
 Pick = Callable[[int, int], Indices]  # (number of a layer from 1, number of its channels) -> channels that are held
 
 
@@ -37,10 +38,16 @@ class PartOptions:
 
     masking: Literal["random", "rolling", "static", "full"] = "rolling"
     granularity: Literal["weight", "channel"] = "weight"
-    capacities: Annotated[Sequence[Share], Range(least=1)] = (1.0, 0.5, 0.25, 0.125, 0.0625)
+    capacities: Annotated[Sequence[Capacity], Range(least=1)] = (
+        1.0,
+        0.5,
+        0.25,
+        0.125,
+        0.0625,
+    )
     assignment: Literal["fixed", "redrawn"] = "fixed"
     windows: Literal["disjoint", "shuffled", "fedrolex", "fedrolex_backward"] = "disjoint"
-    starts: Count | None = None
+    starts: Annotated[int, Range(least=1, most=1_000_000)] | None = None
     draws: Literal["aligned", "independent"] = "aligned"
 
 

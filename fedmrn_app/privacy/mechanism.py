@@ -26,6 +26,7 @@ from fedmrn_app.seeds import derive_seed
 from fedmrn_app.validation import Positive, Range
 
 _ROUNDING = 1e-6  # of the clip, left for the rounding of float32
+_Bounded = Annotated[float, Range(above=0, most=1e6)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +46,13 @@ class PrivacyConfig:
         secure_aggregation: whether the server learns only the sum of the clients' replies.
     """
 
-    clip: Positive | None = None
-    noise_multiplier: Positive | None = None
+    clip: _Bounded | None = None
+    noise_multiplier: _Bounded | None = None
     epsilon: Positive | None = None
     delta: Annotated[float, Range(above=0, below=1)] = 1e-5
     sampling: Sampling = "poisson"
     noise_seed: NoiseSeed = "system"
-    flip: Annotated[float, Range(least=1e-9, below=0.5)] | None = None
+    flip: Annotated[float, Range(least=1e-9, most=0.49875)] | None = None  # at 0.49875 bits count 400 times
     local_epsilon: Annotated[float, Range(least=0.005, most=20)] | None = None  # 2^-32 is the step of probabilities
     secure_aggregation: bool = False
 

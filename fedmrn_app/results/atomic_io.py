@@ -3,22 +3,57 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import tempfile
 from pathlib import Path
+
+NO_SPACE = "no space left on device"
+_PROBE_BYTES = 1 << 16
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def full_disk(*folders: Path) -> Path | None:
+    """Return the first of some folders into which not even 64 KiB can be written for lack of space; None if all have.
+
+    A quota counts as a full disk.
+    """
+    for folder in folders:
+        try:
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(bytes(_PROBE_BYTES))
+                file.flush()
+        except OSError as error:
+            if error.errno in _FULL:
+                return folder
+    return None
+
+
+def os_reason(error: OSError, place: object = "") -> str:
+    """Return an error of the operating system in one line that names the file, or `place` where it names none."""
+    named = error.filename or place
+    if error.errno in _FULL:
+        return f"{NO_SPACE}: {named}; make room, and resume the run"
+    return f"{named}: {error.strerror or error}" if named else str(error.strerror or error)
 
 
 def write_durably(path: Path, data: bytes) -> None:
     """Replace a file and return when it is on the disk; its permissions follow the umask.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written; it names the file.
     """
     partial = path.with_name(f"{path.name}.partial")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)  # on a full disk this makes room for the reason
+        raise OSError(error.errno, error.strerror, str(path)) from error
     sync_folder(path.parent)
 
 

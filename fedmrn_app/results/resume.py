@@ -101,12 +101,13 @@ def resumable(path: Path, values: Mapping[str, Any], defaults: Defaults) -> tupl
 def changes(before: dict[str, Any], now: Mapping[str, Any], defaults: Defaults) -> Iterator[tuple[str, Any, Any]]:
     """Yield key, stored value and present value of each difference that prevents a run from resuming.
 
-    A key that the stored configuration lacks may be present with its default.
+    A key that the stored configuration lacks may be present with its default. Choices of groups come first, because
+    other keys follow from them.
     """
     flat_before, flat_now = flatten(before), flatten(now)
     if added := flat_now.keys() - flat_before.keys():
         flat_before |= {key: value for key, value in flatten(defaults(before)).items() if key in added}
-    for key in sorted(flat_before.keys() | flat_now.keys()):
+    for key in sorted(flat_before.keys() | flat_now.keys(), key=lambda key: (not key.endswith(".name"), key)):
         may_change = key in _MAY_CHANGE or (key.startswith(_MAY_CHANGE_WITHIN) and key not in _MUST_STAY)
         if flat_before.get(key) != flat_now.get(key) and not may_change:
             yield key, flat_before.get(key), flat_now.get(key)

@@ -23,8 +23,6 @@ from fedmrn_app.results.curves import draw_curves
 from fedmrn_app.results.resume import Defaults, must_be_free, resumable
 from fedmrn_app.results.round_row import Round, columns, from_row, to_row
 
-END_FILES = ("summary.json", "error.txt")  # a run writes one of them as its last file
-
 
 def failure_lines(path: Path) -> list[str]:
     """Return the lines about the recorded failure of the run in a folder, none where it records no failure."""
@@ -124,6 +122,7 @@ class RunFolder:
         """Save the state after a round, which finishes the round, and append its row to rounds.csv."""
         self.rounds.append(row)
         self.save_model(model, state, row.round)
+        (self.path / "summary.json").unlink(missing_ok=True)  # of fewer rounds, before the run was resumed
         with (self.path / "rounds.csv").open("a", newline="") as file:
             csv.DictWriter(file, columns(self.metrics)).writerow(to_row(row))
             file.flush()
@@ -157,8 +156,7 @@ class RunFolder:
     def _write_texts(self) -> None:
         for name, text in sorted(self._texts().items()):
             write_durably(self.path / name, text.encode())
-        for name in END_FILES:
-            (self.path / name).unlink(missing_ok=True)
+        (self.path / "error.txt").unlink(missing_ok=True)
 
     def log(self, line: str) -> None:
         """Append a line to run.log."""

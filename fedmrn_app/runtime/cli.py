@@ -5,19 +5,27 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import NoReturn
 
 import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
 
 from fedmrn_app.config.build import find_conf
 from fedmrn_app.config.compose import load_config, open_own_groups, quote_override
-from fedmrn_app.config.sweep import Sweep, open_sweep, sweep_of
+from fedmrn_app.config.sweep import Sweep, open_sweep, run_folder, sweep_of
 from fedmrn_app.environment import set_connection
-from fedmrn_app.errors import FedMRNError
+from fedmrn_app.errors import ConfigError, FedMRNError
 from fedmrn_app.report.tables import print_outcomes
+from fedmrn_app.results.atomic_io import os_reason
+from fedmrn_app.runtime.claim import claimed
 from fedmrn_app.runtime.remote import take_on
 from fedmrn_app.runtime.runner import console, errors, task
 from fedmrn_app.runtime.sweeps import forget_outcomes, read_best, read_outcomes
 
+MANY = 20  # runs of a sweep whose check takes a while
 _INFORMS = {"--help", "-h", "--hydra-help", "--version", "--info", "-i", "--cfg", "-c"}
 
 
@@ -25,40 +33,68 @@ def main() -> None:
     """Run the `fedmrn` command; exit with 0 if every run completed, 1 if one failed, 2 on a wrong configuration."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # for models and tasks of the user's own
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra passes errors on, instead of printing a traceback itself
     sweep = None
     try:
-        arguments, on = take_on(sys.argv[1:])
-        sweep = None if _INFORMS & set(arguments) else _checked(arguments)
-        sys.argv[1:] = open_own_groups(arguments)
-        if sweep is not None:
-            forget_outcomes(sweep.folder)
-            sys.argv.append(quote_override("hydra.sweep.dir", str(sweep.folder)))
-        if on is not None:
-            set_connection(on)
-        hydra.main(version_base="1.3", config_path=str(find_conf()), config_name="config")(task)()
+        with ExitStack() as folders:
+            arguments, on = take_on(sys.argv[1:])
+            _check_options(arguments)
+            if _INFORMS & set(arguments):
+                sys.argv[1:] = open_own_groups(arguments)
+            else:
+                options = [word for word in arguments if word.startswith("-")]
+                overrides = [word for word in arguments if not word.startswith("-")]
+                sweep = _checked(overrides, several=bool({"--multirun", "-m"} & set(options)))
+                folder, key = (run_folder(overrides), "run") if sweep is None else (sweep.folder, "sweep")
+                sys.argv[1:] = [*options, *open_own_groups(overrides)]  # in this order for Hydra's parser
+                if folder is not None:
+                    folders.enter_context(claimed(folder, f"hydra.{key}.dir"))
+                    sys.argv.append(quote_override(f"hydra.{key}.dir", str(folder)))
+                if sweep is not None:
+                    forget_outcomes(sweep.folder)
+            if on is not None:
+                set_connection(on)
+            hydra.main(version_base="1.3", config_path=str(find_conf()), config_name="config")(task)()
     except SystemExit as left:
         if sweep is not None and left.code:  # such as a launcher whose process died
             print_sweep(sweep)
         raise
-    except FedMRNError as error:
-        errors.print(f"fedmrn: {error}", markup=False)
+    except (FedMRNError, HydraException, OmegaConfBaseException) as error:
+        errors.print(f"fedmrn: {' '.join(str(error).split())}", markup=False)
         sys.exit(2)
+    except OSError as error:
+        errors.print(f"fedmrn: {os_reason(error)}", markup=False)
+        sys.exit(1)
     except KeyboardInterrupt:
         errors.print("interrupted; finished rounds are in the run's folder")
         sys.exit(130)
     sys.exit(1 if sweep is not None and not print_sweep(sweep) else 0)
 
 
-def _checked(arguments: Sequence[str]) -> Sweep | None:
+def _check_options(arguments: Sequence[str]) -> None:
+    """Refuse options that Hydra does not have; overrides are left to `_checked`."""
+
+    def refuse(message: str) -> NoReturn:
+        raise ConfigError(f"{message}; `fedmrn --help` lists the options", code="option")
+
+    parser = get_args_parser()
+    setattr(parser, "error", refuse)  # noqa: B010 (a method)
+    parser.parse_intermixed_args([word for word in arguments if word not in ("--help", "-h", "--version")])
+
+
+def _checked(overrides: Sequence[str], *, several: bool) -> Sweep | None:
     """Check all runs that a command line asks for before the first one starts; return the sweep, None for one run."""
-    overrides = [word for word in arguments if not word.startswith("-")]
-    if {"--multirun", "-m"} & set(arguments):
+    if several:
         sweep = open_sweep(overrides)
+        if len(sweep.runs) == 1 and not sweep.searches:
+            console.print("--multirun has no effect because no setting has several values")
+        elif len(sweep.runs) > MANY:
+            console.print(f"checking {len(sweep.runs)} runs before the first one starts")
         sweep.check()
         return sweep
     load_config(tuple(overrides))
-    if any(word.startswith("experiment=") for word in overrides) and (several := sweep_of(overrides)):
-        console.print(f"one run; with --multirun the experiment is a sweep over {' '.join(several)}", markup=False)
+    if any(word.startswith("experiment=") for word in overrides) and (swept := sweep_of(overrides)):
+        console.print(f"one run; with --multirun the experiment is a sweep over {' '.join(swept)}", markup=False)
     return None
 
 

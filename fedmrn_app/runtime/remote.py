@@ -29,14 +29,17 @@ def take_on(arguments: list[str]) -> tuple[list[str], str | None]:
     Raises:
         ConfigError: the name is missing.
     """
+    unnamed = ConfigError("--on: name a connection of Flower's config.toml", code="missing", key="--on")
     for place, word in enumerate(arguments):
         if word == "--on":
             name = arguments[place + 1] if len(arguments) > place + 1 else "-"
             if "=" in name or name.startswith("-"):
-                raise ConfigError("--on: name a connection of Flower's config.toml", code="missing", key="--on")
+                raise unnamed
             return arguments[:place] + arguments[place + 2 :], name
         if word.startswith("--on="):
-            return arguments[:place] + arguments[place + 1 :], word.removeprefix("--on=")
+            if not (name := word.removeprefix("--on=")):
+                raise unnamed
+            return arguments[:place] + arguments[place + 1 :], name
     return arguments, None
 
 

@@ -23,7 +23,7 @@ def run_supervised(
     on_line: Callable[[str], None],
     clock: Clock | None = None,
 ) -> None:
-    """Run, and run again when the run's processes die.
+    """Run, and run again when the run's processes die; once more if they died because they started too slowly.
 
     Args:
         run: takes a configuration and returns when the run has ended.
@@ -38,16 +38,18 @@ def run_supervised(
         RunError: the run has failed with an error of its own; a restart would fail again.
     """
     clock = clock or Clock()
-    left, rounds = restarts, 0
+    left, rounds, tried_again = restarts, 0, False
     while True:
         try:
             return run(values)
         except DiedError as error:
             before, rounds = rounds, finished_rounds(folder)
             left = restarts if rounds > before else left
+            if error.code == "start" and not tried_again:
+                left, tried_again = left + 1, True
             if left == 0:
                 raise
             left -= 1
             on_line(f"{error}; starting again after round {rounds}")
-            clock.sleep(_PAUSE_SECONDS * (restarts - left))  # for what a service manager brings back
+            clock.sleep(_PAUSE_SECONDS * max(1, restarts - left))  # for what a service manager brings back
             values = {**values, "resume": holds_run(folder) and (values["resume"] or True)}

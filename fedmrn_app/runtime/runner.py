@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fedmrn_app.config.build import resolve_from_data
 from fedmrn_app.config.compose import default_values, plain_values
+from fedmrn_app.config.remarks import remarks
 from fedmrn_app.config.schema import Config, Values
 from fedmrn_app.data.partitions import load_partitions
 from fedmrn_app.data.place import Place
 from fedmrn_app.environment import CONNECTION, RUN_FOLDER, read_variable
 from fedmrn_app.errors import ConfigError, FedMRNError
 from fedmrn_app.report.tables import print_summary
+from fedmrn_app.results.atomic_io import os_reason
 from fedmrn_app.results.lock import locked
 from fedmrn_app.results.loggers.feed import Feed, check_library
 from fedmrn_app.results.resume import finished, holds_run, must_be_free, resumable
@@ -51,9 +54,12 @@ def task(composed: DictConfig) -> float:
     folder, sweeps = Path(settings.runtime.output_dir), is_sweep()
     result: dict[str, Any] | str
     try:
-        result = launch(plain_values(composed), folder, read_variable(CONNECTION) or None)
+        words = list(settings.overrides.task)
+        result = launch(plain_values(composed), folder, read_variable(CONNECTION) or None, words)
     except FedMRNError as error:
         result = str(error)
+    except OSError as error:
+        result = os_reason(error, folder)
     except Exception as error:
         if not sweeps:
             raise
@@ -69,13 +75,14 @@ def task(composed: DictConfig) -> float:
     return float(result[f"final_{result['metric']}"])
 
 
-def launch(values: Values, folder: Path, on: str | None = None) -> dict[str, Any]:
+def launch(values: Values, folder: Path, on: str | None = None, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Run once with progress on the console, print the summary table and return the summary.
 
     Args:
         values: the configuration.
         folder: the run's folder.
         on: name of the connection to a SuperLink, see `run_on`; None for a simulation.
+        overrides: what the command line has set; those without effect are named.
     """
     if on is None:
         require_simulation()
@@ -91,14 +98,17 @@ def launch(values: Values, folder: Path, on: str | None = None) -> dict[str, Any
         else:
             if not holds_run(folder) and is_sweep():
                 values = {**values, "resume": False}  # this run of the resumed sweep has not begun yet
-            _check(values, config, task, folder, on)
+            labels = _check(values, config, task, folder, on)
+            for line in remarks(config, overrides, labels):
+                console.print(line, markup=False)
             summary = _run(values, config, folder, on)
         print_summary(console, summary, folder)
         return summary
 
 
-def _check(values: Values, config: Config, task: Task, folder: Path, on: str | None) -> None:
-    """Refuse a run that cannot work before any process starts, and announce the others."""
+def _check(values: Values, config: Config, task: Task, folder: Path, on: str | None) -> int | None:
+    """Refuse a run that cannot work before any process starts, announce the others, and count the rows' labels."""
+    labels = None
     if values["resume"]:
         resumable(folder, values, default_values)
     else:
@@ -112,12 +122,14 @@ def _check(values: Values, config: Config, task: Task, folder: Path, on: str | N
     if on is None:  # devices may have data of their own
         train = load_training(task, config.validation, config.seed, console.print)
         load_partitions(train, config.partition, config.clients, derive_seed(config.seed, "partition"), task.name)
+        labels = None if train.labels is None else int(train.labels.max()) + 1
     console.print(
         f"{config.strategy['name']} on {task.name}, {config.partition.name}: {config.rounds} rounds, "
         f"{config.clients_per_round} of {config.clients} clients per round"
     )
     if (rows := config.partition.samples_per_client) is not None:
         console.print(f"each client's {rows} rows are drawn with replacement, and clients may share rows")
+    return labels
 
 
 def _run(values: Values, config: Config, folder: Path, on: str | None) -> dict[str, Any]:

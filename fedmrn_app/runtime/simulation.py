@@ -25,6 +25,7 @@ from fedmrn_app.environment import (
 )
 from fedmrn_app.errors import ConfigError, DiedError, needs_extra
 from fedmrn_app.federation.reduce import cores
+from fedmrn_app.results.atomic_io import NO_SPACE, full_disk
 from fedmrn_app.results.logs import shorten
 from fedmrn_app.runtime.cleanup import find_descendant, has_ended, private_home
 from fedmrn_app.runtime.connection import Connection
@@ -32,6 +33,8 @@ from fedmrn_app.runtime.flower_cli import CompletionFlag, Tail, command, free_po
 
 START_TIMEOUT = 180.0  # seconds for the SuperLink to answer; several may start at once
 POLL_SECONDS = 0.2
+_WRAPPER = "An error was encountered"  # Flower's line after the error itself
+_SLOW_START = "node timed out during startup"  # Ray on a busy machine
 NODES = 40  # that share the clients: Flower hands each of them at most ten messages a second
 
 
@@ -91,8 +94,9 @@ def run_simulation(
             simulation = simulation or find_descendant("flwr-simulation", home)
             died = simulation is not None and has_ended(simulation)
         tail.read(on_line)
+        full = full_disk(folder, home)
     if not ending.reached():
-        raise DiedError(_death(folder), code="died")
+        raise died_error(folder, full)
     ending.check()
 
 
@@ -196,12 +200,19 @@ def _check_cluster(cluster: str) -> None:
         ) from None  # fmt: skip
 
 
-def _death(folder: Path) -> str:
-    """Return what is known about a run whose processes exited without reporting a result."""
+def died_error(folder: Path, full: Path | None) -> DiedError:
+    """Return the error of a run whose processes exited without reporting a result.
+
+    Args:
+        folder: the run's folder.
+        full: a folder on a full disk, if there is one.
+    """
+    again = f"see {folder / 'flower.log'}; resume=true hydra.run.dir={folder} goes on from its last round"
+    if full is not None:
+        return DiedError(f"{NO_SPACE}: {full}; make room; {again}", code="disk-full", value=str(full))
     log = (folder / "flower.log").read_text(errors="replace")
     errors = re.findall(r"^(?:\w+\.)*(\w*(?:Error|Exception)\b.*)$", log, re.MULTILINE)
+    errors = [error for error in errors if _WRAPPER not in error]
     reason = f" ({errors[-1]})" if errors else ""
-    return (
-        f"the run's processes died{reason}; see {folder / 'flower.log'}; "
-        f"resume=true hydra.run.dir={folder} goes on from its last round"
-    )
+    code = "start" if errors and _SLOW_START in errors[-1] else "died"
+    return DiedError(f"the run's processes died{reason}; {again}", code=code)

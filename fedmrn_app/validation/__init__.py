@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import cache
@@ -122,6 +123,11 @@ def check_call(function: Callable[..., Any], values: Mapping[str, Any], key: str
     return {name: _value(hints.get(name, Any), value, f"{prefix}{name}") for name, value in values.items()}
 
 
+def check_value(kind: type, name: str, value: Any) -> None:
+    """Check one value of a dataclass; raises ConfigError as `build`."""
+    _value(_hints(kind)[name], value, name)
+
+
 def unknown_key(name: str, value: object, allowed: Iterable[str], key: str) -> ConfigError:
     """Return the error of a key that is not among those allowed below `key`."""
     allowed = sorted(map(str, allowed))
@@ -143,8 +149,8 @@ def refusal(key: str, value: object, reason: str, code: str = "conflict") -> Con
 
 def changed(key: str, before: object, now: object) -> RunError:
     """Return the error of a run that would resume with another value of a setting."""
-    was, new = ("null" if value is None else value for value in (before, now))
-    reason = f"{key} was {was} and is now {new}; set {key}={was}"
+    setting = key.removesuffix(".name")  # the choice of a group
+    reason = f"{key} was {_typed(before)} and is now {_typed(now)}; set {setting}={_typed(before)}"
     return RunError(f"resume=true: {reason}", code="changed", key=key, value=now)
 
 
@@ -197,16 +203,24 @@ def _frozen(value: Any, key: str) -> Any:
     return value
 
 
-def _shown(value: object) -> str:
-    """Return a value as it is typed on the command line, cut where it is long."""
+def _typed(value: object) -> str:
+    """Return a value as it is typed on the command line."""
     if isinstance(value, bool):
-        text = str(value).lower()
-    elif value is None:
-        text = "null"
-    elif isinstance(value, list | tuple):
+        return str(value).lower()
+    if value is None:
+        return "null"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_typed, value))}]"
+    text = str(value)
+    return text if not isinstance(value, str) or re.fullmatch(r"[\w./:-]+", text) else f"'{text}'"
+
+
+def _shown(value: object) -> str:
+    """Return a value as it is typed on the command line, in one line and cut where it is long."""
+    if isinstance(value, list | tuple):
         text = f"[{', '.join(_shown(item) for item in value)}]"
     else:
-        text = " ".join(str(value).splitlines())
+        text = " ".join(value.splitlines()) if isinstance(value, str) else _typed(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

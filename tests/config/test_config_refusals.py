@@ -64,7 +64,7 @@ REFUSED: list[tuple[str, str, str, Any]] = [
     ("privacy.epsilon=8 privacy.clip=1 uplink.bits=null strategy=fedpm", "conflict", "strategy", "fedpm"),
     ("model=mlp uplink.bits=null privacy.epsilon=0.5 privacy.noise_multiplier=1", "budget", "privacy.epsilon", 0.5),
     ("model=own model._target_=5", "target", "model._target_", 5),
-    ("model=own model._target_=sys.exit", "target", "model._target_", None),
+    ("model=own model._target_=sys.exit", "target", "model._target_", "sys.exit"),
     ("task=own task._target_=fedmrn_app.tasks.task.Task", "target", "task._target_", "fedmrn_app.tasks.task.Task"),
     ("-m seed=range(5,1)", "sweep", "seed", "range(5,1)"),
     ("-m seed=glob(*)", "sweep", "seed", "glob(*)"),

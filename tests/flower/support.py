@@ -135,11 +135,16 @@ class FakeGrid:
         nodes.poll()
         return nodes
 
-    def channel(self, max_payload_bytes: int = 10_000, slowdown: Mapping[int, float] | None = None) -> Channel:
+    def channel(
+        self,
+        max_payload_bytes: int = 10_000,
+        slowdown: Mapping[int, float] | None = None,
+        report: Callable[[str], None] = lambda line: None,
+    ) -> Channel:
         nodes = self.live_nodes()
         return Channel(
             self.grid, nodes, refresh=nodes.poll, max_payload_bytes=max_payload_bytes, slowdown=slowdown,
-            clock=self.clock,
+            report=report, clock=self.clock,
         )  # fmt: skip
 
 

@@ -74,6 +74,14 @@ def test_a_slow_node_is_waited_for_until_the_timeout() -> None:
     assert 5 <= grid.clock.now < 7
 
 
+def test_a_simulation_says_once_that_it_waits_for_a_client() -> None:
+    grid, lines = grid_of({5: 0.1, 6: 100.0}, interval=1e300), list[str]()
+    channel = grid.channel(report=lines.append)
+    assert outcomes(channel.ask([Ask(5), Ask(6)], ReplyPolicy(timeout=3600))) == ["good", "good"]
+    (line,) = lines
+    assert line.startswith("round 1: client 6 has not answered for 60 s")
+
+
 def test_a_node_that_flower_does_not_know_is_given_up() -> None:
     grid = grid_of({5: 0.1, 6: 0.1})
     grid.unknown.add(6)

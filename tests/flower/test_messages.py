@@ -287,3 +287,13 @@ def test_a_reason_is_taken_out_of_a_traceback() -> None:
     assert remote_reason(wrapped) == "RuntimeError: sabotage"
     assert remote_reason("fedmrn_app.errors.ConfigError: no such model") == "ConfigError: no such model"
     assert remote_reason("") == "no reason given"
+    killed = (
+        "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n\tpid: 5\nThe actor "
+        "is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker exits "
+        "with a connection error code 2. End of file."
+    )
+    assert "its process was killed or crashed" in remote_reason(killed)
+    low = (
+        "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.\nSet `RAY_x` to zero."
+    )
+    assert "low on memory" in remote_reason(low)

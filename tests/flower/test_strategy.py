@@ -341,6 +341,7 @@ def test_timeout_fits_the_rounds_before() -> None:
         assert timeout.seconds == following
     assert RoundTimeout(None, [30, 20]).seconds == 300
     assert RoundTimeout(7, [30]).seconds == 7
+    assert RoundTimeout(None, [2], least=3600).seconds == 3600  # of a simulation, whose processes may be stopped
 
 
 def test_participants_are_recorded_and_rounds_that_are_done_again_are_taken_out(tmp_path: Path) -> None:

@@ -12,17 +12,18 @@ from omegaconf import OmegaConf
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from fedmrn_app.config.build import resolve_from_data
+from fedmrn_app.config.build import read_config, resolve_from_data
 from fedmrn_app.config.compose import compose_values, default_values
 from fedmrn_app.errors import RunError
 from fedmrn_app.federation.protocol import GlobalState
 from fedmrn_app.results.checkpoint import VECTOR, read_state
 from fedmrn_app.results.lock import locked
 from fedmrn_app.results.progress import progress_line
-from fedmrn_app.results.resume import finished
+from fedmrn_app.results.resume import changes, finished
 from fedmrn_app.results.round_row import RowReader, columns, from_row, to_row
 from fedmrn_app.results.run_folder import RunFolder
 from fedmrn_app.results.summary import summarize
+from fedmrn_app.validation import changed
 from tests.run_folder import VALUES, model, row, rows_on_disk, state
 
 
@@ -72,6 +73,50 @@ def test_summary_reports_the_last_and_the_best_round(tmp_path: Path) -> None:
     assert summary["seconds_per_round"] == 3.0
     assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_summary_of_a_finished_run_survives_a_resume_that_fails(tmp_path: Path) -> None:
+    folder = new_run(tmp_path)
+    folder.add_round(row(1, 0.5), model(), state())
+    folder.finish(summarize(folder.rounds, {}))
+    again = RunFolder(tmp_path)
+    again.resume({**VALUES, "rounds": 9}, model(9), state(9))
+    again.fail("clients=4: 4 are on no node")
+    assert json.loads((tmp_path / "summary.json").read_text())["rounds"] == 1
+    again.add_round(row(2, 0.5), model(), state())
+    assert not (tmp_path / "summary.json").exists()
+
+
+ALPHA, SPARSE = "partition=dirichlet", "strategy=topk strategy.ratio=0.1 strategy.error_feedback=true"
+PARTS = "strategy=submodel strategy.capacities=[1,0.5]"
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ("seed=1", ALPHA),
+        (ALPHA, "local.lr=0.5"),
+        ("", "strategy=fedavg"),
+        ("strategy=fedavg", ""),
+        ("downlink.dtype=float32 downlink.memory=false", ""),
+        (SPARSE, "strategy=eden evaluate_train=true"),
+        (PARTS, "strategy=submodel strategy.radius=3"),
+        (PARTS, "strategy=fedpm_code"),
+        ("model=mlp model.hidden=[3]", "model=mlp local.steps=5"),
+        ("model=mlp uplink.bits=null noise=gaussian", "uplink.max_norm=null"),
+    ],
+)
+def test_advice_at_resume_works_when_it_is_followed(before: str, now: str) -> None:
+    stored, words = compose_values(before.split()), now.split()
+    read_config(stored)
+    for _ in range(12):
+        present = compose_values(words)
+        difference = next(changes(stored, present, default_values), None)
+        if difference is None:
+            read_config(present)
+            return
+        words.append(str(changed(*difference)).rpartition("set ")[2])
+    raise AssertionError(words)
 
 
 def test_best_round_is_that_of_the_headline_metric(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_killed_processes_come_back_and_a_killed_command_resumes(watched: bool, 
     output, _ = run.communicate()
     assert not watched or ("the run's processes died" in output and "starting again after round" in output)
     if watched:
-        watchdog.wait(60)
+        watchdog.wait(30)
         assert processes(folder) == []
         assert not Path(home).exists()
         refused = finish(command, tmp_path)

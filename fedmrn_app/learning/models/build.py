@@ -50,6 +50,8 @@ def build_model(
             raise _misfit(name, f"does not fit {_data(task)} ({first_line(error)})") from error
         if not isinstance(module, nn.Module):
             raise _misfit(name, f"gives a {type(module).__name__}, not a torch.nn.Module")
+        if any(not weights.is_meta and not weights.isfinite().all() for weights in module.parameters()):
+            raise _misfit(name, "has initial weights that are not finite")
         if problem := _try(module, task):
             raise _misfit(name, problem)
     return module

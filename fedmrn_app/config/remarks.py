@@ -1,0 +1,81 @@
+"""Settings that a person has given and that have no effect in this run; each is named in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fedmrn_app.config.build import TARGET, build_run_method
+from fedmrn_app.config.schema import Config
+
+Remark = tuple[bool, str, str]  # whether it applies, the keys below a prefix, and why they have no effect
+
+
+def remarks(config: Config, overrides: Sequence[str], labels: int | None = None) -> list[str]:
+    """Return a line for each override without effect.
+
+    Args:
+        config: the run's configuration.
+        overrides: what the command line has set, as `KEY=VALUE`.
+        labels: the number of different labels of the rows; None where they have none, or are on devices.
+    """
+    given: dict[str, str] = {}
+    lines = []
+    for word in overrides:
+        key, _, value = word.lstrip("+").partition("=")
+        if key in given:
+            lines.append(f"{key}={given[key]} has no effect because {key}={value} follows")
+        given[key] = value
+    rows = [*_rounds(config), *_data(config, labels), *_method(config), *_experiment(given)]
+    for applies, keys, reason in rows:
+        prefix, _, names = keys.rpartition(".")
+        found = [key for name in names.split("|") if applies and (key := f"{prefix}.{name}".lstrip(".")) in given]
+        lines += [f"{key}={given[key]} has no effect because {reason}" for key in found]
+    return lines
+
+
+def _rounds(config: Config) -> Iterator[Remark]:
+    wanted, slowness = config.clients_per_round, config.simulation.slowness
+    noised, flipped = config.privacy.noised, config.privacy.randomized_response is not None
+    private = "nothing gets noise; say privacy.noise_multiplier=1 or privacy.epsilon=8 too"
+    yield wanted == config.clients, "oversample", f"a round uses all {wanted} clients"
+    yield config.server == "sync", "max_staleness", "rounds use replies to their own model only; say server=async"
+    yield config.local.steps is not None, "local.epochs", f"local.steps={config.local.steps} replaces it"
+    yield not noised, "privacy.delta|sampling", private
+    yield not (noised or flipped), "privacy.noise_seed", private
+    yield noised, "client_weights", "with noise all clients weigh the same"
+    yield slowness is not None and slowness[1] == 1, "simulation.slow", "once as long is no difference"
+    yield config.downlink.dtype != "grid", "downlink.step", f"downlink.dtype={config.downlink.dtype} has no steps"
+    sent_whole = config.downlink.dtype != "grid" and config.downlink.memory
+    yield sent_whole, "downlink.memory", f"downlink.dtype={config.downlink.dtype} is always sent whole"
+
+
+def _data(config: Config, labels: int | None) -> Iterator[Remark]:
+    dataset = config.dataset
+    path, digits = str(dataset.get("path") or ""), dataset.get("name") == "digits"
+    table = "dataset.image_column|label_column|feature_columns"
+    yield digits or path.endswith(".npz"), table, "these rows have no columns with names"
+    yield digits or bool(path), "dataset.hub|subset", "these rows are not read from the hub"
+    yield TARGET in config.task, "dataset", "task=own brings its data"
+    more = labels is not None and int(dataset.get("classes") or 0) > labels
+    yield more, "dataset.classes", f"the rows have {labels} labels, and no row can have a further one"
+
+
+def _method(config: Config) -> Iterator[Remark]:
+    codec, options = build_run_method(config).codec, config.strategy
+    name = options["name"]
+    yield not hasattr(codec, "noise"), "noise", f"strategy={name} masks no noise"
+    yield not hasattr(codec, "noise"), "noise.alpha|distribution", f"strategy={name} masks no noise"
+    yield not hasattr(codec, "coder"), "uplink.coder", f"strategy={name} codes no masks"
+    if name != "submodel":
+        return
+    masking, channels = options["masking"], options["granularity"] == "channel"
+    by_masking = f"strategy.masking={masking} has none"
+    yield masking == "full", "strategy.capacities|assignment", "strategy.masking=full gives all clients all weights"
+    yield masking != "rolling", "strategy.windows|starts", by_masking
+    yield masking == "rolling" and options["windows"] != "shuffled", "strategy.starts", "only shuffled windows have it"
+    yield not (masking == "random" and channels), "strategy.draws", "only random channels are drawn"
+    yield len(options["capacities"]) == 1, "strategy.assignment", "there is one capacity only"
+
+
+def _experiment(given: dict[str, str]) -> Iterator[Remark]:
+    yield "experiment" not in given, "scale|part", "it is for an experiment; say experiment=NAME"
