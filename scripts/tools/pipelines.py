@@ -7,8 +7,8 @@ digits, 10 local epochs. Written here in NumPy, at OpenFL's default settings: KC
 the float32 indices), SKC (the largest hundredth, k-means, gzip) and STC (the largest tenth, their signs and one mean
 size, gzip). In their favour: where SKC's elements are takes a bit per weight before gzip, and STC's size is the mean of
 what is kept. APPFL's SZ3 and ZFP are the libraries pysz and zfpy where they are installed. There is no library of SZ2
-here. NNCodec (ISO/IEC 15938-17) runs in the Python that `--nncodec` names, since it needs an older NumPy: at each error
-that of three sets of options that does best against `quantized`.
+here. NNCodec (ISO/IEC 15938-17) runs in the Python that `--nncodec` names, since it needs an older NumPy; of three
+sets of options there is a row for the one that does best against `quantized` with a step.
 
 An error is 1 - <x, x'>^2 / (||x||^2 ||x'||^2), the squared error at the best length of x', as a share. Only the
 tensors of two and more dimensions are coded, the vector in memory order. `quantized` knows nothing of earlier rounds,
@@ -53,13 +53,15 @@ ERRORS = 0.6, 0.4, 0.2, 0.1, 0.03, 0.01
 NNCODEC = """
 import contextlib, io, sys, numpy as np
 from nncodec import nn
-tensors = dict(np.load(sys.argv[1]))
-options = {name: True for name in sys.argv[3].split("+")}
-with contextlib.redirect_stdout(io.StringIO()):
-    settings = dict(qp=int(sys.argv[2]), results=sys.argv[4], verbose=False, **options)
-    data = nn.encode({name: x.copy() for name, x in tensors.items()}, settings)
-    np.savez(sys.argv[4] + "/decoded.npz", **nn.decode(data))
-print(len(data))
+folder = sys.argv[1]
+tensors = dict(np.load(folder + "/update.npz"))
+for options in sys.argv[2].split():
+    for qp in map(int, sys.argv[3].split()):
+        settings = dict(qp=qp, results=folder, verbose=False, **{name: True for name in options.split("+")})
+        with contextlib.redirect_stdout(io.StringIO()):
+            data = nn.encode({name: x.copy() for name, x in tensors.items()}, settings)
+            decoded = nn.decode(data)
+        np.savez(f"{folder}/{options} {qp}.npz", size=len(data), **decoded)
 """
 NNCODEC_OPTIONS = "use_dq", "use_dq+opt_qp", "use_dq+opt_qp+row_skipping"
 
@@ -140,40 +142,29 @@ def by_method(update: Update, name: str, options: dict[str, Any]) -> Coded:
 
 
 def best_nncodec(update: Update, python: str) -> Iterator[tuple[str, Coded]]:
-    """Yield, near each error, the result of NNCodec that is shortest against `quantized` at its error."""
-    done: dict[tuple[int, str], Coded] = {}
-
-    def at(qp: int, options: str) -> Coded:
-        if (qp, options) not in done:
-            done[qp, options] = by_nncodec(update, python, qp, options)
-        return done[qp, options]
-
-    for aim in ERRORS:
-        found = []
-        for options in NNCODEC_OPTIONS:
-            low, high = -100, 0  # the step doubles with each four
-            while high - low > 1:
-                middle = (low + high) // 2
-                low, high = (middle, high) if error(update.x, at(middle, options)[1]) <= aim else (low, middle)
-            coded = at(low, options)
-            found.append((coded[0] / quantized(update, error(update.x, coded[1]))[0], f"NNCodec {options}", coded))
-        yield min(found, key=lambda one: one[0])[1:]
-
-
-def by_nncodec(update: Update, python: str, qp: int, options: str) -> Coded:
-    """Return the result of NNCodec with a quantization parameter, and with these options switched on."""
+    """Yield, for each step, the result of NNCodec that is shortest against `quantized` at its error."""
     tensors = {}
     for number, (part, shape) in enumerate(zip(update.layout.split(update.x), update.layout.shapes, strict=True)):
         wide = len(shape) == 4  # in memory the channels come last
-        part = part.reshape(*(shape[place] for place in (0, 2, 3, 1)[: len(shape)])) if wide else part.reshape(shape)
+        part = part.reshape([shape[place] for place in (0, 2, 3, 1)] if wide else shape)
         tensors[f"{number}.weight"] = np.ascontiguousarray(part.transpose(0, 3, 1, 2) if wide else part)
+    middle = round(4 * np.log2(np.sqrt(np.mean(np.square(update.x)))))  # the step doubles with each four
+    steps = [middle + away for away in (-8, -4, 0, 4, 7, 10)]
     with tempfile.TemporaryDirectory() as folder:
         np.savez(f"{folder}/update.npz", **tensors)  # type: ignore[arg-type]
-        command = [python, "-c", NNCODEC, f"{folder}/update.npz", str(qp), options, folder]
-        size = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        decoded = np.load(f"{folder}/decoded.npz")
-        parts = [decoded[name] for name in tensors]
-    return size, np.concatenate([(y.transpose(0, 2, 3, 1) if y.ndim == 4 else y).reshape(-1) for y in parts])
+        command = [python, "-c", NNCODEC, folder, " ".join(NNCODEC_OPTIONS), " ".join(map(str, steps))]
+        subprocess.run(command, check=True, capture_output=True)
+        for step in steps:
+            found = []
+            for options in NNCODEC_OPTIONS:
+                kept = np.load(f"{folder}/{options} {step}.npz")
+                parts = [kept[name] for name in tensors]
+                y = np.concatenate([(p.transpose(0, 2, 3, 1) if p.ndim == 4 else p).reshape(-1) for p in parts])
+                if (e := error(update.x, y)) < 1:
+                    coded = int(kept["size"]), y
+                    found.append((coded[0] / quantized(update, e)[0], f"NNCodec {options}", coded))
+            if found:
+                yield min(found, key=lambda one: one[0])[1:]
 
 
 def k_means(x: Vector) -> Coded:
