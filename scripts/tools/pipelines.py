@@ -45,13 +45,14 @@ Vector = NDArray[np.float32]
 Coded = tuple[int, Vector]  # bytes, and what is decoded from them
 CLUSTERS = 6
 OURS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{f"EDEN, {bits} bits": ("eden", {"bits": bits}) for bits in (1, 2, 3, 4)},
+    **{f"EDEN, bits={bits}": ("eden", {"bits": bits}) for bits in (1, 2, 3, 4)},
     "DRIVE": ("drive", {}),
-    **{f"Top-k, ratio {ratio}": ("topk", {"ratio": ratio}) for ratio in (0.01, 0.1)},
+    **{f"Top-k, ratio={ratio}": ("topk", {"ratio": ratio}) for ratio in (0.01, 0.1)},
 }
 ERRORS = 0.6, 0.4, 0.2, 0.1, 0.03, 0.01
 NNCODEC = """
 import contextlib, io, sys, numpy as np
+from importlib.metadata import version
 from nncodec import nn
 folder = sys.argv[1]
 tensors = dict(np.load(folder + "/update.npz"))
@@ -62,6 +63,7 @@ for options in sys.argv[2].split():
             data = nn.encode({name: x.copy() for name, x in tensors.items()}, settings)
             decoded = nn.decode(data)
         np.savez(f"{folder}/{options} {qp}.npz", size=len(data), **decoded)
+print(version("nncodec"))
 """
 NNCODEC_OPTIONS = "use_dq", "use_dq+opt_qp", "use_dq+opt_qp+row_skipping"
 
@@ -144,16 +146,16 @@ def by_method(update: Update, name: str, options: dict[str, Any]) -> Coded:
 def best_nncodec(update: Update, python: str) -> Iterator[tuple[str, Coded]]:
     """Yield, for each step, the result of NNCodec that is shortest against `quantized` at its error."""
     tensors = {}
-    for number, (part, shape) in enumerate(zip(update.layout.split(update.x), update.layout.shapes, strict=True)):
+    for tensor, (part, shape) in enumerate(zip(update.layout.split(update.x), update.layout.shapes, strict=True)):
         wide = len(shape) == 4  # in memory the channels come last
         part = part.reshape([shape[place] for place in (0, 2, 3, 1)] if wide else shape)
-        tensors[f"{number}.weight"] = np.ascontiguousarray(part.transpose(0, 3, 1, 2) if wide else part)
+        tensors[f"{tensor}.weight"] = np.ascontiguousarray(part.transpose(0, 3, 1, 2) if wide else part)
     middle = round(4 * np.log2(np.sqrt(np.mean(np.square(update.x)))))  # the step doubles with each four
     steps = [middle + away for away in (-8, -4, 0, 4, 7, 10)]
     with tempfile.TemporaryDirectory() as folder:
         np.savez(f"{folder}/update.npz", **tensors)  # type: ignore[arg-type]
         command = [python, "-c", NNCODEC, folder, " ".join(NNCODEC_OPTIONS), " ".join(map(str, steps))]
-        subprocess.run(command, check=True, capture_output=True)
+        number = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
         for step in steps:
             found = []
             for options in NNCODEC_OPTIONS:
@@ -162,7 +164,7 @@ def best_nncodec(update: Update, python: str) -> Iterator[tuple[str, Coded]]:
                 y = np.concatenate([(p.transpose(0, 2, 3, 1) if p.ndim == 4 else p).reshape(-1) for p in parts])
                 if (e := error(update.x, y)) < 1:
                     coded = int(kept["size"]), y
-                    found.append((coded[0] / quantized(update, e)[0], f"NNCodec {options}", coded))
+                    found.append((coded[0] / quantized(update, e)[0], f"NNCodec {number}, {options}", coded))
             if found:
                 yield min(found, key=lambda one: one[0])[1:]
 
