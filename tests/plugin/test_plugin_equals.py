@@ -138,8 +138,8 @@ def test_the_default_writes_the_payload_of_quantized(worker: Worker) -> None:
     @app.train()
     def _(message: Message, context: Context) -> Message:
         model.load(trained, first.dense)
-        content = {"arrays": ArrayRecord(model.module.state_dict()), "metrics": MetricRecord({"num-examples": 1})}
-        return Message(RecordDict(content), reply_to=message)
+        arrays, metrics = ArrayRecord(model.module.state_dict()), MetricRecord({"num-examples": 1})
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
     class Listening(LocalGrid):
         def deliver(self, message: Message) -> Message:
