@@ -128,7 +128,7 @@ class UniformLevels(Codec):
             raise wrong_length("body", body.data, f"less than its head of {_HEAD.size}")
         scale, *offsets = _HEAD.unpack_from(body.data)
         largest = scale * (MAX_LEVEL + 1)
-        if not 0 <= largest <= np.finfo(np.float32).max:
+        if not 0 <= largest <= float(np.finfo(np.float32).max):
             raise PayloadError(f"body has the scale {scale}", code="not-finite", value=scale)
         rest = Body(memoryview(body.data)[_HEAD.size :], body.form)
         levels = read_levels(rest, context.layout, trends_of(context.drift))

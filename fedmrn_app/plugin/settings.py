@@ -27,7 +27,7 @@ from fedmrn_app.plugin.arrays import Parts, Values
 from fedmrn_app.validation import build
 from fedmrn_app.wire.dense import DENSE_BITS
 
-DEFAULT_METHOD = "eden"  # of the methods that need no change in the training
+DEFAULT_METHOD = "quantized"  # of the methods that need no change in the training
 FORMAT = 1  # of the records of messages and replies; another number is not read
 RECORD = "fedmrn"  # record of a message, with the client's task
 REFUSED = "refused"  # field of a reply of a client that could not read the records

@@ -39,6 +39,7 @@ class OrderSample:
     order: Order
     worker: Worker
     kept: Version | None
+    table_bytes: int = 0  # of the coder, beside the model
 
     @property
     def weights(self) -> int:

@@ -1,5 +1,6 @@
 """Quantized updates have the size or the error that was asked for, and the right length."""
 
+import struct
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,14 @@ def test_another_start_is_noticed() -> None:
     body = codec.encode(x, context_of(True), 1, 2)
     with pytest.raises(PayloadError, match="initial weights"):
         codec.decode(body, context_of(False), 1)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_scale_beyond_float32_is_refused_without_a_warning() -> None:
+    codec, context = make_method("quantized").codec, context_of(True)
+    body = codec.encode(update_of(7), context, 1, 2)
+    with pytest.raises(PayloadError, match="scale"):
+        codec.decode(Body(struct.pack("<f", 3e38) + bytes(body.data[4:]), body.form), context, 1)
 
 
 def test_a_dominant_element_does_not_hinder_the_search() -> None:

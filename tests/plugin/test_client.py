@@ -355,7 +355,7 @@ class Vectors(nn.Module):
         return x * self.scale
 
 
-@pytest.mark.parametrize("method", ["eden", "drive", "signsgd", "topk", "terngrad", "fedavg"])
+@pytest.mark.parametrize("method", ["eden", "drive", "signsgd", "topk", "terngrad", "quantized", "fedavg"])
 def test_models_without_matrices(method: str) -> None:
     def loop(net: Any, message: Message) -> None:
         with torch.no_grad():

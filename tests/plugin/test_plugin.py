@@ -127,7 +127,16 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], key: str, value:
     assert (refused.value.key, refused.value.value) == (key, value)
 
 
-@pytest.mark.parametrize("wrong", [{"method": "edn"}, {"method": "eden", "options": {"bits": 7}}, {"alpha": -1.0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"method": "edn"},
+        {"method": "eden", "options": {"bits": 7}},
+        {"options": {"bits": 0.0}},
+        {"options": {"error_feedback": True}},  # the default method has none
+        {"alpha": -1.0},
+    ],
+)
 def test_methods_refuse_wrong_options(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         Compressed(inner(), **wrong)

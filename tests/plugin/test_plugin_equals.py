@@ -22,9 +22,12 @@ from fedmrn_app.federation.upload import Update, header_of, write_upload
 from fedmrn_app.federation.worker import Worker
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.learning.batches import Batches
-from fedmrn_app.methods.method import TrainContext
+from fedmrn_app.methods import build_method
+from fedmrn_app.methods.method import RunOptions, TrainContext
+from fedmrn_app.noise import Noise
 from fedmrn_app.plugin import Compressed, MaskedSGD, compress_uplink
 from fedmrn_app.seeds import derive_seed, mix
+from fedmrn_app.wire.payload import HEADER_SIZE
 from scripts.benchmarks.local_grid import LocalGrid
 
 CLIENTS = 3
@@ -121,3 +124,33 @@ def test_later_rounds_go_the_same_way(worker: Worker) -> None:
     cosine = float(ours @ plugin / np.linalg.norm(ours) / np.linalg.norm(plugin))
     print(f"cosine {cosine:.3f} of the two movements after 3 rounds, {CLIENTS} clients")
     assert cosine > 0.95
+
+
+def test_the_default_writes_the_payload_of_quantized(worker: Worker) -> None:
+    """Given the same update, the body is that of `strategy=quantized` in its first round, with its 0.2 bits."""
+    (model, protocol), payloads = worker.model(), []
+    first = protocol.begin()
+    random = np.random.default_rng(3)
+    moved = 1e-3 * random.normal(size=first.vector.size) * np.exp(2 * random.normal(size=first.vector.size))
+    trained = first.vector + moved.astype(np.float32)
+    app = ClientApp(mods=[compress_uplink])
+
+    @app.train()
+    def _(message: Message, context: Context) -> Message:
+        model.load(trained, first.dense)
+        arrays, metrics = ArrayRecord(model.module.state_dict()), MetricRecord({"num-examples": 1})
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    class Listening(LocalGrid):
+        def deliver(self, message: Message) -> Message:
+            reply = super().deliver(message)
+            payloads.append(cast(bytes, reply.content.config_records["arrays"][""]))
+            return reply
+
+    model.load(first.vector, first.dense)
+    strategy = Compressed(FedAvg(fraction_evaluate=0.0))
+    strategy.start(cast(Grid, Listening(app, 2, {})), ArrayRecord(model.module.state_dict()), num_rounds=1)
+    method = build_method("quantized", {}, RunOptions(Noise()))
+    body = method.codec.encode(trained - first.vector, protocol.context(first.vector, None), 1, 2)
+    assert [payload[HEADER_SIZE:][: len(body)] for payload in payloads] == 2 * [bytes(body.data)]
+    assert 8 * len(body) / trained.size == pytest.approx(0.2, rel=0.02)

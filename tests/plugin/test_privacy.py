@@ -27,7 +27,7 @@ from fedmrn_app.plugin.client import _CLIPPING_NORM
 from tests.plugin_app import NODES, STEPS, LocalGrid, Train, new_app, new_net, plain, run_steps
 
 BOUND = 0.05
-METHODS = ["eden", "drive", "signsgd", "topk", "terngrad", "fedavg"]
+METHODS = ["eden", "drive", "signsgd", "topk", "terngrad", "quantized", "fedavg"]
 EDEN_BITS: list[dict[str, Any]] = [{}, {"bits": 4}, {"error_feedback": True}]
 
 
