@@ -46,9 +46,9 @@ class MaskedSGD(torch.optim.Optimizer):
         may_skip: whether fewer steps are allowed, for example where a gradient scaler skips some.
         on_difference: what happens if the reply holds other weights than the optimizer left in the model: `error`, or
             `eden`, which sends the reply's update by EDEN instead of the masks.
-        alpha: `auto` sets the scale of each tensor's noise by the update that is being learned, and draws masks that
-            stand for the whole update on average, so that the learning rate of plain training fits. None, the default,
-            does what the server says: `auto` unless `Compressed` has `alpha` or `bits`.
+        alpha: `auto` sets the scale of each tensor's noise by the update that is being learned, and makes up for what
+            masks leave out of it, so that the learning rate of plain training fits. None, the default, does what the
+            server says: `auto` unless `Compressed` has `alpha` or `bits`.
 
     Raises:
         RunError: the message does not ask for learned masks or asks for clipped updates, another optimizer learns them

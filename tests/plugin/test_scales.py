@@ -61,7 +61,8 @@ def test_masks_stand_for_the_whole_update_of_each_tensor(make: Make, method: str
         torch.testing.assert_close(arrived[name], ended[name], rtol=0, atol=0)
         update, whole = arrived[name] - first[name], -4 * lr * gradient
         share = float((update.double() * whole).sum() / (whole.double() ** 2).sum())
-        assert 0.8 < share < 1.2  # half without the gain, and nothing at a foreign scale
+        low, high = (0.8, 1.2) if method == "fedmrns" else (1.1, 1.6)  # at most half without the gain
+        assert low < share < high
 
 
 def test_scales_are_powers_of_two_near_the_ratio() -> None:
@@ -91,6 +92,21 @@ def test_auto_is_the_default_without_alpha_and_bits(options: dict[str, Any]) -> 
     assert found == [not options] * 15
     if not options:
         assert accuracy(result.arrays) > 0.45
+
+
+def test_other_weights_may_be_sent_by_eden_without_scales() -> None:
+    def loop(net: nn.Module, message: Message) -> None:
+        optimizer = MaskedSGD(net, message, 0.1, steps=1, on_difference="eden")
+        for parameter in net.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        with torch.no_grad():
+            for parameter, first in zip(net.parameters(), two_layers().parameters(), strict=True):
+                parameter.copy_(first + 0.01)
+
+    arrived, ended = learned(loop, two_layers, "auto")
+    for name, first in two_layers().state_dict().items():
+        assert 0.5 < float((arrived[name] - first).mean() / (ended[name] - first).mean()) < 1.5
 
 
 def auto(net: nn.Module, message: Message) -> None:
