@@ -4,9 +4,8 @@ The scale of a tensor follows the root mean square of what the tensor has learne
 products exact, so that a mask of `u` and noise times 2^e is the mask of u / 2^e and the noise, which is what the codec
 writes and reads. The exponents travel beside the payload, a byte per tensor.
 
-Half of the noise has the wrong sign for its update, binary masks drop it, and the largest updates exceed their noise. A
-binary mask is therefore drawn for three times the update: with less, apps with the learning rate of plain training fell
-behind it.
+Half of the noise has the wrong sign for its update, and binary masks drop it: on average a mask stands for half of the
+update that it is drawn for. A binary mask is therefore drawn for twice the update.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ Exponents = NDArray[np.int8]
 
 
 def gain_of(kind: MaskKind) -> float:
-    """Return by what an update is multiplied before its mask is drawn."""
-    return 1.0 if kind.signed else 3.0
+    """Return by what an update is multiplied before its mask is drawn, so that the mask stands for it on average."""
+    return 1.0 if kind.signed else 2.0
 
 
 class OwnScales:

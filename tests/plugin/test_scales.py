@@ -61,8 +61,7 @@ def test_masks_stand_for_the_whole_update_of_each_tensor(make: Make, method: str
         torch.testing.assert_close(arrived[name], ended[name], rtol=0, atol=0)
         update, whole = arrived[name] - first[name], -4 * lr * gradient
         share = float((update.double() * whole).sum() / (whole.double() ** 2).sum())
-        low, high = (0.8, 1.2) if method == "fedmrns" else (1.1, 1.6)  # at most half without the gain
-        assert low < share < high
+        assert 0.8 < share < 1.2  # at most half without the gain
 
 
 def test_scales_are_powers_of_two_near_the_ratio() -> None:
