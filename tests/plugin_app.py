@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -147,7 +147,10 @@ def run(
 
 
 def learned(
-    loop: Loop, make: Callable[[], nn.Module] = new_net, alpha: float = 0.05, method: str = "fedmrn"
+    loop: Loop,
+    make: Callable[[], nn.Module] = new_net,
+    alpha: float | Literal["auto"] = 0.05,
+    method: str = "fedmrn",
 ) -> tuple[State, State]:
     """What the server got of a client after a round of this loop, and what the client ended with."""
     ended: State = {}

@@ -28,6 +28,7 @@ from fedmrn_app.plugin.arrays import (
 )
 from fedmrn_app.plugin.difference import check_returned, distance, moved_towards
 from fedmrn_app.plugin.downlink import GRID, read_arrays
+from fedmrn_app.plugin.scales import SCALES, OwnScales
 from fedmrn_app.plugin.settings import (
     RECORD,
     REFUSED,
@@ -55,12 +56,14 @@ class Learned:
         update: returns their updates after the training, in the order of `Parts.vector`, float32 (d,).
         left_in_model: returns what the last step left in the model; None if that is the weights plus the last masks.
         on_difference: what happens if other weights are returned.
+        scales: by which the noise was multiplied and the update divided; None if the server sets the scale.
     """
 
     names: Sequence[str]
     update: Callable[[], Float32Array]
     left_in_model: Callable[[], Values | None]
     on_difference: OnDifference
+    scales: OwnScales | None = None
 
 
 @dataclass
@@ -235,7 +238,10 @@ def _code_once(client_round: ClientRound, trained: Values, before: Float32Array 
         record["ways"] = ways.tobytes()
     if parts.exact:
         record["exact"] = exact
-    return _Coded(record, residual, lambda: shared.decode(sent, task.seed, payload, exact)[0])
+    exponents = None if learned is None or learned.scales is None else learned.scales.exponents
+    if exponents is not None:
+        record[SCALES] = exponents.tobytes()
+    return _Coded(record, residual, lambda: shared.decode(sent, task.seed, payload, exact, exponents)[0])
 
 
 def _choose_ways(client_round: ClientRound, trained: Values) -> NDArray[np.uint8]:

@@ -23,7 +23,7 @@ from fedmrn_app.noise import Distribution
 from fedmrn_app.plugin.arrays import Values, only_arrays, to_values
 from fedmrn_app.plugin.downlink import GRID, LatticeSender, SentLattice
 from fedmrn_app.plugin.replies import Contexts, add_counts, check_answer, check_plain, decode_payload, read_refusal
-from fedmrn_app.plugin.settings import RECORD, ClientTask, PluginSettings
+from fedmrn_app.plugin.settings import RECORD, ClientTask, PluginSettings, learns_masks
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.wire.downlink import GRID_STEP
 
@@ -38,7 +38,8 @@ class Options(TypedDict, total=False):
         bits: bits per parameter that a whole reply is to take; the scale of the noise is set accordingly. Only methods
             that learn masks allow it. None, the default, keeps the scale.
         noise: distribution of the seeded noise: `uniform` (default), `gaussian` or `bernoulli`.
-        alpha: scale of the noise, about the size of one round's updates (0.01); with `bits` that of the first round.
+        alpha: scale of the noise, about the size of one round's updates; with `bits` that of the first round (0.01).
+            `auto`, the default without `bits`, lets each client set the scale of each tensor by what it learns.
         dense_bits: bits per value of the dense part: 4 to 8 (6), 16 (float16) or 32 (float32).
         seed: seed of all noise (0).
         downlink: `float32` (default) sends the arrays as they are. `grid` rounds them to a grid around the first arrays
@@ -52,7 +53,7 @@ class Options(TypedDict, total=False):
 
     bits: float | None
     noise: Distribution
-    alpha: float
+    alpha: float | Literal["auto"]
     dense_bits: int
     seed: int
     downlink: Literal["float32", "grid"]
@@ -144,7 +145,7 @@ class Exchange:
         *,
         bits: float | None = None,
         noise: Distribution = "uniform",
-        alpha: float = 1e-2,
+        alpha: float | Literal["auto"] = "auto",
         dense_bits: int = 6,
         seed: int = 0,
         downlink: Literal["float32", "grid"] = "float32",
@@ -158,10 +159,12 @@ class Exchange:
             reason = f"downlink={downlink}: must be float32 or grid"
             raise ConfigError(reason, code="choice", key="downlink", value=downlink)
         self.settings = PluginSettings(
-            method=method, options=dict(options or {}), distribution=noise, alpha=alpha, bits=bits,
-            dense_bits=dense_bits, seed=seed,
+            method=method, options=dict(options or {}), distribution=noise, bits=bits, dense_bits=dense_bits,
+            seed=seed, **({} if alpha == "auto" else {"alpha": alpha}),
         )  # fmt: skip
         self._method = self.settings.build()
+        # None where no masks are learned
+        self._own_scales = alpha == "auto" and bits is None if learns_masks(self._method) else None
         self._control = self._method.rate_control
         self._rate = None if self._control is None else self._control.first()
         self._sender = LatticeSender(step) if downlink == "grid" else None
@@ -198,7 +201,7 @@ class Exchange:
         requests = []
         for number, message in enumerate(sorted(trained, key=lambda message: message.metadata.dst_node_id)):
             seed = derive_seed(self.settings.seed, "noise", self._number, number)
-            requests.append(self._request(message, opened, ClientTask(self.settings, seed, scale)))
+            requests.append(self._request(message, opened, ClientTask(self.settings, seed, scale, self._own_scales)))
         requests += [self._request(message, opened, None) for message in evaluated]
         if trained:
             self._last = opened

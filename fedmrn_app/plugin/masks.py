@@ -7,6 +7,7 @@ parameters keep the memory, shapes and strides that the app gave them; values ar
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,7 +24,10 @@ from fedmrn_app.learning.flat import to_tensor
 from fedmrn_app.methods.fedmrn import MaskedTraining, NoiseMask, draw_mask
 from fedmrn_app.plugin.arrays import Values, Way, usual_ways
 from fedmrn_app.plugin.client import ClientRound, Learned, OnDifference, round_of
-from fedmrn_app.plugin.settings import RoundContext
+from fedmrn_app.plugin.scales import OwnScales, gain_of, rescaled
+from fedmrn_app.plugin.settings import ClientTask, RoundContext
+
+Alpha = Literal["auto"] | None
 
 _CHANGED = (
     "load the message's arrays before the optimizer is created, and let nothing else change the weights that it trains"
@@ -37,7 +41,8 @@ class Masks:
         parameters: the model's parameters that are masked.
         names: their names in the message.
         layout: of these parameters.
-        w, n, u: the weights that were sent, the noise, and the learned update.
+        w, n, u: the weights that were sent, the noise, and what is masked: the learned update times `gain`.
+        gain: 1 if the server sets the scale of the noise.
         out: what the forward pass sees.
         zeros: a gradient of zeros.
     """
@@ -50,6 +55,7 @@ class Masks:
         steps: int,
         may_skip: bool,
         on_difference: OnDifference,
+        alpha: Alpha,
         trained: Iterable[nn.Parameter],
     ) -> None:
         client_round = round_of(message)
@@ -75,7 +81,9 @@ class Masks:
         self.u, self.zeros, self.out = torch.zeros_like(self.w), torch.zeros_like(self.w), self.w.clone()
         self._w, self._u, self._out = (list(self.layout.views(vector)) for vector in (self.w, self.u, self.out))
         self.take_step = masked_step(self.kind, Vectors(self.u, self.n, self.w, self.out))
-        client_round.learned = Learned(self.names, self.update, self.left_in_model, on_difference)
+        self.scales = OwnScales(self.layout, codec.noise.alpha) if _sets_scales(client_round.task, alpha) else None
+        self.gain = 1.0 if self.scales is None else gain_of(self.kind)
+        client_round.learned = Learned(self.names, self.update, self.left_in_model, on_difference, self.scales)
         if loaded:  # otherwise the app has not loaded the arrays yet, and the first step checks that it has
             self.advance([(0, self.zeros)], 0.0)
 
@@ -88,7 +96,9 @@ class Masks:
         number = self.taken + 1
         progress, key = self.training.progress(min(number, self.steps), self.steps), step_key(self.private_seed, number)
         for start, grad in grads:
-            self.take_step(start, grad, lr, progress, key)
+            self.take_step(start, grad, lr * self.gain, progress, key)
+        if self.scales is not None and self.scales.follow(self.u, self.n):
+            self.take_step(0, self.zeros, 0.0, progress, key)
         if self.taken == self.steps:  # the server will read the last draw
             mask = draw_mask(self.u.cpu(), self.n.cpu(), self.kind, known_key(self.seed)).to(self.n.device)
             dropped = -self.n if self.kind.signed else self.zeros
@@ -98,7 +108,7 @@ class Masks:
     @torch.no_grad()
     def show_learned(self) -> None:
         """Show the model the weights plus what has been learned, without masks."""
-        torch.add(self.w, self.u, out=self.out)
+        torch.add(self.w, self.u, alpha=1 / self.gain, out=self.out)
         self._show()
 
     @torch.no_grad()
@@ -106,6 +116,8 @@ class Masks:
         """Set what has been learned to the model's weights minus those that were sent."""
         for parameter, w, u in zip(self.parameters, self._w, self._u, strict=True):
             torch.sub(parameter, w, out=u)
+        if self.gain != 1:
+            self.u *= self.gain
 
     def count_step(self) -> None:
         """Count an optimizer step that is about to be taken.
@@ -122,7 +134,7 @@ class Masks:
         self.taken += 1
 
     def update(self) -> Float32Array:
-        """Return the learned update, float32 (d,).
+        """Return what is masked, float32 (d,), in units of the scales if the client sets them.
 
         Raises:
             RunError: the training took too few steps, no gradient reached the weights, or one was not finite.
@@ -137,7 +149,7 @@ class Masks:
             if not np.isfinite(part).all():
                 reason = f"{name}: what it has learned is not finite, because a gradient was not"
                 raise RunError(f"{reason}; lower the learning rate or clip gradients", code="not-finite", key=name)
-        return u
+        return u if self.scales is None else rescaled(u, self.layout, self.scales.exponents, -1)
 
     def left_in_model(self) -> Values | None:
         """Return what the last step left in the model; None if that is what the server will read."""
@@ -206,6 +218,25 @@ def _masks_of(client_round: ClientRound, steps: int, on_difference: str) -> tupl
         reason = "another optimizer already learns the masks of this message"
         raise RunError(f"{reason}; create one for all weights and all steps", code="second-optimizer")
     return training, codec
+
+
+def _sets_scales(task: ClientTask, alpha: Alpha) -> bool:
+    """Return whether the scale of the noise is set by the client.
+
+    Raises:
+        RunError: the server cannot read such scales, or sets them by its budget of bits.
+    """
+    if alpha not in (None, "auto"):
+        raise RunError(f"alpha={alpha}: must be auto, or None for what the server says", code="choice", key="alpha")
+    if alpha is None:
+        return bool(task.own_scales)
+    if task.settings.bits is not None:
+        reason = f"the server sets the scale of the noise so that replies take bits={task.settings.bits:g}"
+        raise RunError(f"{reason}; leave alpha='auto' out", code="unused", key="alpha", value=alpha)
+    if task.own_scales is None:
+        reason = "the server's plug-in is older than alpha='auto'; leave it out, or install the same fedmrn on both"
+        raise RunError(reason, code="format", key="alpha", value=alpha)
+    return True
 
 
 def _holds(parameter: nn.Parameter, value: NDArray[np.generic]) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedmrn_app.errors import RunError
 from fedmrn_app.layout import flatten
 from fedmrn_app.plugin.client import OnDifference
-from fedmrn_app.plugin.masks import Masks
+from fedmrn_app.plugin.masks import Alpha, Masks
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
@@ -46,6 +46,9 @@ class MaskedSGD(torch.optim.Optimizer):
         may_skip: whether fewer steps are allowed, for example where a gradient scaler skips some.
         on_difference: what happens if the reply holds other weights than the optimizer left in the model: `error`, or
             `eden`, which sends the reply's update by EDEN instead of the masks.
+        alpha: `auto` sets the scale of each tensor's noise by the update that is being learned, and makes up for what
+            masks leave out of it, so that the learning rate of plain training fits. None, the default, does what the
+            server says: `auto` unless `Compressed` has `alpha` or `bits`.
 
     Raises:
         RunError: the message does not ask for learned masks or asks for clipped updates, another optimizer learns them
@@ -64,11 +67,12 @@ class MaskedSGD(torch.optim.Optimizer):
         steps: int,
         may_skip: bool = False,
         on_difference: OnDifference = "error",
+        alpha: Alpha = None,
     ) -> None:
         trained = [p for p in model.parameters() if p.requires_grad]
         super().__init__(trained, {"lr": lr})
         self._masks = Masks(
-            model, message, steps=steps, may_skip=may_skip, on_difference=on_difference, trained=trained
+            model, message, steps=steps, may_skip=may_skip, on_difference=on_difference, alpha=alpha, trained=trained
         )
         masked = {id(p) for p in self._masks.parameters}
         self._others = [p for p in trained if id(p) not in masked]
@@ -117,6 +121,7 @@ def learn_masks(
     steps: int,
     may_skip: bool = False,
     on_difference: OnDifference = "error",
+    alpha: Alpha = None,
 ) -> Optimizer:
     """Make any optimizer of `torch.optim` learn masks: momentum, Adam, AdamW, with weight decay and parameter groups.
 
@@ -136,7 +141,15 @@ def learn_masks(
         RunError: as for `MaskedSGD`, or the optimizer calls its closure several times in a step.
     """
     trained = [p for group in optimizer.param_groups for p in group["params"]]
-    masks = Masks(model, message, steps=steps, may_skip=may_skip, on_difference=on_difference, trained=trained)
+    masks = Masks(
+        model,
+        message,
+        steps=steps,
+        may_skip=may_skip,
+        on_difference=on_difference,
+        alpha=alpha,
+        trained=trained,
+    )
 
     def show_learned(_: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any] | None:
         closure = positional[1] if len(positional) > 1 else named.get("closure")

@@ -14,6 +14,7 @@ from fedmrn_app.federation.pipeline import mask_bits
 from fedmrn_app.flower.messages import content_bytes, one_line, remote_reason
 from fedmrn_app.methods.method import Method
 from fedmrn_app.plugin.arrays import Values, checked_ways, only_arrays, to_record, to_values, usual_ways
+from fedmrn_app.plugin.scales import read_exponents
 from fedmrn_app.plugin.settings import RECORD, REFUSED, WITHOUT_MASKS, ClientTask, RoundContext, learns_masks
 
 Contexts = dict[tuple[int, bytes, bool], RoundContext]  # by the arrays, the ways they are sent back, and masks or none
@@ -57,7 +58,8 @@ def decode_payload(
     size = content_bytes(content)
     key, data, exact, named = _read_payload(content)
     ways = checked_ways(named, values) if named else usual_ways(values)
-    masked = WITHOUT_MASKS not in content.config_records[key]
+    record = cast(Mapping[str, Any], content[key])
+    masked = WITHOUT_MASKS not in record
     if not masked and not learns_masks(method):
         raise PayloadError(f"reply was coded without masks, which {method.name} has none of", code="method")
     kind = (id(values), ways.tobytes(), masked)
@@ -65,7 +67,8 @@ def decode_payload(
         asked = task if masked else task.without_masks()
         contexts[kind] = RoundContext.of(method if masked else asked.settings.build(), asked, values, ways)
     shared = contexts[kind]
-    replaced, upload = shared.decode(values, task.seed, data, exact)
+    exponents = read_exponents(record, len(shared.parts.coded) if masked and learns_masks(method) else 0)
+    replaced, upload = shared.decode(values, task.seed, data, exact, exponents)
     del content[key]
     content[key] = to_record(replaced)
     if not masked:

@@ -24,6 +24,7 @@ from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.methods.submodel_selection import SubmodelSelector
 from fedmrn_app.noise import Distribution, Noise
 from fedmrn_app.plugin.arrays import Parts, Values
+from fedmrn_app.plugin.scales import SCALES, Exponents, rescaled
 from fedmrn_app.validation import build
 from fedmrn_app.wire.dense import DENSE_BITS
 
@@ -137,11 +138,13 @@ class ClientTask:
         settings: of the run.
         seed: 64-bit seed that this client is given.
         scale: scale of the noise in this round; None for that of the settings.
+        own_scales: whether clients set scales by themselves; None if the server cannot read them.
     """
 
     settings: PluginSettings
     seed: int
     scale: float | None = None
+    own_scales: bool | None = None
 
     def record(self) -> ConfigRecord:
         """Return the record of a message."""
@@ -149,6 +152,8 @@ class ClientTask:
         record = ConfigRecord({"terms": terms, "seed": self.seed, **format_fields()})
         if self.scale is not None:
             record["scale"] = self.scale
+        if self.own_scales is not None:
+            record[SCALES] = self.own_scales
         return record
 
     def without_masks(self) -> ClientTask:
@@ -169,7 +174,7 @@ class ClientTask:
             check_format(record, f"the setting {', '.join(other)}, which")
         if terms["method"] not in find_methods():
             check_format(record, f"the method {terms['method']}, which")
-        return cls(PluginSettings(**terms), values["seed"], values.get("scale"))
+        return cls(PluginSettings(**terms), values["seed"], values.get("scale"), values.get(SCALES))
 
 
 @dataclass(frozen=True)
@@ -213,7 +218,9 @@ class RoundContext:
         known = SharedContext(parts.layout, vector, vector).with_scale(task.scale)
         return cls(protocol, parts, known, dense)
 
-    def decode(self, values: Values, seed: int, data: bytes, exact: bytes) -> tuple[Values, CheckedUpload]:
+    def decode(
+        self, values: Values, seed: int, data: bytes, exact: bytes, exponents: Exponents | None = None
+    ) -> tuple[Values, CheckedUpload]:
         """Return the arrays that a reply stands for, and its checked payload.
 
         Args:
@@ -221,12 +228,18 @@ class RoundContext:
             seed: of the task.
             data: the payload.
             exact: the tensors that are sent byte for byte.
+            exponents: of the scales that the client set by itself.
 
         Raises:
             PayloadError: the reply is not what was asked for.
         """
         header = header_of(self.protocol, seed, 1, self.context.count)
         upload = check_upload(data, self.protocol, header, self.context, self.dense)
-        vector = self.context.vector.copy()
-        upload.contribution.add_to(vector, np.float32(1))
+        if exponents is None:
+            vector = self.context.vector.copy()
+            upload.contribution.add_to(vector, np.float32(1))
+        else:
+            update = np.zeros_like(self.context.vector)
+            upload.contribution.add_to(update, np.float32(1))
+            vector = self.context.vector + rescaled(update, self.parts.layout, exponents, 1)
         return self.parts.replaced(values, vector, upload.dense, exact), upload

@@ -1,4 +1,5 @@
-"""Benchmark of the plug-in in examples/quickstart: without it, with EDEN's mod, and with FedMRN's optimizer."""
+"""Benchmark of the plug-in in examples/quickstart: without it, with EDEN's mod, and with FedMRN's optimizer
+with settings and without."""
 
 from __future__ import annotations
 
@@ -19,10 +20,11 @@ from scripts.benchmarks.local_grid import run_app
 QUICKSTART = Path(__file__).resolve().parents[2] / "examples" / "quickstart"
 CLIENTS = 10
 # the best of what `--tune --images 1000` tries for CIFAR-10, on training images held out; EDEN's is plain's
-BEST: Mapping[str, Mapping[str, float]] = {
+BEST: Mapping[str, Mapping[str, float | str]] = {
     "plain": {"learning-rate": 0.05},
     "eden": {"learning-rate": 0.05},
     "fedmrn": {"learning-rate": 0.2, "alpha": 0.1},
+    "auto": {"learning-rate": 0.05, "alpha": "auto"},  # FedMRN with nothing tuned: plain's rate, and scales by clients
 }
 
 
@@ -40,7 +42,8 @@ def bench_plugin(arguments: argparse.Namespace) -> Any:
     found = []
     for method in methods:
         for setting in candidates(method) if arguments.tune else [BEST[method]]:
-            row = {"method": method, **setting, **run_quickstart({**common, "method": method, **setting})}
+            named = "fedmrn" if method == "auto" else method
+            row = {"method": method, **setting, **run_quickstart({**common, "method": named, **setting})}
             found.append(row)
             print(json.dumps(row), flush=True)
     for row in found:
@@ -53,10 +56,10 @@ def bench_plugin(arguments: argparse.Namespace) -> Any:
     return found
 
 
-def candidates(method: str) -> list[dict[str, float]]:
+def candidates(method: str) -> list[dict[str, float | str]]:
     """Return the settings to choose from."""
     if method != "fedmrn":
-        return [{"learning-rate": rate} for rate in (0.05, 0.1)]
+        return [{**BEST[method], "learning-rate": rate} for rate in (0.05, 0.1)]
     pairs = ((0.05, 0.02), (0.1, 0.03), (0.1, 0.05), (0.2, 0.05), (0.2, 0.1), (0.2, 0.12), (0.2, 0.15))
     return [{"learning-rate": rate, "alpha": alpha} for rate, alpha in pairs]
 

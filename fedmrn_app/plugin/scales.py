@@ -1,0 +1,92 @@
+"""Scales of the noise that a client sets by itself while it trains, one power of two per masked tensor.
+
+The scale of a tensor follows the root mean square of what the tensor has learned so far. Powers of two keep all
+products exact, so that a mask of `u` and noise times 2^e is the mask of u / 2^e and the noise, which is what the codec
+writes and reads. The exponents travel beside the payload, a byte per tensor.
+
+Half of the noise has the wrong sign for its update, and binary masks drop it: on average a mask stands for half of the
+update that it is drawn for. A binary mask is therefore drawn for twice the update.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedmrn_app.errors import PayloadError
+from fedmrn_app.kernels.masking import MaskKind
+from fedmrn_app.layout import Float32Array, Layout
+
+SCALES = "scales"  # field of a reply with the exponents; of a message whether the server wants them and can read them
+RATIO = 8.0  # of the scale to the root mean square of what is masked
+MAX_EXPONENT = 64
+
+Exponents = NDArray[np.int8]
+
+
+def gain_of(kind: MaskKind) -> float:
+    """Return by what an update is multiplied before its mask is drawn, so that the mask stands for it on average."""
+    return 1.0 if kind.signed else 2.0
+
+
+class OwnScales:
+    """The exponents of a training's scales.
+
+    Attributes:
+        exponents: of each tensor, int8 (tensors,).
+    """
+
+    def __init__(self, layout: Layout, alpha: float) -> None:
+        self._layout, self._alpha = layout, alpha
+        self.exponents: Exponents = np.zeros(len(layout.sizes), np.int8)
+
+    def follow(self, u: Tensor, n: Tensor) -> bool:
+        """Set the scales by what has been learned, rescale the noise in place, and return whether any changed.
+
+        Args:
+            u: what is masked, float32 (d,).
+            n: the noise, float32 (d,).
+        """
+        slices = self._layout.slices
+        norms = torch.stack([u[part].norm() for part in slices]).tolist()
+        changed = False
+        for number, (part, size, norm) in enumerate(zip(slices, self._layout.sizes, norms, strict=True)):
+            if not 0 < norm < math.inf:
+                continue
+            wanted = round(math.log2(RATIO * norm / math.sqrt(size) / self._alpha))
+            wanted = max(-MAX_EXPONENT, min(MAX_EXPONENT, wanted))
+            if wanted != self.exponents[number]:
+                n[part] *= 2.0 ** (wanted - int(self.exponents[number]))
+                self.exponents[number] = wanted
+                changed = True
+        return changed
+
+
+def rescaled(vector: Float32Array, layout: Layout, exponents: Exponents, sign: int) -> Float32Array:
+    """Return a vector with each tensor times 2^(sign e), float32 (d,)."""
+    scaled = vector.copy()
+    for tensor, exponent in zip(layout.split(scaled), exponents, strict=True):
+        tensor *= np.float32(2.0 ** (sign * int(exponent)))
+    return scaled
+
+
+def read_exponents(record: Mapping[str, object], tensors: int) -> Exponents | None:
+    """Return the exponents of a reply; None if it has none.
+
+    Raises:
+        PayloadError: there is not one within bounds for each coded tensor.
+    """
+    data = record.get(SCALES)
+    if data is None:
+        return None
+    if isinstance(data, bytes) and len(data) == tensors:
+        exponents = np.frombuffer(data, np.int8)
+        if np.all(np.abs(exponents.astype(np.int16)) <= MAX_EXPONENT):
+            return exponents
+    reason = f"reply has no scales of the noise between 2^-{MAX_EXPONENT} and 2^{MAX_EXPONENT} for {tensors} tensors"
+    raise PayloadError(reason, code="noise-scale", key=SCALES)
