@@ -94,7 +94,8 @@ def test_runs_of_another_estimator_are_marked() -> None:
     for path in RUNS:
         run = read_run(path)
         one_bit = run.strategy == "drive" or (run.strategy == "eden" and run.settings["strategy.bits"] == 1)
-        assert bool(run.remark) == (one_bit and run.summary["dataset"] != "digits"), path
+        repaired = "learning_rates_rotated" in path.parts
+        assert bool(run.remark) == (one_bit and run.summary["dataset"] != "digits" and not repaired), path
 
 
 def test_commands_send_the_dense_part_as_the_kept_runs_did() -> None:
