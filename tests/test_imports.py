@@ -17,6 +17,21 @@ NEEDED = {
     ("fedmrn_app/flower/ray_actors.py", "flwr.simulation.ray_transport.ray_actor"),
     # what a device's reply says of its round is written in Flower's own form
     ("fedmrn_app/deploy/gateway.py", "flwr.proto.fleet_pb2"),
+    # the signature of a device's request, which the gate checks before it reads the body
+    *(
+        ("fedmrn_app/deploy/gate_keys.py", f"flwr.{name}")
+        for name in ("common.constant", "supercore.constant", "supercore.date", "supercore.primitives.asymmetric")
+    ),
+    # the commands that a SuperNode starts, which a device replaces by its own
+    ("fedmrn_app/deploy/fork_server.py", "flwr.supercore.constant"),
+    # requests of a device, signed as Flower signs them
+    *(
+        ("scripts/tools/attack_gate.py", f"flwr.{name}")
+        for name in ("common.constant", "supercore.constant", "supercore.date", "supercore.primitives.asymmetric")
+    ),
+    *(("scripts/tools/attack_gate.py", f"flwr.proto.{name}_pb2") for name in ("fleet", "message", "node")),
+    # wrong options are refused in one line, before Hydra prints its usage
+    ("fedmrn_app/runtime/cli.py", "hydra._internal.utils"),
 }
 PUBLIC_FLOWER = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy"}
 

@@ -40,7 +40,7 @@ def test_without_git_there_is_no_commit(tmp_path: Path, monkeypatch: pytest.Monk
 def test_versions_and_machine_are_named() -> None:
     made = made_with()
     assert made["torch"] == torch.__version__
-    assert re.fullmatch(r"1\.41\.\d+", made["flwr"])
+    assert re.fullmatch(r"1\.\d+\.\d+", made["flwr"])
     assert re.fullmatch(r"\d+\.\d+\.\d+", made["fedmrn"])
     assert made["processor"]
     assert made["cores"] >= 1
