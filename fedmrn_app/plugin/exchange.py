@@ -22,8 +22,16 @@ from fedmrn_app.flower.messages import content_bytes, read_lost
 from fedmrn_app.noise import Distribution
 from fedmrn_app.plugin.arrays import Values, only_arrays, to_values
 from fedmrn_app.plugin.downlink import GRID, LatticeSender, SentLattice
-from fedmrn_app.plugin.replies import Contexts, add_counts, check_answer, check_plain, decode_payload, read_refusal
-from fedmrn_app.plugin.settings import RECORD, ClientTask, PluginSettings, learns_masks
+from fedmrn_app.plugin.replies import (
+    Contexts,
+    add_counts,
+    add_rounding,
+    check_answer,
+    check_plain,
+    decode_payload,
+    read_refusal,
+)
+from fedmrn_app.plugin.settings import DEFAULT_ALPHA, RECORD, ClientTask, PluginSettings, learns_masks
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.wire.downlink import GRID_STEP
 
@@ -39,7 +47,7 @@ class Options(TypedDict, total=False):
             that learn masks allow it. None, the default, keeps the scale.
         noise: distribution of the seeded noise: `uniform` (default), `gaussian` or `bernoulli`.
         alpha: scale of the noise, about the size of one round's updates; with `bits` that of the first round (0.01).
-            `auto`, the default without `bits`, lets each client set the scale of each tensor by what it learns.
+            `auto`, which excludes `bits`, lets each client set the scale of each tensor by what it learns.
         dense_bits: bits per value of the dense part: 4 to 8 (6), 16 (float16) or 32 (float32).
         seed: seed of all noise (0).
         downlink: `float32` (default) sends the arrays as they are. `grid` rounds them to a grid around the first arrays
@@ -145,7 +153,7 @@ class Exchange:
         *,
         bits: float | None = None,
         noise: Distribution = "uniform",
-        alpha: float | Literal["auto"] = "auto",
+        alpha: float | Literal["auto"] = DEFAULT_ALPHA,
         dense_bits: int = 6,
         seed: int = 0,
         downlink: Literal["float32", "grid"] = "float32",
@@ -160,7 +168,7 @@ class Exchange:
             raise ConfigError(reason, code="choice", key="downlink", value=downlink)
         self.settings = PluginSettings(
             method=method, options=dict(options or {}), distribution=noise, bits=bits, dense_bits=dense_bits,
-            seed=seed, **({} if alpha == "auto" else {"alpha": alpha}),
+            seed=seed, alpha=DEFAULT_ALPHA if alpha == "auto" else alpha,
         )  # fmt: skip
         self._method = self.settings.build()
         # None where no masks are learned
@@ -303,6 +311,8 @@ class Exchange:
                 self._accept_plain(request, content)
             else:
                 spent = decode_payload(content, request.task, self._method, request.values, request.opened.contexts)
+                if request.on_grid:
+                    add_rounding(content, request.opened.plain_values(only_arrays(request.content)[1]), request.values)
                 request.opened.spent += [] if spent is None else [spent]
             add_counts(content, uplink, request.downlink_bytes, request.values)
         if request.on_grid and self._sender is not None and request.opened.lattice is not None:

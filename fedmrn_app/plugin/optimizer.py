@@ -48,7 +48,7 @@ class MaskedSGD(torch.optim.Optimizer):
             `eden`, which sends the reply's update by EDEN instead of the masks.
         alpha: `auto` sets the scale of each tensor's noise by the update that is being learned, and makes up for what
             masks leave out of it, so that the learning rate of plain training fits. None, the default, does what the
-            server says: `auto` unless `Compressed` has `alpha` or `bits`.
+            server says.
 
     Raises:
         RunError: the message does not ask for learned masks or asks for clipped updates, another optimizer learns them

@@ -77,6 +77,25 @@ def decode_payload(
     return mask_bits(budget, max(1, shared.context.count), payload=size, body=len(upload.payload.body))
 
 
+def add_rounding(content: RecordDict, exact: Values, received: Values) -> None:
+    """Let the decoded arrays of a reply count from the exact arrays, and not from those on the lattice.
+
+    The inner strategy averages whole arrays. What the lattice rounds off would otherwise be lost in each round.
+
+    Args:
+        content: of the reply, with decoded arrays.
+        exact: the arrays that the strategy sent.
+        received: these arrays on the lattice, as the client received them.
+    """
+    key, record = only_arrays(content)
+    values = to_values(record)
+    for name, value in values.items():
+        if np.issubdtype(value.dtype, np.floating) and not np.array_equal(exact[name], received[name]):
+            rounding = cast(NDArray[Any], exact[name]) - cast(NDArray[Any], received[name])
+            values[name] = (cast(NDArray[Any], value) + rounding).astype(value.dtype)
+    content[key] = to_record(values)
+
+
 def check_plain(content: RecordDict, values: Values) -> None:
     """Check the plain arrays of a client without the mod.
 

@@ -29,6 +29,7 @@ from fedmrn_app.validation import build
 from fedmrn_app.wire.dense import DENSE_BITS
 
 DEFAULT_METHOD = "quantized"  # of the methods that need no change in the training
+DEFAULT_ALPHA = 0.01  # scale of the noise
 FORMAT = 1  # of the records of messages and replies; another number is not read
 RECORD = "fedmrn"  # record of a message, with the client's task
 REFUSED = "refused"  # field of a reply of a client that could not read the records
@@ -90,7 +91,7 @@ class PluginSettings:
     method: str
     options: Mapping[str, Any] = field(default_factory=dict)
     distribution: Distribution = "uniform"
-    alpha: float = 1e-2
+    alpha: float = DEFAULT_ALPHA
     bits: float | None = None
     dense_bits: int = 6
     seed: int = 0

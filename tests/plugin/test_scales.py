@@ -80,16 +80,17 @@ def test_scales_are_powers_of_two_near_the_ratio() -> None:
     assert not own.follow(u, n)
 
 
-@pytest.mark.parametrize("options", [{}, {"alpha": 0.1}, {"bits": 2.0}])
-def test_auto_is_the_default_without_alpha_and_bits(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{}, {"alpha": "auto"}, {"alpha": 0.1}, {"bits": 2.0}])
+def test_clients_send_scales_where_alpha_is_auto(options: dict[str, Any]) -> None:
     found: list[bool] = []
 
     def look(node: int, reply: Message) -> None:
         found.append(SCALES in reply.content.config_records["arrays"])
 
     result, _ = run(Compressed(inner(), "fedmrn", **options), masked, rounds=5, tamper=look)
-    assert found == [not options] * 15
-    if not options:
+    auto = options.get("alpha") == "auto"
+    assert found == [auto] * 15
+    if auto:
         assert accuracy(result.arrays) > 0.45
 
 
@@ -131,7 +132,7 @@ def test_other_versions_and_budgets() -> None:
 
     first = ArrayRecord(new_net().state_dict())
     grid = LocalGrid(edited(masked, older))
-    Compressed(inner(), "fedmrn").start(grid, first, num_rounds=1)  # type: ignore[arg-type]
+    Compressed(inner(), "fedmrn", alpha="auto").start(grid, first, num_rounds=1)  # type: ignore[arg-type]
     assert not grid.failures
     for app, options, code in (
         (edited(lambda net, message, x, y: auto(net, message), older), {}, "format"),
@@ -149,7 +150,12 @@ def test_wrong_scales_are_left_out(wrong: bytes | str, caplog: pytest.LogCapture
         if node == NODES[0]:
             reply.content.config_records["arrays"][SCALES] = wrong
 
-    result, _ = run(Compressed(inner(), "fedmrn"), masked, rounds=1, tamper=tamper)
+    result, _ = run(Compressed(inner(), "fedmrn", alpha="auto"), masked, rounds=1, tamper=tamper)
     assert len(result.train_metrics_clientapp) == 1
     with pytest.raises(RunError, match="no scales of the noise"):
-        run(Compressed(inner(), "fedmrn"), masked, rounds=1, tamper=lambda _, reply: tamper(NODES[0], reply))
+        run(
+            Compressed(inner(), "fedmrn", alpha="auto"),
+            masked,
+            rounds=1,
+            tamper=lambda _, reply: tamper(NODES[0], reply),
+        )

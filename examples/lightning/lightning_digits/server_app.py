@@ -24,7 +24,7 @@ def main(grid: Grid, context: Context) -> None:
         return MetricRecord({"accuracy": evaluate(model)})
 
     strategy = FedAvg(fraction_evaluate=0.0)
-    strategy = strategy if run["method"] == "plain" else Compressed(strategy, run["method"])
+    strategy = strategy if run["method"] == "plain" else Compressed(strategy, run["method"], alpha="auto")
     first, rounds = ArrayRecord(model.state_dict()), run["num-server-rounds"]
     result = strategy.start(grid, first, num_rounds=rounds, evaluate_fn=evaluate_global)
     if run["results"]:

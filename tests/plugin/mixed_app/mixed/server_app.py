@@ -64,7 +64,7 @@ def main(grid: Grid, context: Context) -> None:
     usual = FedAvg(fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3)
     own = OwnStart(min_train_nodes=3, min_evaluate_nodes=3, min_available_nodes=3)
     found = {"first": along(first), "size": 4 * 64 * 64}
-    rounds = Compressed(own, downlink="grid").start(grid, first, rounds=3)
+    rounds = Compressed(own, "eden", downlink="grid").start(grid, first, rounds=3)
     loop = own_loop(grid, first)
     Path(str(context.run_config["results"])).write_text(json.dumps({**found, "rounds": rounds, "loop": loop}))
     Compressed(usual).start(grid, first, num_rounds=5, train_config=ConfigRecord({"fails": "all"}))
