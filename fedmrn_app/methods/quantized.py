@@ -44,6 +44,7 @@ _HEAD = struct.Struct("<fbbb")  # scale; centroids of levels 1, 2 and others, le
 _GRAIN = 256
 PRICE = 0.11  # of a bit, as a share of the squared step: of 0.08 to 0.16 the one with the fewest bits at an error
 _TOLERANCE, _MAX_TRIALS = 0.01, 12  # of the size or the error, and of the search
+_LEAST_BYTES = 32  # of a body, so that an update of few weights is sent at all
 _SMALLEST = 1e-30  # updates with smaller elements are sent as zero
 
 
@@ -52,7 +53,7 @@ class Quantized(MethodConfig):
     """Quantized updates.
 
     Attributes:
-        bits: size of a body in bits per weight.
+        bits: size of a body in bits per weight; a body has at least about 32 bytes.
         error: squared error of the quantized update at its best length, as a share of the update's squared norm; None
             for a size of `bits`, which this option replaces.
     """
@@ -119,7 +120,7 @@ class UniformLevels(Codec):
 
         if self.error is not None:
             return closest(attempt, lambda found: found.error, self.error, (2 * rms * math.sqrt(self.error), 0.8))
-        wanted = self.bits * x.size / 8
+        wanted = max(self.bits * x.size / 8, _LEAST_BYTES)
         return closest(attempt, lambda found: found.size, wanted, first_step(x, self.bits))
 
     def decode(self, body: Body, context: SharedContext, seed: int) -> Float32Array:
@@ -192,18 +193,21 @@ def closest(
 ) -> Quantization:
     """Return the attempt with the measure that was wanted, or else the largest smaller one.
 
+    An attempt that sends nothing is taken only if all do: with so few weights that the size has no room for a level,
+    the reply is longer than wanted, because without an update the client would never be heard.
+
     Args:
         attempt: quantizes with a step.
         measure: a size, which falls with the step, or an error, which grows with it.
         wanted: the measure to reach.
         start: the first step, and how the logarithm of the measure changes with that of the step about there.
     """
-    best, rank = None, (True, math.inf)
+    best, rank = None, (True, True, math.inf)
     for found, away in _approach(attempt, measure, wanted, start):
-        own = away > _TOLERANCE, abs(away)
+        own = found.scale == 0, away > _TOLERANCE, abs(away)
         if best is None or own < rank:
             best, rank = found, own
-        if rank[1] < _TOLERANCE:
+        if not rank[0] and rank[2] < _TOLERANCE:
             break
     assert best is not None
     return best

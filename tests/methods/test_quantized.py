@@ -67,6 +67,17 @@ def test_more_bits_leave_less_error() -> None:
     assert errors[-1] < 0.01
 
 
+@pytest.mark.parametrize("bits", [0.01, 0.1, 0.2])
+@pytest.mark.parametrize("count", [1, 10, 200, 1000, 4096])
+def test_an_update_is_sent_however_few_weights_it_has(count: int, bits: float) -> None:
+    x = np.random.default_rng(1).normal(size=count).astype(np.float32)
+    zeros = np.zeros_like(x)
+    known, codec = SharedContext(Layout(((count, 1),)), zeros, zeros), make_method("quantized", bits=bits).codec
+    body = codec.encode(x, known, 1, 0)
+    assert len(body) <= max(64, 1.2 * bits * count / 8)
+    assert codec.decode(body, known, 1) @ x == pytest.approx(x @ x, rel=1e-3)
+
+
 def test_an_update_of_zeros_takes_a_few_bytes_and_one_that_is_not_finite_is_refused() -> None:
     body, y = sent(np.zeros(LAYOUT.count, np.float32), True)
     assert len(body) < 20
