@@ -123,7 +123,7 @@ def test_misbehaving_clients_are_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_late_client_is_left_out(tmp_path: Path) -> None:
-    overrides = (*SMALL, "rounds=1", "clients_per_round=7", "round_timeout=60", "downlink.dtype=int8")
+    overrides = (*SMALL, "rounds=1", "clients_per_round=7", "round_timeout=55", "downlink.dtype=int8")
     lines: list[str] = []
     simulate((*overrides, "simulation.nodes=2"), tmp_path, lines)  # for seven clients: a node may host several
     assert "round 1: client 5 rejected: no reply within round_timeout" in lines
