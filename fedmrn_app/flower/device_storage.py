@@ -177,11 +177,7 @@ class Secrets:
             if secrets is None:
                 path.unlink(missing_ok=True)
                 return
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor, partial = tempfile.mkstemp(dir=path.parent)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(secrets)
-            os.replace(partial, path)
+            _write_private(path, secrets)
         except OSError as error:
             raise unwritable(self.folder, error) from None
 
@@ -223,14 +219,18 @@ class KeptVersions:
                 _delete_older(shared, version)
 
 
-def _write_shared(path: Path, version: Version) -> None:
+def _write_private(path: Path, data: bytes) -> None:
+    """Replace a file that only its owner can read; other processes may write the same file now."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    kept = {name: np.frombuffer(data, _DTYPES.get(name, name)) for name, data in version.grid.kept().items()}
-    data = save({"round": np.array([version.server_round]), **kept})
-    descriptor, partial = tempfile.mkstemp(dir=path.parent)  # other processes may write the same version now
+    descriptor, partial = tempfile.mkstemp(dir=path.parent)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
     os.replace(partial, path)
+
+
+def _write_shared(path: Path, version: Version) -> None:
+    kept = {name: np.frombuffer(data, _DTYPES.get(name, name)) for name, data in version.grid.kept().items()}
+    _write_private(path, save({"round": np.array([version.server_round]), **kept}))
 
 
 def _delete_older(path: Path, version: Version) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.layout import Float32Array, Layout
-from fedmrn_app.methods.hadamard import block_lengths, rotate, rotate_back, stretch_lengths
+from fedmrn_app.methods.hadamard import block_lengths, rotate, rotate_back, stretch_lengths, stretches_of
 from fedmrn_app.methods.method import Codec, CodecLimits, Method, MethodConfig, RunOptions
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.wire.body import Body
@@ -69,8 +69,7 @@ class RotatedSigns(Codec):
     def encode(self, x: Float32Array, context: SharedContext, seed: int, private_seed: int) -> Body:
         """Rotate, take the signs, and compute the scales."""
         rotated = rotate(x, seed)
-        stretches = np.split(rotated, np.cumsum(stretch_lengths(x.size))[:-1])
-        scales = np.array([self._scale(y) for y in stretches], np.float32)
+        scales = np.array([self._scale(y) for y in stretches_of(rotated)], np.float32)
         return Body(pack_floats(scales) + pack_bits(rotated >= 0))
 
     def decode(self, body: Body, context: SharedContext, seed: int) -> Float32Array:

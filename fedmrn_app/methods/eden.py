@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.methods.drive import RotatedSigns, finite_rotate_back
-from fedmrn_app.methods.hadamard import rotate, stretch_lengths
+from fedmrn_app.methods.hadamard import rotate, stretch_lengths, stretches_of
 from fedmrn_app.methods.method import Codec, CodecLimits, Method, MethodConfig, RunOptions
 from fedmrn_app.methods.quantizers import LloydMax, lloyd_max
 from fedmrn_app.methods.shared_context import SharedContext
@@ -81,7 +81,7 @@ class EdenLevels(Codec):
     def encode(self, x: Float32Array, context: SharedContext, seed: int, private_seed: int) -> Body:
         """Rotate, quantize, and compute the scales."""
         quantizer = lloyd_max(self.bits)
-        stretches = np.split(rotate(x, seed), np.cumsum(stretch_lengths(x.size))[:-1])
+        stretches = stretches_of(rotate(x, seed))
         levels, scales = zip(*(quantize_stretch(y, quantizer) for y in stretches), strict=True)
         body = pack_levels(np.concatenate(levels), quantizer.cells, self.coder)
         return Body(pack_floats(np.array(scales, np.float32)) + bytes(body.data), body.form)

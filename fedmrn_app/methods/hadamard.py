@@ -35,6 +35,11 @@ def stretch_lengths(size: int) -> list[int]:
     return [*lengths[:-1], outside, last - outside] if outside else lengths
 
 
+def stretches_of(rotated: Float32Array) -> list[Float32Array]:
+    """Return views of the stretches of a rotated vector (d,), see `stretch_lengths`."""
+    return np.split(rotated, np.cumsum(stretch_lengths(rotated.size))[:-1])
+
+
 def rotate(x: Float32Array, seed: int) -> Float32Array:
     """Return the rotated vector R x, float32 (d,); R is orthogonal and follows from the 64-bit seed."""
     y = x.astype(np.float32)

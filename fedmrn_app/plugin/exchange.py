@@ -47,7 +47,7 @@ class Options(TypedDict, total=False):
             that learn masks allow it. None, the default, keeps the scale.
         noise: distribution of the seeded noise: `uniform` (default), `gaussian` or `bernoulli`.
         alpha: scale of the noise, about the size of one round's updates; with `bits` that of the first round (0.01).
-            `auto`, which excludes `bits`, lets each client set the scale of each tensor by what it learns.
+            `auto` lets each client set the scale of each tensor by what it learns; with `bits` it has no effect.
         dense_bits: bits per value of the dense part: 4 to 8 (6), 16 (float16) or 32 (float32).
         seed: seed of all noise (0).
         downlink: `float32` (default) sends the arrays as they are. `grid` rounds them to a grid around the first arrays
@@ -133,11 +133,16 @@ class Request:
         return self.first.metadata.dst_node_id
 
     @property
+    def exact(self) -> Values:
+        """The arrays that the strategy or loop sent."""
+        return self.opened.plain_values(only_arrays(self.content)[1])
+
+    @property
     def values(self) -> Values:
         """The arrays as the client reads them."""
         if self.on_grid and self.opened.lattice is not None:
             return self.opened.lattice.received
-        return self.opened.plain_values(only_arrays(self.content)[1])
+        return self.exact
 
 
 class Exchange:
@@ -312,7 +317,7 @@ class Exchange:
             else:
                 spent = decode_payload(content, request.task, self._method, request.values, request.opened.contexts)
                 if request.on_grid:
-                    add_rounding(content, request.opened.plain_values(only_arrays(request.content)[1]), request.values)
+                    add_rounding(content, request.exact, request.values)
                 request.opened.spent += [] if spent is None else [spent]
             add_counts(content, uplink, request.downlink_bytes, request.values)
         if request.on_grid and self._sender is not None and request.opened.lattice is not None:

@@ -12,7 +12,6 @@ update padded with zeros to a power of two, one rotation of it, and one scale.
 from __future__ import annotations
 
 import argparse
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,13 +79,14 @@ def padded_eden(bits: int, x: Float32Array, seed: int) -> Float32Array:
     return back
 
 
-def row(x: Float32Array, estimates: list[Float32Array], offsets: NDArray[np.int64]) -> list[str]:
+def row(x: Float32Array, estimates: list[Float32Array], layout: Layout) -> list[str]:
     """Return the cells of a row: the error of one, that of the mean of ten, and the length of each tensor."""
     norm = float(np.square(x, dtype=np.float64).sum())
     one = np.mean([np.square(y - x, dtype=np.float64).sum() for y in estimates]) / norm
     ten = np.square(np.mean(estimates[:10], axis=0, dtype=np.float64) - x).sum() / norm
     mean: NDArray[np.float64] = np.mean(np.stack(estimates), axis=0, dtype=np.float64)
-    lengths = [mean[a:b] @ x[a:b] / np.square(x[a:b], dtype=np.float64).sum() for a, b in pairwise(offsets)]
+    tensors = zip(layout.split(mean), layout.split(x), strict=True)
+    lengths = [y @ part / np.square(part, dtype=np.float64).sum() for y, part in tensors]
     return [f"{one:.4f}", f"{ten:.4f}", *(f"{length:.3f}" for length in lengths)]
 
 
@@ -99,18 +99,17 @@ def main() -> None:
     arguments = parser.parse_args()
     x, layout = real_update(arguments.overrides, arguments.client, arguments.rounds)
     known = SharedContext(layout, x, x)
-    offsets = np.cumsum([0, *(int(np.prod(shape)) for shape in layout.shapes)])
     names = ["x".join(map(str, shape)) for shape in layout.shapes]
     table = Table("codec", "error", "mean of 10", *names, "bits per weight")
     for name, codec in CODECS.items():
         found = [estimate(codec, x, known, seed) for seed in range(arguments.seeds)]
-        table.add_row(name, *row(x, [y for y, _ in found], offsets), f"{8 * found[0][1] / x.size:.3f}")
+        table.add_row(name, *row(x, [y for y, _ in found], layout), f"{8 * found[0][1] / x.size:.3f}")
     for bits in (1, 2):
         padded = [padded_eden(bits, x, seed) for seed in range(arguments.seeds)]
         size = 1 << (x.size - 1).bit_length()
-        table.add_row(f"eden, {bits} bit(s), padded", *row(x, padded, offsets), f"{(bits * size + 32) / x.size:.3f}")
+        table.add_row(f"eden, {bits} bit(s), padded", *row(x, padded, layout), f"{(bits * size + 32) / x.size:.3f}")
     console = Console(highlight=False, width=140)
-    shares = [np.square(x[a:b]).sum() / np.square(x).sum() for a, b in pairwise(offsets)]
+    shares = [np.square(part).sum() / np.square(x).sum() for part in layout.split(x)]
     console.print(f"{x.size:,} weights; shares of the squared norm by tensor: {' '.join(f'{s:.3f}' for s in shares)}")
     console.print(table)
 
