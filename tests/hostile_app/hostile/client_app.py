@@ -29,7 +29,7 @@ def train(message: Message, context: Context) -> Message:
         Node.of(message, context).versions().path(order.client).unlink(missing_ok=True)
     if misdeed == "raise":
         raise RuntimeError("sabotage")
-    if misdeed == "late" and (unpack_config(Node.of(message, context).config).get("round_timeout") or 60) < 60:
+    if misdeed == "late" and unpack_config(Node.of(message, context).config).get("round_timeout"):
         time.sleep(3600)
     reply = honest.train(message, context)
     if misdeed in ("none", "late"):
