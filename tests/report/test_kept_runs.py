@@ -14,6 +14,7 @@ from scripts.tools.tables import ROOT, filled, parse
 FILES = [ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "scale.md"]
 RESULTS = FILES[1].read_text()
 RUNS = sorted((ROOT / "results").rglob("summary.json"))
+MADE_AGAIN = {("table1", "ls_eden_s0")}  # with the repaired estimators of EDEN and DRIVE
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
@@ -94,7 +95,7 @@ def test_runs_of_another_estimator_are_marked() -> None:
     for path in RUNS:
         run = read_run(path)
         one_bit = run.strategy == "drive" or (run.strategy == "eden" and run.settings["strategy.bits"] == 1)
-        repaired = "learning_rates_rotated" in path.parts
+        repaired = "learning_rates_rotated" in path.parts or path.parts[-3:-1] in MADE_AGAIN
         assert bool(run.remark) == (one_bit and run.summary["dataset"] != "digits" and not repaired), path
 
 
