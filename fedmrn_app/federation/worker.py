@@ -26,9 +26,8 @@ ModelBuilder = Callable[[float], tuple[FlatModel, RunProtocol]]
 class RunSettings:
     """What a worker, or a plain loop over the rounds, needs of a run's configuration; see `config/schema.py`.
 
-    Attributes:
-        keeps_versions: whether clients keep the model that they were sent.
-        secure: whether the server learns only the sum of the replies.
+    `keeps_versions` says whether clients keep the model that they were sent, and `secure` whether the server learns
+    only the sum of the replies.
     """
 
     seed: int

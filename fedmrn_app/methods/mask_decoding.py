@@ -75,7 +75,7 @@ class MaskedNoise(Contribution):
         bits: the mask, packed as `pack_bits` packs it.
         noise: the noise.
         signed: whether a bit that is not set negates the noise; otherwise it drops the noise.
-        flips: randomized response on the bits; its expected effect is removed from what is added.
+        randomized_response: of the bits, None for none; its expected effect is removed from what is added.
     """
 
     bits: NDArray[np.uint8]
@@ -130,6 +130,7 @@ class ThresholdSideInfo:
         scale: factor of the thresholds' magnitudes, which makes them at most 1.
         signed: whether masks are signed, so that thresholds can have either sign.
         drift: direction in which each weight has moved so far, float32 (d,) in [-1, 1].
+        has_drift: always true here.
     """
 
     layout: Layout

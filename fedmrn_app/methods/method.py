@@ -212,8 +212,8 @@ class Method:
         shared_seed: whether all clients of a round are given one seed.
         packing: how the global vector is sent.
         error_feedback: whether clients add to each update what the last upload left out.
-        steering: rate control of the noise's scale; None if the scale is fixed.
-        flips: randomized response on the bits of masks; None if clients send them as they are.
+        rate_control: control of the noise's scale; None if the scale is fixed.
+        randomized_response: of the bits of masks; None if clients send them as they are.
         adds_masks: whether the mean follows from the sum of the clients' masks, which they send with a bit per weight.
     """
 
@@ -285,7 +285,7 @@ class RunOptions:
         coder: whether bodies are coded where that makes them shorter.
         downlink: how the global vector is sent.
         bits: budget of a whole reply in bits per trained parameter, for rate control; None for a fixed scale.
-        flips: randomized response on the bits of masks; None for none.
+        randomized_response: of the bits of masks; None for none.
         rounds: number of rounds; 0 if it is unknown.
         clients: number of clients; 0 if it is unknown.
         secure: whether the server learns only the sum of masks.

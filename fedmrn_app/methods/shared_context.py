@@ -26,7 +26,7 @@ class SharedContext:
         layout: layout of the masked tensors, d elements in all.
         vector: the global vector as clients received it, float32 (d,); zero where a client does not hold a weight.
         initial: the global vector before the first round, float32 (d,).
-        held: the weights that this client holds, bool (d,); None if all clients hold all weights.
+        submodel_mask: the weights that this client holds, bool (d,); None if all clients hold all weights.
         scale: scale of the noise in this round; None for that of the distribution.
     """
 

@@ -78,13 +78,13 @@ class _Round:
 
     Attributes:
         number: of the round, from 1.
-        record: the arrays that were sent as they are.
-        lattice: these arrays on a lattice; None if the downlink has none.
+        lattice: the arrays on a lattice; None if the downlink has none.
         waiting: number of clients that were asked to train and have not answered yet.
         used: whether a reply was used.
         first_error: why the first client that failed did so.
         contexts: what server and clients know.
         spent: bits of each payload, see `decode_payload`.
+        plain: records that were sent as they are with their values, by the identity of the record.
     """
 
     number: int
@@ -94,7 +94,7 @@ class _Round:
     first_error: str = ""
     contexts: Contexts = field(default_factory=dict)
     spent: list[tuple[float, float]] = field(default_factory=list)
-    plain: dict[int, tuple[ArrayRecord, Values]] = field(default_factory=dict)  # by the identity of the record
+    plain: dict[int, tuple[ArrayRecord, Values]] = field(default_factory=dict)
 
     def plain_values(self, record: ArrayRecord) -> Values:
         """Return the values of a record; most clients are sent the same."""

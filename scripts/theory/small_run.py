@@ -21,8 +21,8 @@ from fedmrn_app.methods.method import Method
 class SmallRun:
     """Clients with the rows of the digits' training split in equal parts, and an MLP whose parameters are one vector.
 
-    Attributes:
-        clients: how many there are; all take part in every round.
+    Args:
+        clients: number of clients; all take part in every round.
         hidden: units of the hidden layers.
         batch: samples of a local step.
     """

@@ -48,6 +48,9 @@ def char_lstm(
     Args:
         vocabulary: number of characters in the inputs.
         classes: number of characters in the targets.
+        embedding: length of a character's vector.
+        units: number of units of a layer.
+        layers: number of layers.
         bias: whether the LSTM's gates, one bias each, and the linear layer have biases.
         dropout: share of the last state that is set to zero in training.
         initial_std: standard deviation of all initial weights; null for Glorot's.
