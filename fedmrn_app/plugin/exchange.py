@@ -47,7 +47,7 @@ class Options(TypedDict, total=False):
             that learn masks allow it. None, the default, keeps the scale.
         noise: distribution of the seeded noise: `uniform` (default), `gaussian` or `bernoulli`.
         alpha: scale of the noise, about the size of one round's updates; with `bits` that of the first round (0.01).
-            `auto` lets each client set the scale of each tensor by what it learns; with `bits` it has no effect.
+            `auto` lets each client set the scale of each tensor by what it learns; it excludes `bits`.
         dense_bits: bits per value of the dense part: 4 to 8 (6), 16 (float16) or 32 (float32).
         seed: seed of all noise (0).
         downlink: `float32` (default) sends the arrays as they are. `grid` rounds them to a grid around the first arrays
@@ -171,13 +171,16 @@ class Exchange:
         if downlink not in ("float32", "grid"):
             reason = f"downlink={downlink}: must be float32 or grid"
             raise ConfigError(reason, code="choice", key="downlink", value=downlink)
+        if alpha == "auto" and bits is not None:
+            reason = f"alpha=auto: the server sets the scale of the noise so that replies take bits={bits:g}"
+            raise ConfigError(f"{reason}; leave one of the two out", code="conflict", key="alpha", value=alpha)
         self.settings = PluginSettings(
             method=method, options=dict(options or {}), distribution=noise, bits=bits, dense_bits=dense_bits,
             seed=seed, alpha=DEFAULT_ALPHA if alpha == "auto" else alpha,
         )  # fmt: skip
         self._method = self.settings.build()
         # None where no masks are learned
-        self._own_scales = alpha == "auto" and bits is None if learns_masks(self._method) else None
+        self._own_scales = alpha == "auto" if learns_masks(self._method) else None
         self._control = self._method.rate_control
         self._rate = None if self._control is None else self._control.first()
         self._sender = LatticeSender(step) if downlink == "grid" else None

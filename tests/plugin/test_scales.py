@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from fedmrn_app.errors import RunError
+from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.layout import Layout
 from fedmrn_app.plugin import Compressed, MaskedSGD, compress_uplink, learn_masks
 from fedmrn_app.plugin.scales import RATIO, SCALES, OwnScales
@@ -159,3 +159,9 @@ def test_wrong_scales_are_left_out(wrong: bytes | str, caplog: pytest.LogCapture
             rounds=1,
             tamper=lambda _, reply: tamper(NODES[0], reply),
         )
+
+
+def test_scales_of_the_clients_exclude_a_budget() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Compressed(inner(), "fedmrn", alpha="auto", bits=0.5)
+    assert (caught.value.code, caught.value.key) == ("conflict", "alpha")
