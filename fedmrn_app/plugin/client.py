@@ -117,7 +117,7 @@ def round_of(message: Message) -> ClientRound:
 def compress_uplink(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
     """Send what the app trained as a short payload, in the way that `Compressed` on the server asks for.
 
-    This is a Flower mod; nothing else in the app changes::
+    This is a Flower mod; nothing else in the app changes:
 
         app = ClientApp(mods=[compress_uplink])
 

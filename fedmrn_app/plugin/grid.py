@@ -117,7 +117,7 @@ class CompressedGrid(Grid):
 def compressed_grid(grid: Grid, method: str = DEFAULT_METHOD, **options: Unpack[Options]) -> Iterator[CompressedGrid]:
     """Return a grid that compresses, for a loop of one's own over `send_and_receive`, or `push` and `pull_messages`.
 
-    Each call that sends training messages is a round::
+    Each call that sends training messages is a round:
 
         with compressed_grid(grid) as grid:
             for _ in range(rounds):

@@ -24,7 +24,7 @@ Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 class MaskedSGD(torch.optim.Optimizer):
     """Plain SGD that learns the update as masks, in one fused pass over memory per step.
 
-    It needs `Compressed(..., method="fedmrn")` on the server and `ClientApp(mods=[compress_uplink])`::
+    It needs `Compressed(..., method="fedmrn")` on the server and `ClientApp(mods=[compress_uplink])`:
 
         @app.train()
         def train(message, context):
@@ -125,7 +125,7 @@ def learn_masks(
 ) -> Optimizer:
     """Make any optimizer of `torch.optim` learn masks: momentum, Adam, AdamW, with weight decay and parameter groups.
 
-    The optimizer steps on the weights plus what they have learned, and never sees the masks::
+    The optimizer steps on the weights plus what they have learned, and never sees the masks:
 
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         learn_masks(optimizer, model, message, steps=epochs * len(loader))

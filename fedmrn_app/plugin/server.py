@@ -22,7 +22,7 @@ class Compressed(Strategy):
 
     The inner strategy runs as before, with its own `start` if it has one, on a grid that compresses. It gets
     ArrayRecords with the names, shapes and dtypes that it sent. A client that fails, or whose reply is refused, is a
-    failure in its log::
+    failure in its log:
 
         strategy = Compressed(FedAvg(fraction_train=0.5))
         strategy.start(grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=10)
@@ -34,8 +34,8 @@ class Compressed(Strategy):
 
     Args:
         strategy: any strategy of Flower's or your own, with its wrappers, such as those for differential privacy.
-        method: a method that compresses after training, such as `eden` (default), or `fedmrn` or `fedmrns`, which learn
-            masks.
+        method: a method that compresses after training, such as `quantized` (default) and `eden`, or `fedmrn` or
+            `fedmrns`, which learn masks.
         **options: see `Options`.
 
     Raises:
