@@ -7,6 +7,7 @@ import re
 import secrets
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -28,10 +29,8 @@ from fedmrn_app.federation.reduce import cores
 from fedmrn_app.results.atomic_io import NO_SPACE, full_disk
 from fedmrn_app.results.logs import shorten
 from fedmrn_app.runtime.cleanup import find_descendant, has_ended, private_home
-from fedmrn_app.runtime.connection import Connection
-from fedmrn_app.runtime.flower_cli import CompletionFlag, Tail, command, free_port, start, write_app, write_run_config
+from fedmrn_app.runtime.flower_cli import CompletionFlag, Tail, start, write_app, write_run_config
 
-START_TIMEOUT = 180.0  # seconds for the SuperLink to answer; several may start at once
 POLL_SECONDS = 0.2
 _WRAPPER = "An error was encountered"  # Flower's line after the error itself
 _SLOW_START = "node timed out during startup"  # Ray on a busy machine
@@ -83,7 +82,10 @@ def run_simulation(
         }
         settings = {"config": write_resolved(values), "run-dir": str(folder)}
         app = app or write_app(home / "app")
-        run = start_app(app, settings, federation, folder=folder, home=home, environment=environment)
+        run = start_app(
+            app, settings, federation,
+            folder=folder, home=home, environment=environment, own_network=config.simulation.own_network,
+        )  # fmt: skip
         simulation, died = None, False
         # the processes do not end by themselves soon: they wait for clients that no round needs any more
         while run.poll() is None and not ending.reached() and not died:
@@ -128,8 +130,11 @@ def start_app(
     folder: Path,
     home: Path,
     environment: Mapping[str, str],
+    own_network: bool = True,
 ) -> subprocess.Popen[bytes]:
     """Start a SuperLink in a private home and `flwr run` on it; leaving the home ends both.
+
+    When the SuperLink does not start, the process ends and has written the reason to `error.txt` in the folder.
 
     Args:
         app: folder of a Flower app.
@@ -138,20 +143,14 @@ def start_app(
         folder: the processes append their output to flower.log in it.
         home: see `private_home`.
         environment: of the processes, see `private_environment`.
-
-    Raises:
-        RunError: the SuperLink did not start.
+        own_network: the processes get a network of their own if the system allows it.
     """
-    port, log = free_port(), folder / "flower.log"
-    superlink = [command("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess"]
-    superlink += ["--host", "127.0.0.1", "--port", str(port), "--disable-runtime-dependency-installation"]
-    connection = Connection("private", f"127.0.0.1:{port}", None, home)
-    connection.wait(start(superlink, home, environment, log), START_TIMEOUT, f"see {log}")
-    (home / "config.toml").write_text(f'[superlink.private]\naddress = "{connection.address}"\ninsecure = true\n')
     file = write_run_config(home / "run.toml", run_config)
     options = " ".join(f"{key}={value}" for key, value in federation.items())
     run = ["run", str(app), "private", "--stream", "-c", str(file), "--federation-config", options]
-    return start([command("flwr"), *run], home, environment, log)
+    network = "own" if own_network else "machine"
+    starter = [sys.executable, "-m", "fedmrn_app.runtime.private_superlink", str(folder), network]
+    return start([*starter, *run], home, environment, folder / "flower.log")
 
 
 def private_environment(home: Path, values: Values, cluster: str | None = None) -> dict[str, str]:
