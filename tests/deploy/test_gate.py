@@ -13,7 +13,7 @@ from flwr.proto.node_pb2 import Node
 
 from fedmrn_app.deploy.gate_server import _group
 from fedmrn_app.deploy.gateway import read_seen
-from scripts.tools import attack_gate
+from scripts.tools import attack_gate, gate_memory
 from scripts.tools.attack_gate import NODE, PULL, PUSH, STRANGER, Target, gate, request
 
 ENTER = "/v1/fleet/activate-node"
@@ -117,3 +117,13 @@ def test_gate_withstands_all_attacks(target: Target, capsys: pytest.CaptureFixtu
     assert len(capsys.readouterr().out.splitlines()) == len(attack_gate.ATTACKS)
     assert target.inner.paths == {PULL, attack_gate.REDIRECTED}
     assert json.loads((target.federation.path / "federation.json").read_text())["max_message"] == 1
+
+
+@pytest.mark.slow
+def test_strangers_cost_gate_and_superlink_little_memory(tmp_path: Path) -> None:
+    peaks = gate_memory.measure(tmp_path, 400, 300)
+    rest = peaks["at rest"]
+    for step in ("connections", "bodies"):
+        assert peaks[step].gate < rest.gate + 250
+        assert peaks[step].superlink < rest.superlink + 50
+    assert peaks["connections"].outcome.startswith("352 of 400 connections admitted")
