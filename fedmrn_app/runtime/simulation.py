@@ -28,7 +28,7 @@ from fedmrn_app.errors import ConfigError, DiedError, needs_extra
 from fedmrn_app.federation.reduce import cores
 from fedmrn_app.results.atomic_io import NO_SPACE, full_disk
 from fedmrn_app.results.logs import shorten
-from fedmrn_app.runtime.cleanup import find_descendant, has_ended, private_home
+from fedmrn_app.runtime.cleanup import find_descendant, has_ended, memory_kills, private_home
 from fedmrn_app.runtime.flower_cli import CompletionFlag, Tail, start, write_app, write_run_config
 
 POLL_SECONDS = 0.2
@@ -72,7 +72,7 @@ def run_simulation(
     if config.ray.address is not None:
         _check_cluster(config.ray.address)
     folder.mkdir(parents=True, exist_ok=True)
-    ending, tail = CompletionFlag(folder), Tail(folder / "run.log")
+    ending, tail, killed = CompletionFlag(folder), Tail(folder / "run.log"), memory_kills()
     with private_home() as home:
         environment = {
             **private_environment(home, values, config.ray.address),
@@ -98,7 +98,7 @@ def run_simulation(
         tail.read(on_line)
         full = full_disk(folder, home)
     if not ending.reached():
-        raise died_error(folder, full)
+        raise died_error(folder, full, starved=memory_kills() > killed)
     ending.check()
 
 
@@ -199,16 +199,21 @@ def _check_cluster(cluster: str) -> None:
         ) from None  # fmt: skip
 
 
-def died_error(folder: Path, full: Path | None) -> DiedError:
+def died_error(folder: Path, full: Path | None, *, starved: bool = False) -> DiedError:
     """Return the error of a run whose processes exited without reporting a result.
 
     Args:
         folder: the run's folder.
         full: a folder on a full disk, if there is one.
+        starved: whether the system has killed a process for want of memory in the meantime.
     """
     again = f"see {folder / 'flower.log'}; resume=true hydra.run.dir={folder} goes on from its last round"
     if full is not None:
         return DiedError(f"{NO_SPACE}: {full}; make room; {again}", code="disk-full", value=str(full))
+    if starved:
+        reason = "out of memory: the system killed a process while the run's processes died"
+        way = "take a smaller model, fewer clients at once (a larger client_cpus), or a machine with more memory"
+        return DiedError(f"{reason}; {way}; {again}", code="memory")
     log = (folder / "flower.log").read_text(errors="replace")
     errors = re.findall(r"^(?:\w+\.)*(\w*(?:Error|Exception)\b.*)$", log, re.MULTILINE)
     errors = [error for error in errors if _WRAPPER not in error]

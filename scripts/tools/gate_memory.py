@@ -15,7 +15,7 @@ import ssl
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,7 +124,7 @@ def measure(folder: Path, connections: int, megabytes: int) -> dict[str, Peak]:
         start_server(federation, "127.0.0.1", processes, folder / "server.log")
         superlink, gate = (psutil.Process(process.pid) for process in processes)
         strangers = Strangers(federation)
-        steps = {
+        steps: dict[str, Callable[[], str]] = {
             "at rest": lambda: f"an answer took {strangers.served():.2f} s",
             "connections": lambda: strangers.crowd(connections),
             "bodies": lambda: strangers.bodies(megabytes),
