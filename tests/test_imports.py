@@ -17,6 +17,8 @@ NEEDED = {
     ("fedmrn_app/flower/ray_actors.py", "flwr.simulation.ray_transport.ray_actor"),
     # what a device's reply says of its round is written in Flower's own form
     ("fedmrn_app/deploy/gateway.py", "flwr.proto.fleet_pb2"),
+    # what devices are handed, and ask for
+    *(("fedmrn_app/deploy/gate_objects.py", f"flwr.proto.{name}_pb2") for name in ("fleet", "message")),
     # the signature of a device's request, which the gate checks before it reads the body
     *(
         ("fedmrn_app/deploy/gate_keys.py", f"flwr.{name}")

@@ -66,6 +66,7 @@ class SimulationConfig:
 
     nodes: Count | None = None
     slow: str | None = None
+    own_network: bool = True
 
     def __post_init__(self) -> None:
         if self.slow is not None and self.slowness is None:

@@ -19,7 +19,7 @@ from typing import IO
 
 from fedmrn_app.deploy.folder import BUNDLE
 from fedmrn_app.deploy.fork_server import warm_words, write_commands
-from fedmrn_app.deploy.processes import together
+from fedmrn_app.deploy.processes import together, wait_for_first
 from fedmrn_app.deploy.supernode import stopped
 from fedmrn_app.environment import CACHE, STATE_FOLDER, flower_environment, flower_home
 from fedmrn_app.errors import ConfigError, RunError
@@ -143,11 +143,11 @@ def run_device(bundle: Bundle, *, warm: bool = True, on_line: Callable[[str], No
         last: deque[str] = deque(maxlen=40)
         reader = threading.Thread(target=_pass_on, args=(node.stdout, last, on_line), daemon=True)
         reader.start()
-        status = node.wait()
+        status, ended = wait_for_first([node])
         reader.join(1)  # not to its end: processes that the SuperNode has started may hold the pipe open
     reason = explain(last) or (
-        f"the SuperNode ended with status {status}"
-        if status
+        f"the SuperNode {ended}"
+        if status != 0
         else "the server has shut it out: its key was revoked or replaced, or the clocks of the two differ"
     )
     raise RunError(f"{bundle.name}: {reason}", code="supernode", value=status)

@@ -27,6 +27,7 @@ from starlette.types import Message, Receive, Scope, Send
 from fedmrn_app.deploy.certificates import write_private
 from fedmrn_app.deploy.folder import Federation, load
 from fedmrn_app.deploy.gate_keys import KEY_HEADER, SIGNED_HEADERS, Keys, signed
+from fedmrn_app.deploy.gate_objects import MESSAGES, HandedObjects
 from fedmrn_app.deploy.gate_server import serve
 
 _ENTER = "/v1/fleet/activate-node"  # the first request of a device that starts
@@ -116,6 +117,7 @@ class Gate:
     def __init__(self, federation: Federation) -> None:
         self.keys = Keys(federation.path)
         self.seen = Seen(federation)
+        self.handed = HandedObjects()
         self.most_bytes = {**_MOST_BYTES, _OBJECT: (federation.max_message << 20) + _SMALL}
         self.inner = httpx.AsyncClient(
             base_url=f"https://127.0.0.1:{federation.control_port}",
@@ -175,6 +177,8 @@ class Gate:
         rounds: set[str] = set()
         if path != _OBJECT:
             content = b"".join([piece async for piece in _pieces(request)])
+            if not self.handed.allowed(name, path, content):
+                raise Refused(403, "its object is of another node", f"{name} asks for an object of another device")
         if path == _ANSWER and isinstance(content, bytes):
             rounds = read_rounds(content)
         return await self._forward(path, headers, content, name, rounds)
@@ -192,6 +196,11 @@ class Gate:
         if path == _ENTER and answer.status_code == 412:
             await answer.aclose()
             return _explained(_NOT_ACTIVATED, 412, self.keys.refusal(headers[KEY_HEADER]))
+        if path == MESSAGES and answer.status_code == 200:
+            body = await answer.aread()  # without content, which devices fetch as objects
+            await answer.aclose()
+            self.handed.note(name, body)
+            return Response(body, answer.status_code, _kept(answer.headers))
         return StreamingResponse(_body(answer), answer.status_code, _kept(answer.headers))
 
 

@@ -9,11 +9,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 
-from fedmrn_app.runtime.cleanup import cleaned_up
+import psutil
+
+from fedmrn_app.runtime.cleanup import cleaned_up, has_ended
 
 _END_SECONDS = 15.0  # for a process to end by itself
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 1.0
 
 
 @contextmanager
@@ -40,10 +43,36 @@ def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
             os.killpg(process.pid, signal.SIGKILL)  # each process has a group of its own
 
 
-def wait_for_first(processes: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Wait until one of the processes ends, and return its exit status."""
+def wait_for_first(processes: Sequence[subprocess.Popen[bytes]]) -> tuple[int | None, str]:
+    """Wait until one of the processes ends; return its exit status and what has happened.
+
+    A SuperLink and a SuperNode live on when their SuperExec has died, but no message and no run is started then. This
+    counts as their end, without a status.
+    """
+    watched = [SuperExecWatch(process.pid) for process in processes]
     while True:
-        for process in processes:
-            if (status := process.poll()) is not None:
-                return status
+        for process, watch in zip(processes, watched, strict=True):
+            lost = watch.lost()
+            with suppress(subprocess.TimeoutExpired):
+                status = process.wait(_END_SECONDS if lost else 0)  # one that ends may end its SuperExec first
+                return status, f"ended with status {status}"
+            if lost:
+                return None, "has lost its SuperExec, which starts what it is asked to run"
         time.sleep(_POLL_SECONDS)
+
+
+class SuperExecWatch:
+    """Notices that the SuperExec which a process of Flower's has started is dead."""
+
+    def __init__(self, parent: int) -> None:
+        self._parent = parent
+        self._found: psutil.Process | None = None
+
+    def lost(self) -> bool:
+        """Return whether there was a SuperExec that no longer runs."""
+        if self._found is None:
+            with suppress(psutil.Error):
+                for child in psutil.Process(self._parent).children():
+                    if any(Path(word).name == "flower-superexec" for word in child.cmdline()):
+                        self._found = child
+        return self._found is not None and has_ended(self._found)

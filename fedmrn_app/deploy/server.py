@@ -24,16 +24,14 @@ def run_server(federation: Federation, host: str) -> None:
         host: address that devices connect to; 0.0.0.0 for all addresses of this machine.
 
     Raises:
-        RunError: one of the two ended, or did not start.
+        RunError: one of the two ended or no longer works, or did not start.
     """
     with together() as processes:
         start_server(federation, host, processes)
         where = f"{host}:{federation.port}, for the operator on 127.0.0.1:{federation.control_port}"
         print(f"serving {len(federation.devices)} devices on {where}", flush=True)
-        status = wait_for_first(processes)
-    raise RunError(
-        f"the server's SuperLink or gate ended with status {status}; its last lines say why", code="died", value=status
-    )
+        status, reason = wait_for_first(processes)
+    raise RunError(f"the server's SuperLink or gate {reason}; its last lines say why", code="died", value=status)
 
 
 def start_server(

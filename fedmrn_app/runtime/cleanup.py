@@ -114,6 +114,15 @@ def has_ended(process: psutil.Process) -> bool:
         return True
 
 
+def memory_kills() -> int:
+    """Return how many processes Linux has killed for want of memory since it started; 0 on other systems."""
+    with suppress(OSError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
 def end_leftovers(variable: str, value: str) -> None:
     """End the processes with this variable in their environment, and remove the private homes that they worked in."""
     for home in map(Path, {environment.get("FLWR_HOME", "") for environment in _marked(variable, value).values()}):

@@ -37,7 +37,7 @@ from fedmrn_app.runtime.simulation import require_simulation, run_simulation
 from fedmrn_app.runtime.sweeps import in_parallel, is_sweep, leave_outcome, runs_at_once
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.tasks.task import Task
-from fedmrn_app.tasks.validation import load_training
+from fedmrn_app.tasks.validation import load_evaluation, load_training
 
 _WIDTH = None if sys.stdout.isatty() else 160  # room for tables in files and pipes
 console = Console(highlight=False, soft_wrap=True, width=_WIDTH)
@@ -123,6 +123,7 @@ def _check(values: Values, config: Config, task: Task, folder: Path, on: str | N
         train = load_training(task, config.validation, config.seed, console.print)
         load_partitions(train, config.partition, config.clients, derive_seed(config.seed, "partition"), task.name)
         labels = None if train.labels is None else int(train.labels.max()) + 1
+        load_evaluation(task, config.validation, config.seed, console.print)  # the run may have no network
     console.print(
         f"{config.strategy['name']} on {task.name}, {config.partition.name}: {config.rounds} rounds, "
         f"{config.clients_per_round} of {config.clients} clients per round"

@@ -7,6 +7,7 @@ import re
 import secrets
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -27,11 +28,9 @@ from fedmrn_app.errors import ConfigError, DiedError, needs_extra
 from fedmrn_app.federation.reduce import cores
 from fedmrn_app.results.atomic_io import NO_SPACE, full_disk
 from fedmrn_app.results.logs import shorten
-from fedmrn_app.runtime.cleanup import find_descendant, has_ended, private_home
-from fedmrn_app.runtime.connection import Connection
-from fedmrn_app.runtime.flower_cli import CompletionFlag, Tail, command, free_port, start, write_app, write_run_config
+from fedmrn_app.runtime.cleanup import find_descendant, has_ended, memory_kills, private_home
+from fedmrn_app.runtime.flower_cli import CompletionFlag, Tail, start, write_app, write_run_config
 
-START_TIMEOUT = 180.0  # seconds for the SuperLink to answer; several may start at once
 POLL_SECONDS = 0.2
 _WRAPPER = "An error was encountered"  # Flower's line after the error itself
 _SLOW_START = "node timed out during startup"  # Ray on a busy machine
@@ -73,7 +72,7 @@ def run_simulation(
     if config.ray.address is not None:
         _check_cluster(config.ray.address)
     folder.mkdir(parents=True, exist_ok=True)
-    ending, tail = CompletionFlag(folder), Tail(folder / "run.log")
+    ending, tail, killed = CompletionFlag(folder), Tail(folder / "run.log"), memory_kills()
     with private_home() as home:
         environment = {
             **private_environment(home, values, config.ray.address),
@@ -83,7 +82,10 @@ def run_simulation(
         }
         settings = {"config": write_resolved(values), "run-dir": str(folder)}
         app = app or write_app(home / "app")
-        run = start_app(app, settings, federation, folder=folder, home=home, environment=environment)
+        run = start_app(
+            app, settings, federation,
+            folder=folder, home=home, environment=environment, own_network=config.simulation.own_network,
+        )  # fmt: skip
         simulation, died = None, False
         # the processes do not end by themselves soon: they wait for clients that no round needs any more
         while run.poll() is None and not ending.reached() and not died:
@@ -96,7 +98,7 @@ def run_simulation(
         tail.read(on_line)
         full = full_disk(folder, home)
     if not ending.reached():
-        raise died_error(folder, full)
+        raise died_error(folder, full, starved=memory_kills() > killed)
     ending.check()
 
 
@@ -128,8 +130,11 @@ def start_app(
     folder: Path,
     home: Path,
     environment: Mapping[str, str],
+    own_network: bool = True,
 ) -> subprocess.Popen[bytes]:
     """Start a SuperLink in a private home and `flwr run` on it; leaving the home ends both.
+
+    When the SuperLink does not start, the process ends and has written the reason to `error.txt` in the folder.
 
     Args:
         app: folder of a Flower app.
@@ -138,20 +143,14 @@ def start_app(
         folder: the processes append their output to flower.log in it.
         home: see `private_home`.
         environment: of the processes, see `private_environment`.
-
-    Raises:
-        RunError: the SuperLink did not start.
+        own_network: the processes get a network of their own if the system allows it.
     """
-    port, log = free_port(), folder / "flower.log"
-    superlink = [command("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess"]
-    superlink += ["--host", "127.0.0.1", "--port", str(port), "--disable-runtime-dependency-installation"]
-    connection = Connection("private", f"127.0.0.1:{port}", None, home)
-    connection.wait(start(superlink, home, environment, log), START_TIMEOUT, f"see {log}")
-    (home / "config.toml").write_text(f'[superlink.private]\naddress = "{connection.address}"\ninsecure = true\n')
     file = write_run_config(home / "run.toml", run_config)
     options = " ".join(f"{key}={value}" for key, value in federation.items())
     run = ["run", str(app), "private", "--stream", "-c", str(file), "--federation-config", options]
-    return start([command("flwr"), *run], home, environment, log)
+    network = "own" if own_network else "machine"
+    starter = [sys.executable, "-m", "fedmrn_app.runtime.private_superlink", str(folder), network]
+    return start([*starter, *run], home, environment, folder / "flower.log")
 
 
 def private_environment(home: Path, values: Values, cluster: str | None = None) -> dict[str, str]:
@@ -200,16 +199,21 @@ def _check_cluster(cluster: str) -> None:
         ) from None  # fmt: skip
 
 
-def died_error(folder: Path, full: Path | None) -> DiedError:
+def died_error(folder: Path, full: Path | None, *, starved: bool = False) -> DiedError:
     """Return the error of a run whose processes exited without reporting a result.
 
     Args:
         folder: the run's folder.
         full: a folder on a full disk, if there is one.
+        starved: whether the system has killed a process for want of memory in the meantime.
     """
     again = f"see {folder / 'flower.log'}; resume=true hydra.run.dir={folder} goes on from its last round"
     if full is not None:
         return DiedError(f"{NO_SPACE}: {full}; make room; {again}", code="disk-full", value=str(full))
+    if starved:
+        reason = "out of memory: the system killed a process while the run's processes died"
+        way = "take a smaller model, fewer clients at once (a larger client_cpus), or a machine with more memory"
+        return DiedError(f"{reason}; {way}; {again}", code="memory")
     log = (folder / "flower.log").read_text(errors="replace")
     errors = re.findall(r"^(?:\w+\.)*(\w*(?:Error|Exception)\b.*)$", log, re.MULTILINE)
     errors = [error for error in errors if _WRAPPER not in error]

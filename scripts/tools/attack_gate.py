@@ -120,19 +120,8 @@ class Target:
 
     def signed(self, path: str, body: bytes, *more: str, stamp: str | None = None, length: int | None = None) -> bytes:
         """Return a request with the key of the device."""
-        bundle = self.federation.bundle("device-0")
-        stamp = stamp or now().isoformat()
-        key: Any = load_ssh_private_key((bundle / "device.key").read_bytes(), None)
-        sign = sign_message(key, stamp.encode())
-        lines = [
-            *more,
-            "content-type: application/x-protobuf",
-            f"content-length: {len(body) if length is None else length}",
-            f"{FLEET_HTTP_PUBLIC_KEY_HEADER}: {base64.b64encode(public_pem(bundle / 'device.pub')).decode()}",
-            f"{TIMESTAMP_HEADER}: {stamp}",
-            f"{FLEET_HTTP_SIGNATURE_HEADER}: {base64.b64encode(sign).decode()}",
-        ]
-        return request("POST", path, *lines) + body
+        size = len(body) if length is None else length
+        return request("POST", path, *signed_headers(self.federation, size, *more, stamp=stamp)) + body
 
     def served(self) -> float:
         """Return the seconds until a device has an answer."""
@@ -146,6 +135,24 @@ class Target:
 
 
 Attack = Callable[[Target, int, int], str]  # with a number of connections and of megabytes
+
+
+def signed_headers(
+    federation: Federation, length: int, *more: str, device: str = "device-0", stamp: str | None = None
+) -> list[str]:
+    """Return the headers of a request that a device has signed."""
+    bundle = federation.bundle(device)
+    stamp = stamp or now().isoformat()
+    key: Any = load_ssh_private_key((bundle / "device.key").read_bytes(), None)
+    sign = sign_message(key, stamp.encode())
+    return [
+        *more,
+        "content-type: application/x-protobuf",
+        f"content-length: {length}",
+        f"{FLEET_HTTP_PUBLIC_KEY_HEADER}: {base64.b64encode(public_pem(bundle / 'device.pub')).decode()}",
+        f"{TIMESTAMP_HEADER}: {stamp}",
+        f"{FLEET_HTTP_SIGNATURE_HEADER}: {base64.b64encode(sign).decode()}",
+    ]
 
 
 def request(method: str, path: str, *lines: str) -> bytes:

@@ -6,15 +6,17 @@ import shutil
 import ssl
 import subprocess
 import threading
+import time
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
@@ -24,7 +26,7 @@ from fedmrn_app.deploy.folder import Federation, create
 from fedmrn_app.deploy.fork_server import CLIENT_APP, write_commands
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.runtime.flower_cli import free_port
-from tests.runtime.command import DEPLOY, finish
+from tests.runtime.command import DEPLOY, finish, start
 
 ANSWERS: dict[str, Any] = {
     "activate-node": ActivateNodeResponse(node_id=7),
@@ -73,6 +75,26 @@ def test_device_ends_when_its_supernode_has_gone_deaf(fails: str, tmp_path: Path
     line = done.stderr.splitlines()[-1]
     assert line.startswith("fedmrn-deploy: device-0: the SuperNode has stopped: ")
     assert "500 Internal Server Error" in line
+
+
+@pytest.mark.slow
+def test_device_ends_when_its_superexec_has_died(tmp_path: Path) -> None:
+    federation = create(tmp_path / "fed", ["127.0.0.1"], 1, port=free_port(), control_port=free_port())
+    words = (*DEPLOY, "device", "--run", "--cold", str(federation.bundle("device-0")))
+    with failing_server(federation, "nothing"):
+        device = start(words, tmp_path)
+        killed = list[psutil.Process]()
+        while not killed:
+            assert device.poll() is None
+            for child in psutil.Process(device.pid).children(recursive=True):
+                with suppress(psutil.Error):
+                    if any(Path(word).name == "flower-superexec" for word in child.cmdline()):
+                        time.sleep(10)  # until the device has seen it
+                        child.kill()
+                        killed.append(child)
+        _, errors = device.communicate(timeout=120)
+    assert device.returncode == 1
+    assert errors.splitlines()[-1].startswith("fedmrn-deploy: device-0: the SuperNode has lost its SuperExec")
 
 
 def bundle(name: str = "acme", code: str = "") -> bytes:

@@ -1,19 +1,23 @@
 """The gate forwards signed requests of devices within its limits, and goes on whatever strangers and disks do."""
 
+import asyncio
 import base64
 import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
-from flwr.proto.message_pb2 import Message, Metadata
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PullMessagesResponse, PushMessagesRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, Message, Metadata, ObjectTree, PullObjectRequest
 from flwr.proto.node_pb2 import Node
 
+from fedmrn_app.deploy.folder import create
+from fedmrn_app.deploy.gate_objects import HandedObjects
 from fedmrn_app.deploy.gate_server import _group
-from fedmrn_app.deploy.gateway import read_seen
-from scripts.tools import attack_gate
+from fedmrn_app.deploy.gateway import Gate, read_seen
+from scripts.tools import attack_gate, gate_memory
 from scripts.tools.attack_gate import NODE, PULL, PUSH, STRANGER, Target, gate, request
 
 ENTER = "/v1/fleet/activate-node"
@@ -48,6 +52,49 @@ def test_message_is_of_the_node_that_sends_it(target: Target) -> None:
     assert f"node {NODE} sends in the name of node {NODE + 1}" in log(target)
     seen = read_seen(target.federation.seen)["device-0"]
     assert (seen["answers"], seen["last_rounds"]) == (1, ["1:2"])
+
+
+def test_objects_of_other_devices_are_refused(tmp_path: Path) -> None:
+    federation = create(tmp_path / "fed", ["127.0.0.1"], 2, port=1, control_port=2)
+    for number, device in enumerate(federation.devices.values()):
+        device.node_id = NODE + number
+    federation.save()
+    trees = {
+        "device-0": ObjectTree(object_id="message-0", children=[ObjectTree(object_id="model")]),
+        "device-1": ObjectTree(object_id="message-1", children=[ObjectTree(object_id="model")]),
+    }
+    now, pulls = [0.0], iter(trees.values())
+
+    def superlink(asked: httpx.Request) -> httpx.Response:
+        answer = PullMessagesResponse(message_object_trees=[next(pulls)]) if asked.url.path == PULL else None
+        return httpx.Response(200, stream=httpx.ByteStream(answer.SerializeToString() if answer else b""))
+
+    async def ask(device: str, path: str, body: bytes) -> int:
+        headers = dict(line.split(": ", 1) for line in attack_gate.signed_headers(federation, len(body), device=device))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=served), base_url="https://gate") as client:
+            return (await client.post(path, content=body, headers=headers)).status_code
+
+    async def fetch(device: str, name: str) -> tuple[int, int]:
+        asked = PullObjectRequest(object_id=name).SerializeToString()
+        confirmed = ConfirmMessageReceivedRequest(message_object_id=name).SerializeToString()
+        return await ask(device, "/v1/fleet/pull-object", asked), await ask(
+            device, "/v1/fleet/confirm-message-received", confirmed
+        )
+
+    async def check() -> None:
+        served.inner = httpx.AsyncClient(transport=httpx.MockTransport(superlink), base_url="https://superlink")
+        for device in trees:
+            assert await ask(device, PULL, PULLED) == 200
+        assert await fetch("device-0", "message-1") == (200, 200)  # handed out before the gate started, perhaps
+        now[0] = 601.0
+        assert await fetch("device-0", "message-1") == (403, 403)
+        for name in ("message-0", "model", "unknown"):
+            assert await fetch("device-0", name) == (200, 200)
+        assert await ask("device-0", "/v1/fleet/pull-object", b"\xff") == 403
+
+    served = Gate(federation)
+    served.handed = HandedObjects(lambda: now[0])
+    asyncio.run(check())
 
 
 def test_faults_of_the_record_and_of_the_folder_end_no_device(target: Target) -> None:
@@ -117,3 +164,13 @@ def test_gate_withstands_all_attacks(target: Target, capsys: pytest.CaptureFixtu
     assert len(capsys.readouterr().out.splitlines()) == len(attack_gate.ATTACKS)
     assert target.inner.paths == {PULL, attack_gate.REDIRECTED}
     assert json.loads((target.federation.path / "federation.json").read_text())["max_message"] == 1
+
+
+@pytest.mark.slow
+def test_strangers_cost_gate_and_superlink_little_memory(tmp_path: Path) -> None:
+    peaks = gate_memory.measure(tmp_path, 400, 300)
+    rest = peaks["at rest"]
+    for step in ("connections", "bodies"):
+        assert peaks[step].gate < rest.gate + 250
+        assert peaks[step].superlink < rest.superlink + 50
+    assert peaks["connections"].outcome.startswith("352 of 400 connections admitted")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -20,7 +21,7 @@ from fedmrn_app.results.atomic_io import full_disk, write_durably
 from fedmrn_app.runtime.restarts import run_supervised
 from fedmrn_app.runtime.simulation import died_error, run_simulation
 from tests.reference import reference_run
-from tests.runtime.command import FEDMRN
+from tests.runtime.command import FEDMRN, finish
 
 MOUNTS = subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode == 0
 small_disk = pytest.mark.skipif(not MOUNTS, reason="mounts a small file system, which needs root")
@@ -78,6 +79,9 @@ def test_reason_of_a_death_is_the_first_library_s_own(tmp_path: Path) -> None:
     full = died_error(tmp_path, tmp_path)
     assert full.code == "disk-full"
     assert str(full).startswith(f"no space left on device: {tmp_path}")
+    starved = died_error(tmp_path, None, starved=True)
+    assert starved.code == "memory"
+    assert str(starved).startswith("out of memory: the system killed a process")
     (tmp_path / "flower.log").write_text("")
     assert died_error(tmp_path, None).code == "died"
 
@@ -116,6 +120,31 @@ def test_run_on_a_full_disk_ends_in_one_line(tmp_path: Path) -> None:
     (line,) = ended.stderr.splitlines()
     assert "no space left on device" in line
     assert str(tmp_path) in line
+
+
+@pytest.fixture
+def little_memory() -> Iterator[Path]:
+    """The file of a control group that takes processes, which have 1,400 MB together."""
+    groups = Path("/sys/fs/cgroup")
+    first = (groups / "memory").is_dir()  # version 1 of control groups
+    group = groups / ("memory" if first else "") / f"fedmrn-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / ("memory.limit_in_bytes" if first else "memory.max")).write_text(f"{1400 << 20}")
+    except OSError:
+        pytest.skip("limits memory by a control group, which needs root")
+    yield group / ("tasks" if first else "cgroup.procs")
+    group.rmdir()
+
+
+@pytest.mark.flower
+@pytest.mark.slow
+def test_run_that_is_killed_for_want_of_memory_says_so(little_memory: Path, tmp_path: Path) -> None:
+    words = ("sh", "-c", f'echo $$ > {little_memory} && exec "$@"', "sh", *FEDMRN, "rounds=50", "hydra.run.dir=run")
+    ended = finish(words, tmp_path)
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("fedmrn: out of memory: the system killed a process")
 
 
 @pytest.mark.flower
