@@ -5,7 +5,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.test_rooms import CODE
+from tests.paths import ROOT
+
+CODE = [path for room in ("fedmrn_app", "scripts", "tests") for path in sorted((ROOT / room).rglob("*.py"))]
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

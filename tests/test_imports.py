@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,14 @@ NEEDED = {
         for name in ("common.constant", "supercore.constant", "supercore.date", "supercore.primitives.asymmetric")
     ),
     *(("scripts/tools/attack_gate.py", f"flwr.proto.{name}_pb2") for name in ("fleet", "message", "node")),
+    # Flower's commands, which the package starts with changes of its own
+    ("fedmrn_app/deploy/supernode.py", "flwr.supernode.cli.flower_supernode"),
+    ("fedmrn_app/deploy/client_process.py", "flwr.supernode.cli.flwr_clientapp"),
+    ("fedmrn_app/deploy/client_process.py", "flwr.cli.config_utils"),
+    ("fedmrn_app/deploy/fork_server.py", "flwr.supernode.cli.flwr_clientapp"),
+    ("fedmrn_app/runtime/private_superlink.py", "flwr.superlink.cli.flower_superlink"),
+    ("fedmrn_app/runtime/private_superlink.py", "flwr.supercore.superexec.executor.subprocess_executor"),
+    ("fedmrn_app/runtime/private_superlink.py", "flwr.supercore.cli.flower_superexec"),
     # wrong options are refused in one line, before Hydra prints its usage
     ("fedmrn_app/runtime/cli.py", "hydra._internal.utils"),
 }
@@ -45,6 +54,8 @@ def imports(path: Path) -> Iterator[tuple[str, list[str]]]:
             yield from ((alias.name, []) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             yield node.module or "", [alias.name for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            yield from ((str(name.value), []) for name in node.args if isinstance(name, ast.Constant))
 
 
 def is_private(module: str, names: list[str]) -> bool:
@@ -66,6 +77,17 @@ def test_nothing_private_of_hydra_and_flower_is_imported() -> None:
         if is_private(module, names)
     }
     assert found == NEEDED
+
+
+def test_page_lists_what_is_private_and_where_it_is_used() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text().partition("## Private modules of Flower")[2]
+    rows = [
+        re.findall(r"`((?:flwr\.|fedmrn_app/)[\w./]+)`", line) for line in page.splitlines() if line.startswith("| `")
+    ]
+    listed = {(file, module) for row in rows for file in row for module in row if "/" in file and "/" not in module}
+    used = {(file, module) for file, module in NEEDED if file.startswith("fedmrn_app/") and module.startswith("flwr.")}
+    assert used <= listed
+    assert {module for _, module in listed} == {module for _, module in used}
 
 
 @pytest.mark.parametrize(
