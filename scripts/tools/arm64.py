@@ -8,8 +8,8 @@ It needs Debian's apt and dpkg, `unshare`, `uv`, `qemu-aarch64-static`, and no r
 namespace, which shares the network and /tmp with the host. Where the host has not registered the emulator, the kernel
 must allow it in a namespace (Linux 6.7 and later). `check` runs the tests of vectors, noise, coders and kernels there,
 writes a payload of each method there and here, and compares bytes and decoded vectors; with `--payloads` it only
-compares. It fails if a test fails, or if a payload of a method that trains as FedAvg does is read as another vector
-elsewhere.
+compares. It fails if a test fails, or if a payload of a method that trains as FedAvg does is read as a vector whose
+elements differ by more than 1e-4 of the largest.
 """
 
 from __future__ import annotations
