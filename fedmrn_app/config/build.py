@@ -17,7 +17,7 @@ from torch import nn
 
 from fedmrn_app import validation
 from fedmrn_app.config.checks import check_data, check_layers, check_rounds, check_weights, refuse
-from fedmrn_app.config.privacy_checks import check_privacy
+from fedmrn_app.config.privacy_checks import check_privacy, check_secure_settings
 from fedmrn_app.config.schema import Config, Values
 from fedmrn_app.data.partitions import load_partitions
 from fedmrn_app.data.place import first_line
@@ -78,6 +78,7 @@ def _read(text: str) -> Config:
 
 def check(config: Config) -> None:
     """Refuse combinations that cannot run. Nothing is read or started for it."""
+    check_secure_settings(config)
     task, method = build_task(config), build_run_method(config)
     loggers = sorted(path.stem for path in (find_conf() / "log").glob("*.yaml"))
     if config.log.name not in loggers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fedmrn_app.config.checks import Conflict, refuse
+from fedmrn_app.config.checks import Conflict, refuse, value_of
 from fedmrn_app.config.schema import Config
 from fedmrn_app.errors import BudgetSpent, ConfigError, RunError
 from fedmrn_app.federation.protocol import RunProtocol
@@ -89,59 +89,80 @@ def check_privacy(config: Config, method: Method) -> None:
             f"updates of strategy={method.name} have any norm; say the largest one, such as privacy.clip=1",
         ),
     ]
-    refuse(config, conflicts + _secure_conflicts(config, method))
+    refuse(config, conflicts + _shared_conflicts(config, method))
 
 
-def _secure_conflicts(config: Config, method: Method) -> list[Conflict]:
-    """Return the conflicts of sums of masks, which tell the server nothing about one reply."""
+def check_secure_settings(config: Config) -> None:
+    """Refuse all settings at once that do not go with secure sums, in which the server sees no single reply.
+
+    Raises:
+        ConfigError: names the settings and their values, and the values that go with secure sums.
+    """
     privacy = config.privacy
-    secure, flipped = privacy.secure_aggregation, privacy.randomized_response is not None
+    if not privacy.secure_aggregation:
+        return
     unseen = "the server sees no single reply"
-    conflicts = [
-        (flipped, "privacy.flip", "is not corrected in secure sums; say privacy.flip=null privacy.local_epsilon=null"),
+    flip = "privacy.flip" if privacy.local_epsilon is None else "privacy.local_epsilon"
+    settings = [
+        (config.uplink.bits is not None, "uplink.bits=null", "masks of a secure sum take a whole number of bits each"),
+        (config.uplink.coder != "packed", "uplink.coder=packed", "coded masks cannot be added"),
+        (config.uplink.max_norm is not None, "uplink.max_norm=null", unseen),
+        (not config.equal_weights, "client_weights=equal", "secure sums weigh all clients alike"),
+        (privacy.randomized_response is not None, f"{flip}=null", "is not corrected in secure sums"),
+        (config.server == "async", "server=sync", "a secure sum needs its clients at the same time"),
         (
-            not method.adds_masks,
+            config.ray.address is not None,
+            "ray.address=null",
+            "a client keeps secrets on its disk, and it may be on another machine each time",
+        ),
+        (config.aggregation != "mean", "aggregation=mean", f"{unseen} that could be compared"),
+        (config.oversample > 1, "oversample=1", "a secure sum needs all whose masks it holds"),
+        (config.min_replies > 1, "min_replies=1", "a secure sum has a threshold of its own"),
+    ]
+    wrong = [(say, reason) for applies, say, reason in settings if applies]
+    if wrong:
+        say = " ".join(values for values, _ in wrong)
+        keys = [values.partition("=")[0] for values, _ in wrong]
+        reason = wrong[0][1]
+        if others := ", ".join(keys[1:]):
+            verb = "do" if len(keys) > 2 else "does"
+            reason = f"does not go with privacy.secure_aggregation=true, nor {verb} {others}"
+        raise refusal(keys[0], value_of(config, keys[0]), f"{reason}; say {say}")
+
+
+def _shared_conflicts(config: Config, method: Method) -> list[Conflict]:
+    """Return the conflicts of sums of masks, in which a reply is no update, with methods and counts."""
+    secure, noised = config.privacy.secure_aggregation, config.privacy.noised
+    shared = method.adds_masks and method.server.averages_updates
+    return [
+        (
+            secure and not method.adds_masks,
             "strategy",
             "has no masks that a secure sum could add; with privacy.secure_aggregation take fedmrn, fedmrns or fedpm",
         ),
         (
-            privacy.noised,
+            secure and noised,
             "privacy.secure_aggregation",
-            f"{unseen}, whose norm privacy.epsilon and privacy.noise_multiplier would limit; say one of them",
+            "the server sees no single reply, whose norm privacy.epsilon and privacy.noise_multiplier would limit; say "
+            "one of them",
         ),
-        (config.uplink.coder != "packed", "uplink.coder", "coded masks cannot be added; say uplink.coder=packed"),
-        (config.uplink.max_norm is not None, "uplink.max_norm", f"{unseen}; say uplink.max_norm=null"),
-        (not config.equal_weights, "client_weights", "secure sums weigh all clients alike; say client_weights=equal"),
-        (config.server == "async", "server", "a secure sum needs its clients at the same time; say server=sync"),
         (
-            config.ray.address is not None,
-            "ray.address",
-            "a client keeps secrets on its disk, and it may be on another machine each time; say ray.address=null",
-        ),
-        (config.aggregation != "mean", "aggregation", f"{unseen} that could be compared; say aggregation=mean"),
-        (config.oversample > 1, "oversample", "a secure sum needs all whose masks it holds; say oversample=1"),
-        (config.min_replies > 1, "min_replies", "a secure sum has a threshold of its own; say min_replies=1"),
-        (
-            config.clients_per_round < MIN_CLIENTS,
+            secure and config.clients_per_round < MIN_CLIENTS,
             "clients_per_round",
             f"a sum of so few masks tells each of them; with privacy.secure_aggregation say {MIN_CLIENTS} or more",
         ),
-    ]
-    shared = method.adds_masks and method.server.averages_updates
-    alone = [
         (
             shared and config.aggregation != "mean",
             "strategy.shared_noise",
             "each reply is a mask alone, and not an update that could be compared; with aggregation say false",
         ),
         (
-            shared and privacy.noised,
+            shared and noised,
             "strategy.shared_noise",
             "each reply is a mask alone, whose norm is not that of an update; with privacy say false",
         ),
         (shared and config.server == "async", "strategy.shared_noise", "is for rounds; say server=sync"),
     ]
-    return [(secure and applies, key, reason) for applies, key, reason in conflicts] + alone
 
 
 def check_budget(config: Config) -> None:

@@ -126,7 +126,7 @@ class Residuals:
         if self.folder.is_dir():
             return
         try:
-            self.folder.mkdir(parents=True, mode=0o700)
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # another node may have begun
         except OSError as error:
             raise unwritable(self.folder, error) from None
         for other in self.folder.parent.iterdir():

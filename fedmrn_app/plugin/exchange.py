@@ -57,6 +57,7 @@ class Options(TypedDict, total=False):
         plain_replies: whether the replies of clients without the mod, or with one of another version, count (True).
         max_failed_rounds: number of rounds in a row in which all clients may fail (0); one more ends the run.
         state: what `state()` returned in a run that this one continues.
+        secure: must be False; strategies aggregate replies that they see one by one, so the plug-in has no secure sums.
     """
 
     bits: float | None
@@ -70,6 +71,7 @@ class Options(TypedDict, total=False):
     plain_replies: bool
     max_failed_rounds: int
     state: Mapping[str, Any] | None
+    secure: Literal[False]
 
 
 @dataclass(kw_only=True)
@@ -167,7 +169,12 @@ class Exchange:
         plain_replies: bool = True,
         max_failed_rounds: int = 0,
         state: Mapping[str, Any] | None = None,
+        secure: bool = False,
     ) -> None:
+        if secure:
+            reason = "the plug-in has no secure sums, because strategies aggregate replies that they see one by one"
+            way_out = "leave it out, or run the command fedmrn with privacy.secure_aggregation=true"
+            raise ConfigError(f"secure=True: {reason}; {way_out}", code="choice", key="secure", value=secure)
         if downlink not in ("float32", "grid"):
             reason = f"downlink={downlink}: must be float32 or grid"
             raise ConfigError(reason, code="choice", key="downlink", value=downlink)

@@ -12,7 +12,7 @@ from fedmrn_app.config.build import build_worker, resolve_from_data
 from fedmrn_app.environment import ALLOW_TARGETS
 from fedmrn_app.federation.server import open_round
 from fedmrn_app.federation.upload import read_upload
-from fedmrn_app.flower.device_storage import StateError
+from fedmrn_app.flower.device_storage import Residuals, StateError
 from fedmrn_app.flower.messages import read_hosted
 from tests.one_node import asking, first_round, node, small, train_on
 
@@ -55,6 +55,21 @@ def test_residuals_outlive_the_process_and_are_read_by_round(overrides: tuple[st
     with pytest.raises(StateError) as refused:
         train_on(restarted(), second, 1)
     assert (refused.value.code, refused.value.value) == ("damaged", last)
+
+
+def test_two_nodes_may_make_the_folder_of_a_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "ab12"
+    real = Path.is_dir
+
+    def is_dir(path: Path) -> bool:  # another node makes the folder right after this one has looked
+        there = real(path)
+        if path == folder and not there:
+            folder.mkdir()
+        return there
+
+    monkeypatch.setattr(Path, "is_dir", is_dir)
+    Residuals(tmp_path, "ab12").begin()
+    assert real(folder)
 
 
 def test_node_that_cannot_write_residuals_is_refused_where_they_are_needed(tmp_path: Path) -> None:

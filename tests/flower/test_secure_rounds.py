@@ -27,7 +27,7 @@ from tests.flower.support import FakeGrid, Reply
 from tests.one_node import ask, asking, first_round, node, small
 
 SECURE = (
-    "client_weights=equal", "uplink.bits=null", "uplink.coder=packed", "uplink.max_norm=null", "model=mlp",
+    "model=mlp",
     "privacy.secure_aggregation=true", "clients=8", "clients_per_round=6",
 )  # fmt: skip
 PHASES = {
