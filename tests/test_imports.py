@@ -41,6 +41,19 @@ NEEDED = {
     ("fedmrn_app/runtime/private_superlink.py", "flwr.superlink.cli.flower_superlink"),
     ("fedmrn_app/runtime/private_superlink.py", "flwr.supercore.superexec.executor.subprocess_executor"),
     ("fedmrn_app/runtime/private_superlink.py", "flwr.supercore.cli.flower_superexec"),
+    # Flower's own secure sums, which a benchmark compares with
+    *(
+        ("scripts/benchmarks/secure_peers.py", f"flwr.{name}")
+        for name in (
+            "client.mod",
+            "common",
+            "compat.common",
+            "server",
+            "server.compat.grid_client_proxy",
+            "server.strategy",
+            "server.workflow",
+        )
+    ),
     # wrong options are refused in one line, before Hydra prints its usage
     ("fedmrn_app/runtime/cli.py", "hydra._internal.utils"),
 }
