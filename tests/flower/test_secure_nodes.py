@@ -11,7 +11,6 @@ import pytest
 from fedmrn_app.config.build import build_worker, resolve_from_data
 from fedmrn_app.config.compose import compose_values
 from fedmrn_app.deploy.fork_server import CLIENT_APP
-from fedmrn_app.environment import STATE_FOLDER
 from fedmrn_app.federation.server import close_round, open_round
 from fedmrn_app.learning.flat import state_sha256
 from tests.flower.test_dying_nodes import kill, rows
@@ -41,7 +40,6 @@ exec "{command}" "$@"
 
 def node(federation: Federation, client: int, dies: tuple[int, str] | None) -> subprocess.Popen[bytes]:
     """Start a node; one that dies holds the message of a phase and a round, and creates the file `held-CLIENT`."""
-    federation.environment[STATE_FOLDER] = str(federation.folder / f"state-{client}")
     path = federation.environment["PATH"]
     if dies is not None:
         number, phase = dies
@@ -53,7 +51,8 @@ def node(federation: Federation, client: int, dies: tuple[int, str] | None) -> s
         command.write_text(_HOLDING.format(command=federation.folder / "warm" / CLIENT_APP, **values))
         command.chmod(0o700)
         federation.environment["PATH"] = f"{folder}:{path}"
-    started = federation.node(client, 'num-partitions=5 allow-targets="brought."')
+    state = federation.folder / f"state-{client}"
+    started = federation.node(client, f'num-partitions=5 allow-targets="brought." state-path="{state}"')
     federation.environment["PATH"] = path
     return started
 
