@@ -4,10 +4,10 @@ The scale of a tensor follows the root mean square of what the tensor has learne
 products exact, so that a mask of `u` and noise times 2^e is the mask of u / 2^e and the noise, which is what the codec
 writes and reads. The exponents travel beside the payload, a byte per tensor.
 
-Half of the noise has the wrong sign for its update, and binary masks drop it; updates that are larger than their noise
-are cut. With uniform noise of four times the root mean square of Gaussian, Laplace or heavy-tailed (t3) updates, a
-binary mask stands on average for 0.40, 0.37 or 0.32 of the update that it is drawn for. It is therefore drawn for 2.75
-times the update, and a signed mask, which negates noise of the wrong sign, for half of that.
+A mask stands for a part of the update only: noise of the wrong sign is dropped, and an update beyond its noise is
+clipped. With noise of twice the update's root mean square a mask has the least error for its length. It then stands on
+average for 0.31 of a normally distributed update and for 0.27 of a Laplace distributed one, or twice that if masks are
+signed. Masks are therefore drawn for a multiple of the update, which makes the mean update about as long as it is.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from fedmrn_app.kernels.masking import MaskKind
 from fedmrn_app.layout import Float32Array, Layout
 
 SCALES = "scales"  # field of a reply with the exponents; of a message whether the server wants them and can read them
-RATIO = 4.0  # of the scale to the root mean square of what is masked
+RATIO = 2.0  # of the scale to the root mean square of what is masked
 MAX_EXPONENT = 64
 
 Exponents = NDArray[np.int8]
 
 
 def gain_of(kind: MaskKind) -> float:
-    """Return by what an update is multiplied before its mask is drawn, so that the mask stands for it on average."""
-    return 1.375 if kind.signed else 2.75
+    """Return by what an update is multiplied before its mask is drawn, so that the mask is about as long along it."""
+    return 2.0 if kind.signed else 4.0
 
 
 class OwnScales:

@@ -54,14 +54,14 @@ def loop_of(make: Make, lr: float) -> Callable[[Any, Message], None]:
 @pytest.mark.parametrize("make", [masked_sgd, sgd])
 @pytest.mark.parametrize("method", ["fedmrn", "fedmrns"])
 @pytest.mark.parametrize("lr", [1e-2, 1.0])
-def test_masks_stand_for_the_whole_update_of_each_tensor(make: Make, method: str, lr: float) -> None:
+def test_masks_are_about_as_long_as_the_update_of_each_tensor(make: Make, method: str, lr: float) -> None:
     arrived, ended = learned(loop_of(make, lr), two_layers, "auto", method)
     first = two_layers().state_dict()
     for name, gradient in zip(first, gradients(), strict=True):
         torch.testing.assert_close(arrived[name], ended[name], rtol=0, atol=0)
         update, whole = arrived[name] - first[name], -4 * lr * gradient
         share = float((update.double() * whole).sum() / (whole.double() ** 2).sum())
-        assert 0.8 < share < 1.2  # at most half without the gain
+        assert 0.9 < share < 1.5  # of normally distributed updates; without the gain at most 0.36, or 0.72 if signed
 
 
 def test_scales_are_powers_of_two_near_the_ratio() -> None:
