@@ -27,6 +27,7 @@ from fedmrn_app.runtime.flower_cli import free_port, start
 
 _TASK_POLL_SECONDS = "0.2"  # between two looks for a new message; Flower's own value is 1
 _TIMEOUT = 15.0  # seconds to reach the server
+_SHUT_OUT = "the server has shut it out: its key was revoked or replaced, or the clocks of the two differ"
 
 
 @dataclass(frozen=True)
@@ -145,11 +146,7 @@ def run_device(bundle: Bundle, *, warm: bool = True, on_line: Callable[[str], No
         reader.start()
         status, ended = wait_for_first([node])
         reader.join(1)  # not to its end: processes that the SuperNode has started may hold the pipe open
-    reason = explain(last) or (
-        f"the SuperNode {ended}"
-        if status != 0
-        else "the server has shut it out: its key was revoked or replaced, or the clocks of the two differ"
-    )
+    reason = explain(last) or (_SHUT_OUT if status == 0 else f"the SuperNode {ended}")
     raise RunError(f"{bundle.name}: {reason}", code="supernode", value=status)
 
 
@@ -168,4 +165,7 @@ def explain(lines: Iterable[str]) -> str | None:
         return f"the server does not let it in: {found[1]}"
     if found := re.search(r"Exit Code: \d+\n(\S.*)", text):
         return found[1]
-    return next(filter(None, map(stopped, reversed(text.splitlines()))), None)
+    line = next(filter(None, map(stopped, reversed(text.splitlines()))), None)
+    return (
+        _SHUT_OUT if line is not None and "'401 Unauthorized'" in line else line
+    )  # a heartbeat may be the first to fail

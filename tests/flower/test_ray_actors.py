@@ -67,7 +67,8 @@ class Watcher(threading.Thread):
 
 
 def test_strangers_stay_out_and_a_killed_actor_comes_back(tmp_path: Path) -> None:
-    overrides = ("rounds=30", "clients=6", "clients_per_round=6", "local.epochs=2")
+    # in the network of the machine, where strangers can try
+    overrides = ("rounds=30", "clients=6", "clients_per_round=6", "local.epochs=2", "simulation.own_network=false")
     values, config, _ = resolve_from_data(compose_values(overrides))
     watcher = Watcher(tmp_path)
     watcher.start()

@@ -139,6 +139,7 @@ def little_memory() -> Iterator[Path]:
 
 @pytest.mark.flower
 @pytest.mark.slow
+@pytest.mark.long  # which process the system kills depends on the machine
 def test_run_that_is_killed_for_want_of_memory_says_so(little_memory: Path, tmp_path: Path) -> None:
     words = ("sh", "-c", f'echo $$ > {little_memory} && exec "$@"', "sh", *FEDMRN, "rounds=50", "hydra.run.dir=run")
     ended = finish(words, tmp_path)
