@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import NoReturn
 
 import hydra
@@ -26,6 +27,7 @@ from fedmrn_app.runtime.runner import console, errors, task
 from fedmrn_app.runtime.sweeps import forget_outcomes, read_best, read_outcomes
 
 MANY = 20  # runs of a sweep whose check takes a while
+_CHECK = "_check_help"  # argparse's method, from Python 3.14 on
 _INFORMS = {"--help", "-h", "--hydra-help", "--version", "--info", "-i", "--cfg", "-c"}
 
 
@@ -37,6 +39,7 @@ def main() -> None:
     sweep = None
     try:
         with ExitStack() as folders:
+            folders.enter_context(late_help())
             arguments, on = take_on(sys.argv[1:])
             _check_options(arguments)
             if _INFORMS & set(arguments):
@@ -69,6 +72,28 @@ def main() -> None:
         errors.print("interrupted; finished rounds are in the run's folder")
         sys.exit(130)
     sys.exit(1 if sweep is not None and not print_sweep(sweep) else 0)
+
+
+@contextmanager
+def late_help() -> Iterator[None]:
+    """Let options be added whose help is no string yet.
+
+    Python 3.14 refuses the help of Hydra 1.3's `--shell-completion`, an object that makes its text when it is printed.
+    """
+    check = getattr(argparse.ArgumentParser, _CHECK, None)
+
+    def check_strings(parser: argparse.ArgumentParser, action: argparse.Action) -> None:
+        if check is not None and isinstance(action.help, str):
+            check(parser, action)
+
+    setattr(argparse.ArgumentParser, _CHECK, check_strings)
+    try:
+        yield
+    finally:
+        if check is None:
+            delattr(argparse.ArgumentParser, _CHECK)
+        else:
+            setattr(argparse.ArgumentParser, _CHECK, check)
 
 
 def _check_options(arguments: Sequence[str]) -> None:
