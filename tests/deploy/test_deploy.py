@@ -162,6 +162,8 @@ def test_why_a_supernode_ended() -> None:
     assert explain([*flower, "its key was revoked"]) == "the server does not let it in: its key was revoked"
     assert explain(["Exit Code: 1", "No port is free."]) == "No port is free."
     assert explain(["Terminated"]) is None
+    refused = "the SuperNode has stopped: HTTPStatusError: Client error '401 Unauthorized' for url"
+    assert "its key was revoked" in str(explain([refused]))
 
 
 def test_the_superlink_serves_loopback_and_registered_devices_only(federation: Federation) -> None:
