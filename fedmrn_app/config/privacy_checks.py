@@ -96,7 +96,7 @@ def check_secure_settings(config: Config) -> None:
     """Refuse all settings at once that do not go with secure sums, in which the server sees no single reply.
 
     Raises:
-        ConfigError: names the settings and their values, and the values that go with secure sums.
+        ConfigError: names the settings that do not go with secure sums, and the values that do.
     """
     privacy = config.privacy
     if not privacy.secure_aggregation:
@@ -131,7 +131,7 @@ def check_secure_settings(config: Config) -> None:
 
 
 def _shared_conflicts(config: Config, method: Method) -> list[Conflict]:
-    """Return the conflicts of sums of masks, in which a reply is no update, with methods and counts."""
+    """Return the conflicts of secure sums and shared noise with the method, the run's noise and its clients."""
     secure, noised = config.privacy.secure_aggregation, config.privacy.noised
     shared = method.adds_masks and method.server.averages_updates
     return [

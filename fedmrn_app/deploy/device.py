@@ -165,7 +165,6 @@ def explain(lines: Iterable[str]) -> str | None:
         return f"the server does not let it in: {found[1]}"
     if found := re.search(r"Exit Code: \d+\n(\S.*)", text):
         return found[1]
-    line = next(filter(None, map(stopped, reversed(text.splitlines()))), None)
-    return (
-        _SHUT_OUT if line is not None and "'401 Unauthorized'" in line else line
-    )  # a heartbeat may be the first to fail
+    reason = next(filter(None, map(stopped, reversed(text.splitlines()))), None)
+    refused = reason is not None and "'401 Unauthorized'" in reason  # of a heartbeat
+    return _SHUT_OUT if refused else reason

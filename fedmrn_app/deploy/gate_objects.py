@@ -2,7 +2,7 @@
 
 The SuperLink gives an object to whoever names its identifier. The gate sees which objects the messages of a device
 have, and refuses those that belong to messages of other devices only. It does not know the objects that were handed
-out before it started, and refuses none until devices have finished with them.
+out before it started, so it refuses none in the ten minutes after its start.
 """
 
 from __future__ import annotations

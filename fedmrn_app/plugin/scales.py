@@ -32,7 +32,7 @@ Exponents = NDArray[np.int8]
 
 
 def gain_of(kind: MaskKind) -> float:
-    """Return by what an update is multiplied before its mask is drawn, so that the mask is about as long along it."""
+    """Return the factor of an update for which its mask is drawn, so that the mask is about as long."""
     return 2.0 if kind.signed else 4.0
 
 

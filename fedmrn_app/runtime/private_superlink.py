@@ -48,7 +48,8 @@ def main(folder: Path, own_network: bool, words: list[str]) -> None:
     served += ["--insecure", "--simulation", "--isolation", "subprocess", "--disable-runtime-dependency-installation"]
     _write_command(home / "bin" / _SUPEREXEC)
     os.environ["PATH"] = os.pathsep.join([str(home / "bin"), os.environ["PATH"]])
-    connection = Connection("private", f"127.0.0.1:{(port := free_port())}", None, home)
+    port = free_port()
+    connection = Connection("private", f"127.0.0.1:{port}", None, home)
     process = start([*served, "--host", "127.0.0.1", "--port", str(port)], home, os.environ, log)
     try:
         connection.wait(process, START_TIMEOUT, f"see {log}")

@@ -2,7 +2,7 @@
 
 Usage: python -m scripts.tools.where_bits_go OUT.svg [OVERRIDE ...]
 
-With each method a run with the overrides trains three rounds. The parts are those of the first client of the last one.
+With each method a run with the overrides trains two rounds. The parts are those of the first client of the third one.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from matplotlib.figure import Figure
 
 from fedmrn_app.config.build import build_worker
 from fedmrn_app.config.compose import load_config
-from fedmrn_app.federation.protocol import RunProtocol
-from fedmrn_app.federation.server import OpenRound, close_round, open_round
+from fedmrn_app.federation.loop import run_rounds
+from fedmrn_app.federation.server import open_round
 from fedmrn_app.flower.messages import content_bytes, order_content, payload_content
 from fedmrn_app.wire.payload import HEADER_SIZE, decode_payload
 
-ROUNDS = 3
+ROUNDS = 2  # before the one that is measured
 SETTINGS = {
     "fedavg, downlink.dtype=float32": ("strategy=fedavg", "downlink.dtype=float32", "uplink.dense_bits=32"),
     "eden, downlink.dtype=float32": ("strategy=eden", "downlink.dtype=float32"),
@@ -46,26 +46,19 @@ def main() -> None:
 
 
 def bits_of(overrides: tuple[str, ...]) -> dict[str, float]:
-    """Train some rounds, and return the bits per trained parameter of each part."""
+    """Return the bits per trained parameter of an order and of the parts of the reply, after some rounds."""
     worker = build_worker(load_config((*overrides, f"rounds={ROUNDS}")))
     _, protocol = worker.model()
-    state = protocol.begin()
     samples = {client: worker.sample_count(client) for client in range(worker.settings.clients)}
-    for number in range(1, ROUNDS + 1):
-        opened = open_round(protocol, state, number, samples, worker.settings.clients_per_round)
-        replies = {client: worker.train(opened.order(client)).payload for client in opened.clients}
-        state, _ = close_round(opened, replies)
-    client = min(replies)
-    return parts(protocol, opened, client, replies[client])
-
-
-def parts(protocol: RunProtocol, opened: OpenRound, client: int, data: bytes) -> dict[str, float]:
-    """Return the bits per trained parameter of a reply's parts and of the order that it answers."""
+    opened = open_round(protocol, run_rounds(worker), ROUNDS + 1, samples, worker.settings.clients_per_round)
+    client = min(opened.clients)
+    order = opened.order(client)
+    data = worker.train(order).payload
     payload = decode_payload(data, opened.header(client, opened.context(client)))
     body, dense = len(payload.body), len(payload.dense)
     assert HEADER_SIZE + body + dense == len(data)
     frames = content_bytes(payload_content(data)) - body - dense
-    sizes = content_bytes(order_content(opened.order(client), None, None)), body, dense, frames
+    sizes = content_bytes(order_content(order, None, None)), body, dense, frames
     return {name: 8 * size / protocol.parameters for name, size in zip(COLORS, sizes, strict=True)}
 
 
