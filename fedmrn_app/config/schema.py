@@ -17,7 +17,7 @@ from fedmrn_app.noise import Noise
 from fedmrn_app.privacy.mechanism import PrivacyConfig
 from fedmrn_app.validation import Count, NotNegative, Positive, Range, refusal
 from fedmrn_app.wire.body import Coder
-from fedmrn_app.wire.downlink import GRID_STEP, DownlinkDtype
+from fedmrn_app.wire.downlink import GRID_STEP, ON_LATTICE, DownlinkDtype
 
 FIRST_TIMEOUT = 3600.0  # seconds, as long as no earlier round shows how long replies take
 Values = dict[str, Any]  # a configuration as nested plain values without interpolations
@@ -45,8 +45,8 @@ class DownlinkConfig:
 
     @property
     def remembers(self) -> bool:
-        """Whether there is a grid that clients keep."""
-        return self.memory and self.dtype == "grid"
+        """Whether there is a lattice that clients keep."""
+        return self.memory and self.dtype in ON_LATTICE
 
 
 @dataclass(frozen=True)

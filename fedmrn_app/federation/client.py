@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedmrn_app.federation.downlink import DownlinkReader
+from fedmrn_app.federation.downlinks import downlink_of
 from fedmrn_app.federation.protocol import Order, RunProtocol
 from fedmrn_app.federation.upload import Update, header_of, write_upload
 from fedmrn_app.federation.versions import Version
@@ -86,7 +87,7 @@ def train_client(
     """
     state = state or ClientState()
     method, seed = protocol.method, order.seed
-    sent = (reader or DownlinkReader(protocol)).read(order, _submodel_mask(protocol, order), state.version)
+    sent = (reader or DownlinkReader(downlink_of(protocol))).read(order, _submodel_mask(protocol, order), state.version)
     context = sent.context
     model.load(context.vector, sent.dense)
     private_seed = derive_seed(protocol.seed, "method", order.server_round, order.client)

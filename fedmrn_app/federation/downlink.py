@@ -1,17 +1,18 @@
-"""The forms in which the global model travels to the clients; each form is a pair of classes in this file.
+"""The forms in which the global model travels to the clients; each form is a pair of classes.
 
     server:  Downlink.broadcast(state) -> Broadcast -> sent(weights that a client holds, version that it keeps) -> order
     client:  order -> Downlink.read -> Download
 
 `PackedDownlink` rounds each value by itself. `LatticeDownlink` codes whole steps from the initial model, or from a
-version that the client keeps, and makes the dense part a part of the lattice.
+version that the client keeps, and makes the dense part a part of the lattice. `quantized_downlink.py` has a form whose
+lattice also depends on what was sent before.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,11 @@ class Broadcast(ABC):
         """The model coded from the initial model, which clients may keep."""
         raise NotImplementedError
 
+    @property
+    def published(self) -> NDArray[np.int32] | None:
+        """What the next round needs to know of this one, see `GlobalState`; None where it needs nothing."""
+        return None
+
 
 class Downlink(ABC):
     """A form of the downlink in a run; server and client have one each."""
@@ -150,6 +156,7 @@ class PackedDownlink(Downlink):
     def _dtype(self) -> Elementwise:
         packing = self.protocol.method.packing
         assert packing != "grid"
+        assert packing != "quantized"
         return packing
 
 
@@ -197,6 +204,18 @@ class LatticeDownlink(Downlink):
         """Round the global model, or the part that a client holds, to the lattice around the initial model."""
         return Lattice.rounded(_joined(state.vector, state.dense, held), self._initial(held), self.rule(held))
 
+    def encode(self, lattice: Lattice, held: Held, base: Lattice | None = None) -> bytes:
+        """Return the bytes of a lattice; `base` is one that the client holds."""
+        return encode_grid(lattice, self.rule(held).sizes, base)
+
+    def decode(self, data: bytes, held: Held, base: Lattice | None = None) -> Lattice:
+        """Return the lattice of these bytes.
+
+        Raises:
+            PayloadError: the bytes are malformed.
+        """
+        return decode_grid(data, self.rule(held).sizes, base)
+
     def values(self, lattice: Lattice, held: Held) -> tuple[SharedContext, Float32Array]:
         """Return what both sides know after a lattice was sent, and the dense part, float32 (m,).
 
@@ -214,13 +233,13 @@ class LatticeDownlink(Downlink):
                 f"the global model has the type {order.vector.dtype} {order.vector.shape}, expected coded bytes",
                 code="order",
             )
-        lattice = decode_grid(order.vector.tobytes(), self.rule(held).sizes, _base_lattice(order, last))
+        lattice = self.decode(order.vector.tobytes(), held, _base_lattice(order, last))
         context, dense = self.values(lattice, held)
         return Download(context.with_scale(order.scale), dense, Version(order.server_round, lattice))
 
     def new_versions(self) -> Versions:
         """Return an empty record of the versions that clients keep."""
-        return Versions(self.rule(None).sizes)
+        return Versions(sum(self.rule(None).sizes), partial(self.decode, held=None))
 
     def _initial(self, held: Held) -> Float32Array:
         protocol = self.protocol
@@ -239,7 +258,7 @@ class LatticeBroadcast(Broadcast):
         """Return the lattice coded from the client's version where that is shorter."""
         if held is not None:
             lattice = self._downlink.lattice(self._state, held)
-            return Sent(_bytes(encode_grid(lattice, self._downlink.rule(held).sizes)), None)
+            return Sent(_bytes(self._downlink.encode(lattice, held)), None)
         if base not in self._by_base:
             self._by_base[base] = self._coded_from(base, versions)
         return self._by_base[base]
@@ -247,7 +266,7 @@ class LatticeBroadcast(Broadcast):
     def _coded_from(self, base: int, versions: Versions | None) -> Sent:
         if base and versions is not None:
             version = versions.grid(base)
-            coded = encode_grid(self._lattice, self._downlink.rule(None).sizes, version)
+            coded = self._downlink.encode(self._lattice, None, version)
             if len(coded) < len(self.coded):
                 return Sent(_bytes(coded), None, base, version.checksum)
         return Sent(_bytes(self.coded), None)
@@ -266,7 +285,7 @@ class LatticeBroadcast(Broadcast):
     @cached_property
     def coded(self) -> bytes:
         """The lattice coded from the initial model."""
-        return encode_grid(self._lattice, self._downlink.rule(None).sizes)
+        return self._downlink.encode(self._lattice, None)
 
     @cached_property
     def _lattice(self) -> Lattice:
@@ -277,16 +296,11 @@ class LatticeBroadcast(Broadcast):
         return self._downlink.values(self._lattice, None)
 
 
-def downlink_of(protocol: RunProtocol) -> Downlink:
-    """Return the downlink of a run's method."""
-    return LatticeDownlink(protocol) if protocol.method.packing == "grid" else PackedDownlink(protocol)
-
-
 class DownlinkReader:
     """Reads the orders of one process, and decodes a small model that several clients are sent once."""
 
-    def __init__(self, protocol: RunProtocol) -> None:
-        self._downlink = downlink_of(protocol)
+    def __init__(self, downlink: Downlink) -> None:
+        self._downlink = downlink
         self._last: tuple[tuple[object, ...], Download] | None = None
 
     def read(self, order: Order, held: Held, last: Version | None = None) -> Download:

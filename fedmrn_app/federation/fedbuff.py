@@ -158,7 +158,9 @@ class FedBuff:
                 broken = self.buffer.index(used[failed.index])
                 refused[broken] = codec_error(self.protocol, failed.error)
         vector, dense = server_step(self.protocol, self.state, sums, len(used), label=f"version {report.number}")
-        self.state = GlobalState(vector, dense, sums.rate_state)
+        sent = next((one for one in self._opened.values() if version_of(one.number) == self.version), None)
+        published = self.state.published if sent is None else sent.published
+        self.state = GlobalState(vector, dense, sums.rate_state, published)
         self.version += 1
         report.decode_seconds = self._seconds + time.perf_counter() - start
         self._forget_flushed()

@@ -7,7 +7,7 @@ from functools import partial
 
 from fedmrn_app.errors import BudgetSpent, PayloadError
 from fedmrn_app.federation.client import ClientState, Reply
-from fedmrn_app.federation.downlink import downlink_of
+from fedmrn_app.federation.downlinks import downlink_of
 from fedmrn_app.federation.protocol import GlobalState, Order
 from fedmrn_app.federation.report import RoundReport
 from fedmrn_app.federation.secure_round import secure_input, secure_round

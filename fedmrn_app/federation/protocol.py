@@ -112,11 +112,13 @@ class GlobalState:
         vector: the method's global vector, float32 (d,).
         dense: the dense part, float32 (m,).
         steering: state of the rate control, see `methods/rate_control.py`; None where the noise's scale is fixed.
+        published: the model that was sent last, as `Lattice.to_array`; None where the downlink does not depend on it.
     """
 
     vector: Float32Array
     dense: Float32Array
     steering: Float32Array | None = None
+    published: NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.federation.downlink import Broadcast, downlink_of
+from fedmrn_app.federation.downlink import Broadcast
+from fedmrn_app.federation.downlinks import downlink_of
 from fedmrn_app.federation.outliers import Norms, check_and_measure, find_outliers
 from fedmrn_app.federation.pipeline import (
     CoverageMean,
@@ -141,6 +142,11 @@ class OpenRound:
     def dense(self) -> Float32Array:
         """The dense part as clients received it, float32 (m,)."""
         return self._broadcast.dense
+
+    @property
+    def published(self) -> NDArray[np.int32] | None:
+        """What the next round needs to know of what this one sends, see `GlobalState`."""
+        return self._broadcast.published
 
     @cached_property
     def _broadcast(self) -> Broadcast:
@@ -279,7 +285,7 @@ def finish_round(
         processor.finish(sums)
     report.epsilon = sums.epsilon
     vector, dense = server_step(opened.protocol, opened.state, sums, len(report.used), label=f"round {opened.number}")
-    return GlobalState(vector, dense, sums.rate_state)
+    return GlobalState(vector, dense, sums.rate_state, opened.published)
 
 
 @dataclass

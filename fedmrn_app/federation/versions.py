@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.wire.lattice import Lattice
-from fedmrn_app.wire.lattice_code import decode_grid
 
 _MIN_VERSIONS, _MAX_VERSIONS = 16, 256  # if rounds ask 1% of the clients, 9 in 10 hold one of the last 256 versions
 _MAX_WEIGHTS = 1 << 28  # of all versions together, beyond the fewest; a weight takes at most about a byte
@@ -37,10 +36,10 @@ class Versions:
     client holds, at most the latest `most_versions`, as they are coded from the first vector.
     """
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        """`sizes` are the numbers of elements of the tensors on the lattice."""
-        self._sizes = sizes
-        self._most = most_versions(sum(sizes))
+    def __init__(self, weights: int, decode: Callable[[bytes], Lattice]) -> None:
+        """`weights` is the number of elements of the lattice, and `decode` reads one that is coded by itself."""
+        self._decode = decode
+        self._most = most_versions(weights)
         self._coded: dict[int, bytes] = {}
         self._holds: dict[int, int] = {}
 
@@ -50,7 +49,7 @@ class Versions:
 
     def grid(self, server_round: int) -> Lattice:
         """Return the version of a round that a client holds."""
-        return decode_grid(self._coded[server_round], self._sizes)
+        return self._decode(self._coded[server_round])
 
     def note(self, server_round: int, coded: bytes, asked: Iterable[int], valid: Iterable[int]) -> None:
         """Record the end of a round.

@@ -12,6 +12,7 @@ from fedmrn_app.data.samples import Samples
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.client import ClientState, Reply, train_client
 from fedmrn_app.federation.downlink import DownlinkReader
+from fedmrn_app.federation.downlinks import downlink_of
 from fedmrn_app.federation.protocol import Order, RunProtocol
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.memory import keep_freed_memory
@@ -122,5 +123,5 @@ class Worker:
             local=settings.local,
             precision=settings.precision,
             state=state,
-            reader=self._readers.setdefault(width, DownlinkReader(protocol)),
+            reader=self._readers.setdefault(width, DownlinkReader(downlink_of(protocol))),
         )

@@ -26,7 +26,7 @@ from fedmrn_app.config.resolved import config_sha256, write_resolved
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.protocol import GlobalState, Order
 
-STEERING = "steering"  # name of the rate control's state in an ArrayRecord
+STEERING, PUBLISHED = "steering", "published"  # names of optional parts of the state in an ArrayRecord
 RECORD = FIELD = ""  # names of the record and field of a payload; longer names cost bytes
 TASK = "t"  # field of an order on a lattice; the lattice is in FIELD
 _HEAD = struct.Struct("<IIQIIf")  # client, round, seed, round and checksum of the base, scale of the noise or NaN
@@ -290,14 +290,14 @@ def _integers(record: ConfigRecord | None, name: str) -> list[int] | None:
 
 
 def pack_state(state: GlobalState) -> ArrayRecord:
-    """Return the global state as Flower's strategies pass it on: `vector` (d,), `dense` (m,), `steering`."""
+    """Return the global state as Flower's strategies pass it on: with the names of its attributes."""
     return ArrayRecord({name: to_array(array) for name, array in vars(state).items() if array is not None})
 
 
 def unpack_state(arrays: ArrayRecord) -> GlobalState:
     """Return the global state in the record of `pack_state`."""
-    steering = from_array(arrays[STEERING]) if STEERING in arrays else None
-    return GlobalState(from_array(arrays["vector"]), from_array(arrays["dense"]), steering)
+    steering, published = (from_array(arrays[name]) if name in arrays else None for name in (STEERING, PUBLISHED))
+    return GlobalState(from_array(arrays["vector"]), from_array(arrays["dense"]), steering, published)
 
 
 class Content(Protocol):

@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
 from fedmrn_app.errors import PayloadError, RunError
-from fedmrn_app.federation.downlink import downlink_of
+from fedmrn_app.federation.downlinks import downlink_of
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.federation.sampling import sample_others
 from fedmrn_app.federation.secure_round import secure_round

@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedmrn_app.errors import PayloadError, RunError
-from fedmrn_app.federation.downlink import downlink_of
+from fedmrn_app.federation.downlinks import downlink_of
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.federation.report import RoundReport, TooFewError
 from fedmrn_app.federation.sampling import sample_others, shuffle

@@ -25,10 +25,10 @@ from fedmrn_app.methods.method import (
     TrainContext,
     Trained,
 )
-from fedmrn_app.methods.shared_context import SharedContext, softsign
+from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.methods.topk import LargestElements, kept_count
 from fedmrn_app.validation import Count, Share
-from fedmrn_app.wire.mask_model import SideInformation
+from fedmrn_app.wire.mask_model import SideInformation, softsign
 
 
 @dataclass(frozen=True)

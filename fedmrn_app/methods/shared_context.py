@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.noise import MAX_ALPHA, MIN_ALPHA, Noise
-from fedmrn_app.wire.mask_model import SideInformation, stride
-
-_BLOCK = 1 << 15  # elements at a time, so that temporaries stay in cache
+from fedmrn_app.wire.mask_model import SideInformation, softsign
 
 
 @dataclass(eq=False)
@@ -89,19 +87,3 @@ class SharedContext:
     def motion(self) -> SideInformation:
         """Return as side information how far each weight has moved so far, which hints at how far it will move."""
         return SideInformation(self.layout, np.abs(self.drift))
-
-
-def softsign(x: Float32Array, layout: Layout) -> Float32Array:
-    """Compute x / (|x| + s) in [-1, 1], in place, and return it.
-
-    s is three times the median |x| of a sample of the nonzero elements of each tensor, so that the result does not
-    depend on the scale of x.
-    """
-    for tensor in layout.split(x):
-        sample = np.abs(tensor[:: stride(tensor.size, 4096)])
-        sample = np.sort(sample[sample > 0])
-        scale = np.float32(3) * sample[sample.size // 2] if sample.size else np.float32(1)
-        for start in range(0, tensor.size, _BLOCK):
-            part = tensor[start : start + _BLOCK]
-            part /= np.abs(part) + scale
-    return x

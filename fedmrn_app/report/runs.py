@@ -15,6 +15,7 @@ from yaml import YAMLError
 from fedmrn_app.config.schema import Config
 from fedmrn_app.errors import RunError
 from fedmrn_app.results.resume import flatten
+from fedmrn_app.wire.downlink import ON_LATTICE
 
 # Settings that do not change what is computed, or that stand in columns of their own.
 _NOT_IN_NAMES = {"seed", "resume", "restarts", "round_timeout", "node_timeout", "strategy.name", "dataset.path"}
@@ -124,6 +125,6 @@ def _read_settings(path: Path) -> dict[str, Any]:
     values = OmegaConf.to_container(OmegaConf.load(path))
     settings = flatten(values)  # type: ignore[arg-type]
     settings |= {key: value for key, value in _DEFAULTS.items() if key not in settings}
-    if settings.get("downlink.dtype") != "grid":
+    if settings.get("downlink.dtype") not in ON_LATTICE:
         settings = {key: value for key, value in settings.items() if key not in LATTICE_ONLY}
     return settings

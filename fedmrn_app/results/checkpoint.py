@@ -23,6 +23,7 @@ STATE, BEFORE = "model.safetensors", "previous.safetensors"
 ROWS = "rounds.json"  # the rows of a private run, whose state holds none because they tell about clients
 VECTOR = "fedmrn.global_vector"  # the global vector, where it differs from the module's weights
 STEERING = "fedmrn.steering"  # the state of the rate control, where the method has one
+PUBLISHED = "fedmrn.published"  # what clients were sent last, where the downlink depends on it
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class State:
     @property
     def model(self) -> dict[str, Tensor]:
         """The module's state dict."""
-        return {name: tensor for name, tensor in self.tensors.items() if name not in (VECTOR, STEERING)}
+        return {name: tensor for name, tensor in self.tensors.items() if name not in (VECTOR, STEERING, PUBLISHED)}
 
 
 def write_state(folder: Path, state: State) -> None:

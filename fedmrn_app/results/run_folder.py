@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from omegaconf import OmegaConf
 
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.federation.protocol import GlobalState
 from fedmrn_app.learning.flat import FlatModel, to_tensor
 from fedmrn_app.results.atomic_io import write_durably
-from fedmrn_app.results.checkpoint import STEERING, VECTOR, State, put_back, write_rows, write_state
+from fedmrn_app.results.checkpoint import PUBLISHED, STEERING, VECTOR, State, put_back, write_rows, write_state
 from fedmrn_app.results.curves import draw_curves
 from fedmrn_app.results.resume import Defaults, must_be_free, resumable
 from fedmrn_app.results.round_row import Round, columns, from_row, to_row
@@ -98,11 +99,12 @@ class RunFolder:
         put_back(self.path, stored)
         model.module.load_state_dict(stored.model)
         weights, dense = model.state()
-        vector, steering = stored.tensors.get(VECTOR), stored.tensors.get(STEERING)
+        vector, steering, published = (stored.tensors.get(name) for name in (VECTOR, STEERING, PUBLISHED))
         loaded = GlobalState(
             weights if vector is None else vector.numpy(),
             dense,
             state.steering if steering is None or state.steering is None else steering.numpy(),
+            None if published is None else published.numpy(),
         )
         self.name = stored.facts["name"]
         self.rounds = [from_row(row, self.metrics) for row in stored.facts["rows"]]
@@ -135,6 +137,8 @@ class RunFolder:
             tensors[VECTOR] = to_tensor(state.vector)
         if state.steering is not None:
             tensors[STEERING] = to_tensor(state.steering)
+        if state.published is not None:
+            tensors[PUBLISHED] = torch.from_numpy(state.published)
         rows = [{name: str(value) for name, value in to_row(row).items()} for row in self.rounds]
         facts = {"round": done, "name": self.name, "config": self._values}
         if self.private:

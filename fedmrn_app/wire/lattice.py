@@ -20,7 +20,7 @@ from fedmrn_app.layout import Float32Array, slices
 from fedmrn_app.wire.primitives import finite
 
 FAR = (1 << 30) - 1  # largest count: finite weights stay far below, and the difference of two fits int32
-_MIN_NORMAL = float(np.finfo(np.float32).tiny)
+MIN_NORMAL = float(np.finfo(np.float32).tiny)
 _MAX_STEP = 2  # RMS of the differences; fine-tuning is as accurate as in float32 with 2, and loses accuracy with 4
 _COUNT_TYPES = ("int8", "int16", "int32")  # types in which counts are kept
 
@@ -50,19 +50,19 @@ class LatticeRule:
 
     def step_of(self, tensor: int, reference: Float32Array, moved: NDArray[np.float64]) -> np.float32:
         """Return the step of one tensor; it changes by powers of two, and rarely."""
-        rms = _root_mean_square(moved)
+        rms = root_mean_square(moved)
         relative = self.fine
         if tensor < self.masked:
             relative = self.step * math.sqrt(self.sizes[tensor] * self.masked / max(1, sum(self.sizes[: self.masked])))
-            step = _root_mean_square(reference.astype(np.float64)) * relative
-            if step >= _MIN_NORMAL:
+            step = root_mean_square(reference.astype(np.float64)) * relative
+            if step >= MIN_NORMAL:
                 while 0 < _MAX_STEP * rms < step:
                     step /= 2
-                return np.float32(max(step, _MIN_NORMAL))
+                return np.float32(max(step, MIN_NORMAL))
         if not rms * relative > 0:
             return np.float32(1)
         _, exponent = np.frexp(rms * relative)
-        return np.float32(max(2.0 ** (int(exponent) - 1), _MIN_NORMAL))
+        return np.float32(max(2.0 ** (int(exponent) - 1), MIN_NORMAL))
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +112,15 @@ class Lattice:
         steps, counts = self.steps.astype("<f4", copy=False), self.counts.astype("<i4", copy=False)
         return zlib.crc32(counts.data, zlib.crc32(steps.data))
 
+    def to_array(self) -> NDArray[np.int32]:
+        """Return the steps' bits and the counts, int32 (T + n,)."""
+        return np.concatenate([self.steps.view(np.int32), self.counts])
+
+    @classmethod
+    def from_array(cls, array: NDArray[np.int32], tensors: int) -> Lattice:
+        """Return the lattice of T tensors whose `to_array` is given."""
+        return cls(array[:tensors].view(np.float32), array[tensors:])
+
     def kept(self) -> dict[str, bytes]:
         """Return the content as bytes, the counts in the smallest type that holds them, under the type's name."""
         largest = np.abs(self.counts).max(initial=0)
@@ -131,5 +140,6 @@ class Lattice:
         return cls(np.frombuffer(kept["steps"], "<f4").astype(np.float32), counts)
 
 
-def _root_mean_square(values: NDArray[np.float64]) -> float:
+def root_mean_square(values: NDArray[np.float64]) -> float:
+    """Return the root mean square, 0 for no values."""
     return float(np.sqrt(np.mean(np.square(values)))) if values.size else 0.0

@@ -38,6 +38,7 @@ from fedmrn_app.kernels.mask_rans_plain import GRAIN, STEPS, Evidence
 from fedmrn_app.layout import Float32Array, Layout
 
 T = TypeVar("T", bound=np.generic)
+_BLOCK = 1 << 15  # elements at a time, so that temporaries stay in cache
 
 _MIN_SAMPLE, _SAMPLE_RATIO = 1 << 13, 64  # coefficients are fitted to 1/64 of a part's bits, at least 8,192
 _SMALL = 0.25  # mean size of set bits below which sizes are curved
@@ -238,3 +239,19 @@ class Predictor:
 def stride(count: int, wanted: int) -> int:
     """Return a step through `count` elements that meets at least `wanted`; it is odd, so that it meets all channels."""
     return max(1, count // wanted - 1) | 1
+
+
+def softsign(x: Float32Array, layout: Layout) -> Float32Array:
+    """Compute x / (|x| + s) in [-1, 1], in place, and return it.
+
+    s is three times the median |x| of a sample of the nonzero elements of each tensor, so that the result does not
+    depend on the scale of x.
+    """
+    for tensor in layout.split(x):
+        sample = np.abs(tensor[:: stride(tensor.size, 4096)])
+        sample = np.sort(sample[sample > 0])
+        scale = np.float32(3) * sample[sample.size // 2] if sample.size else np.float32(1)
+        for start in range(0, tensor.size, _BLOCK):
+            part = tensor[start : start + _BLOCK]
+            part /= np.abs(part) + scale
+    return x

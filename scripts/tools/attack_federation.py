@@ -30,6 +30,7 @@ from fedmrn_app.config.schema import Config
 from fedmrn_app.data.samples import Samples
 from fedmrn_app.federation.client import ClientState, Reply, train_client
 from fedmrn_app.federation.downlink import DownlinkReader
+from fedmrn_app.federation.downlinks import downlink_of
 from fedmrn_app.federation.loop import run_rounds
 from fedmrn_app.federation.protocol import GlobalState, Order, RunProtocol
 from fedmrn_app.federation.report import RoundReport
@@ -95,7 +96,7 @@ class HostileWorker(Worker):
             return super().train(order, state)
         model, protocol = self._model
         version = None if state is None else state.version
-        sent = DownlinkReader(protocol).read(order, None, version)
+        sent = DownlinkReader(downlink_of(protocol)).read(order, None, version)
         samples, local = self.samples_of(order.client), self.settings.local
         reply = train_client(self._twisted, model, self.task, samples, order, local=local, state=state)
         header = header_of(protocol, order.seed, self.sample_count(order.client), sent.context.count)

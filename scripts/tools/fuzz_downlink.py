@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedmrn_app.config.build import build_worker
 from fedmrn_app.config.compose import load_config
-from fedmrn_app.federation.downlink import downlink_of
+from fedmrn_app.federation.downlinks import downlink_of
 from fedmrn_app.federation.protocol import Order
 from fedmrn_app.federation.server import close_round, open_round
 from fedmrn_app.federation.versions import Version
@@ -27,6 +27,8 @@ DOWNLINKS = {
     "palette": ("strategy=fedpm",),
     "grid": ("downlink.dtype=grid", "downlink.memory=false"),
     "grid from a version": ("downlink.dtype=grid", "downlink.memory=true"),
+    "quantized": ("downlink.dtype=quantized", "downlink.memory=false"),
+    "quantized from a version": ("downlink.dtype=quantized", "downlink.memory=true"),
 }
 SYMBOLS = ("palette", "grid", "grid from a version")  # those that are coded symbol by symbol
 

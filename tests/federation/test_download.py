@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.federation.downlink import LatticeDownlink, downlink_of
+from fedmrn_app.federation.downlink import LatticeDownlink
+from fedmrn_app.federation.downlinks import downlink_of
 from fedmrn_app.federation.protocol import Order, RunProtocol
 from fedmrn_app.federation.server import OpenRound
 from fedmrn_app.federation.versions import Version, VersionError

@@ -1,11 +1,13 @@
 """The server's record of the versions that clients hold."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from fedmrn_app.federation.versions import Versions, most_versions
 from fedmrn_app.wire.lattice import Lattice
-from fedmrn_app.wire.lattice_code import encode_grid
+from fedmrn_app.wire.lattice_code import decode_grid, encode_grid
 
 SIZES = [50]
 MOST = most_versions(50)
@@ -21,7 +23,7 @@ def held(versions: Versions, clients: int) -> list[int]:
 
 
 def test_clients_hold_the_version_of_their_last_valid_reply() -> None:
-    versions = Versions(SIZES)
+    versions = Versions(sum(SIZES), partial(decode_grid, sizes=SIZES))
     assert held(versions, 1) == [0]
     note(versions, 1, [0, 1, 2], [0, 1, 2])
     note(versions, 2, [0, 1], [0])  # 1 was late or failed, 2 was not asked
@@ -35,7 +37,7 @@ def test_clients_hold_the_version_of_their_last_valid_reply() -> None:
 
 
 def test_versions_that_no_client_holds_are_dropped() -> None:
-    versions = Versions(SIZES)
+    versions = Versions(sum(SIZES), partial(decode_grid, sizes=SIZES))
     lengths = []
     for number, asked, valid in ((1, [0, 1], [0, 1]), (2, [0, 1], [1]), (3, [1], [])):
         note(versions, number, asked, valid)
@@ -45,7 +47,7 @@ def test_versions_that_no_client_holds_are_dropped() -> None:
 
 
 def test_oldest_of_too_many_versions_are_dropped() -> None:
-    versions = Versions(SIZES)
+    versions = Versions(sum(SIZES), partial(decode_grid, sizes=SIZES))
     for number in range(MOST + 3):
         note(versions, number + 1, [number], [number])
     assert len(versions) == MOST

@@ -152,8 +152,10 @@ def test_malformed_orders_are_refused(content: RecordDict) -> None:
 
 
 @pytest.mark.parametrize("steering", [None, STEERING])
-def test_states(steering: np.ndarray | None) -> None:
-    back = unpack_state(pack_state(dataclasses.replace(STATE, steering=steering)))
+@pytest.mark.parametrize("published", [None, np.array([1, -2, 3], np.int32)])
+def test_states(steering: np.ndarray | None, published: np.ndarray | None) -> None:
+    back = unpack_state(pack_state(dataclasses.replace(STATE, steering=steering, published=published)))
+    assert (back.published is None) if published is None else np.array_equal(back.published, published)  # type: ignore[arg-type]
     assert np.array_equal(back.vector, STATE.vector)
     assert np.array_equal(back.dense, STATE.dense)
     assert (back.steering is None) if steering is None else np.array_equal(back.steering, steering)  # type: ignore[arg-type]

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from fedmrn_app.layout import Layout
-from fedmrn_app.methods.shared_context import SharedContext, softsign
+from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import Noise
+from fedmrn_app.wire.mask_model import softsign
 
 
 def test_softsign_is_bounded_and_scale_free() -> None:

@@ -12,7 +12,14 @@ from tests.runtime.command import FEDMRN, column, environments, finish, start, w
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow]
 
-SMALL = ("clients=4", "clients_per_round=3", "local.epochs=1", "strategy=topk", "strategy.error_feedback=true")
+SMALL = (
+    "clients=4",
+    "clients_per_round=3",
+    "local.epochs=1",
+    "strategy=topk",
+    "strategy.error_feedback=true",
+    "downlink.dtype=quantized",
+)
 FAILING = """
 import torch
 from torch import nn

@@ -6,17 +6,21 @@
 import numpy as np
 import pytest
 
-from fedmrn_app.layout import Float32Array
+from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.noise import generate_noise
 from fedmrn_app.wire.codebook import pack_palette, unpack_palette
 from fedmrn_app.wire.lattice import Lattice, LatticeRule
 from fedmrn_app.wire.lattice_code import decode_grid, encode_grid
+from fedmrn_app.wire.lattice_levels import LatticeLevels
 from tests.paths import ROOT
 
 FOLDER = ROOT / "tests" / "vectors" / "orders"
 RULE = LatticeRule((2400, 300, 10), masked=2, step=1.0, fine=1 / 16)
 COUNT = sum(RULE.sizes)
-NAMES = [f"{kind}{lanes}" for kind in ("grid", "grid-from-a-version", "palette") for lanes in ("", "-lanes")]
+LEVELS = LatticeLevels(Layout(((30, 80), (300,))), [10])
+NAMES = ["levels", "levels-from-a-version"] + [
+    f"{kind}{lanes}" for kind in ("grid", "grid-from-a-version", "palette") for lanes in ("", "-lanes")
+]
 
 
 def values(seed: int, alpha: float) -> Float32Array:
@@ -40,6 +44,8 @@ def pack(name: str) -> bytes:
     before, later = grids()
     if name.startswith("palette"):
         return pack_palette(palette())
+    if name.startswith("levels"):
+        return LEVELS.encode(later, before if "version" in name else None)
     return encode_grid(later, RULE.sizes, before if "version" in name else None)
 
 
@@ -52,10 +58,12 @@ def test_stored_bytes_are_read_as_known(name: str) -> None:
         assert np.array_equal(unpack_palette(data, COUNT), palette())
         assert data[0] == (2 if in_lanes else 0)
         return
-    grid = decode_grid(data, RULE.sizes, before if "version" in name else None)
+    base = before if "version" in name else None
+    levels = name.startswith("levels")
+    grid = LEVELS.decode(data, base) if levels else decode_grid(data, RULE.sizes, base)
     assert np.array_equal(grid.counts, later.counts)
     assert np.array_equal(grid.steps, later.steps)
-    assert data[0] & 16 == 16 * in_lanes
+    assert levels or data[0] & 16 == 16 * in_lanes
 
 
 def main() -> None:

@@ -1,0 +1,66 @@
+"""The global model as quantized changes of what clients were sent before.
+
+    server:  w_t - p_(t-1)  -->  levels  -->  p_t = p_(t-1) + step * levels
+
+The server keeps the model p that it sent last. In each round it quantizes how far its exact model w is from p, with a
+dead zone that minimizes squared error plus a price per bit, as `strategy=quantized` does for updates. What a round
+leaves out is part of the next round's difference, which is error feedback on the server (Seide et al. 2014; Tang et al.
+2019, "DoubleSqueeze", section 3). All p lie on one lattice, so that a client that holds an older version is sent the
+whole difference from that one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmrn_app.federation.downlink import Held, LatticeBroadcast, LatticeDownlink
+from fedmrn_app.federation.protocol import GlobalState
+from fedmrn_app.wire.adaptive_levels import quantize
+from fedmrn_app.wire.lattice import FAR, Lattice
+from fedmrn_app.wire.lattice_levels import LatticeLevels
+
+PRICE = 0.11  # of a bit, as a share of the squared step; see `methods/quantized.py`
+
+
+class QuantizedDownlink(LatticeDownlink):
+    """Changes of a lattice, quantized with a dead zone and coded with the adaptive model of levels."""
+
+    def encode(self, lattice: Lattice, held: Held, base: Lattice | None = None) -> bytes:
+        """Return the bytes of a lattice."""
+        return super().encode(lattice, held, base) if held is not None else self._code.encode(lattice, base)
+
+    def decode(self, data: bytes, held: Held, base: Lattice | None = None) -> Lattice:
+        """Return the lattice of these bytes."""
+        return super().decode(data, held, base) if held is not None else self._code.decode(data, base)
+
+    def broadcast(self, state: GlobalState) -> LatticeBroadcast:
+        """Return the global model of a round as it is sent."""
+        return QuantizedBroadcast(self, state)
+
+    def lattice(self, state: GlobalState, held: Held) -> Lattice:
+        """Return the lattice that comes after the one which was sent last, or for a part of the model a new one."""
+        rounded = super().lattice(state, held)
+        if held is not None:
+            return rounded
+        protocol, count = self.protocol, self.protocol.layout.count
+        last = None if state.published is None else Lattice.from_array(state.published, len(rounded.steps))
+        before = np.zeros(count, np.int32) if last is None else self._code.predicted(last, rounded.steps)
+        steps = np.repeat(rounded.steps[: len(protocol.layout.sizes)], protocol.layout.sizes)
+        x = ((state.vector.astype(np.float64) - protocol.initial) / steps - before).astype(np.float32)
+        coded = quantize(x, 1.0, protocol.layout, self._code.trends(last), PRICE)
+        counts = np.concatenate([np.clip(before + coded.levels.astype(np.int32), -FAR, FAR), rounded.counts[count:]])
+        return Lattice(rounded.steps, counts)
+
+    @property
+    def _code(self) -> LatticeLevels:
+        return LatticeLevels(self.protocol.layout, self.protocol.dense_sizes)
+
+
+class QuantizedBroadcast(LatticeBroadcast):
+    """The model of a round for `QuantizedDownlink`."""
+
+    @property
+    def published(self) -> NDArray[np.int32]:
+        """The lattice that this round sends, which the next one starts from."""
+        return self._lattice.to_array()

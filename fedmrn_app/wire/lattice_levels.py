@@ -1,0 +1,119 @@
+"""A lattice as bytes whose masked tensors are coded with the adaptive model of levels.
+
+form          one byte, `GRID`, `LEVELS` or `CHANGES`
+    GRID      the bytes of `encode_grid` for all tensors
+    LEVELS    uint32 n | n bytes: `encode_grid` of the other tensors | steps | levels
+    CHANGES   the same, of a base that the reader has
+steps         float32 (M,), the steps of the M masked tensors
+levels        counts, in `CHANGES` less those of the nearest points to the base, as `encode_levels` writes them
+
+The writer takes `GRID` only where a level is too large for the model. The model knows how far each weight has moved in
+the base; without a base it knows nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmrn_app.errors import PayloadError
+from fedmrn_app.kernels.level_tables import MAX_LEVEL
+from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.wire.adaptive_levels import Trends, decode_levels, encode_levels, trends_of
+from fedmrn_app.wire.lattice import FAR, Lattice
+from fedmrn_app.wire.lattice_code import decode_grid, encode_grid
+from fedmrn_app.wire.mask_model import softsign
+
+GRID, LEVELS, CHANGES = range(3)
+
+
+@dataclass(frozen=True)
+class LatticeLevels:
+    """Writes and reads lattices of one model.
+
+    Attributes:
+        layout: the M masked tensors, d elements in all.
+        dense_sizes: number of elements of each other tensor, m in all.
+    """
+
+    layout: Layout
+    dense_sizes: Sequence[int]
+
+    @property
+    def sizes(self) -> list[int]:
+        """The number of elements of all tensors."""
+        return [*self.layout.sizes, *self.dense_sizes]
+
+    def trends(self, lattice: Lattice | None) -> Trends:
+        """Return how far the masked weights have moved in a lattice, int8 (d,); zeros for None."""
+        if lattice is None:
+            return np.zeros(self.layout.count, np.int8)
+        moved = lattice.counts[: self.layout.count].astype(np.float32)
+        return trends_of(softsign(moved, self.layout))
+
+    def predicted(self, base: Lattice, steps: Float32Array) -> NDArray[np.int32]:
+        """Return the counts of the points nearest to a base on a lattice of other steps, int32 (d,)."""
+        ratios = self._steps(base).astype(np.float64) / steps[: len(self.layout.sizes)]
+        values = base.counts[: self.layout.count] * np.repeat(ratios, self.layout.sizes)
+        return np.clip(np.rint(values), -FAR, FAR).astype(np.int32)
+
+    def encode(self, lattice: Lattice, base: Lattice | None = None) -> bytes:
+        """Encode a lattice.
+
+        Args:
+            lattice: of the masked tensors, then the others.
+            base: a lattice that the reader has.
+        """
+        count = self.layout.count
+        levels = lattice.counts[:count] - (0 if base is None else self.predicted(base, lattice.steps))
+        if np.abs(levels).max(initial=0) > MAX_LEVEL:
+            return bytes([GRID]) + encode_grid(lattice, self.sizes)
+        dense = encode_grid(self._dense(lattice), self.dense_sizes, None if base is None else self._dense(base))
+        steps = self._steps(lattice).astype("<f4").tobytes()
+        coded = encode_levels(levels.astype(np.int16), self.layout, self.trends(base))
+        return b"".join([struct.pack("<BI", LEVELS if base is None else CHANGES, len(dense)), dense, steps, coded])
+
+    def decode(self, data: bytes, base: Lattice | None = None) -> Lattice:
+        """Return the lattice that `encode` encoded with this base.
+
+        Raises:
+            PayloadError: `encode` returns no such bytes for such a model.
+        """
+        if not data or data[0] > (LEVELS if base is None else CHANGES):
+            raise PayloadError(f"the global model has an unknown form, {data[:1]!r}", code="malformed")
+        if data[0] == GRID:
+            return decode_grid(data[1:], self.sizes)
+        if len(data) < 5:
+            raise PayloadError("the global model ends in its head", code="length", value=len(data))
+        if data[0] == LEVELS:
+            base = None
+        end = 5 + struct.unpack_from("<I", data, 1)[0]
+        dense = decode_grid(data[5:end], self.dense_sizes, None if base is None else self._dense(base))
+        masked = 4 * len(self.layout.sizes)
+        steps = np.frombuffer(data[end : end + masked].ljust(masked, b"\0"), "<f4").astype(np.float32)
+        if not (np.isfinite(steps).all() and (steps > 0).all()):
+            raise PayloadError("the global model has a step that is not above 0", code="malformed")
+        levels = self._levels(data[end + masked :], base).astype(np.int32)
+        if base is not None:
+            levels += self.predicted(base, steps)
+        if np.abs(levels).max(initial=0) > FAR:
+            raise PayloadError(f"the global model has counts above {FAR}", code="range")
+        return Lattice(np.concatenate([steps, dense.steps]), np.concatenate([levels, dense.counts]))
+
+    def _levels(self, data: bytes, base: Lattice | None) -> NDArray[np.int16]:
+        try:
+            return decode_levels(data, self.layout, self.trends(base))
+        except PayloadError as error:
+            if error.code == "levels-checksum":
+                raise PayloadError("the global model's levels do not match their checksum", code="malformed") from None
+            raise
+
+    def _steps(self, lattice: Lattice) -> Float32Array:
+        return lattice.steps[: len(self.layout.sizes)]
+
+    def _dense(self, lattice: Lattice) -> Lattice:
+        return Lattice(lattice.steps[len(self.layout.sizes) :], lattice.counts[self.layout.count :])
