@@ -138,7 +138,9 @@ class SecureRounds:
         found: dict[int, Message] = {}
         task, layout, first = requests[0].task, attempt.layout, requests[0].exact
         assert task is not None
-        update = RoundContext.of(self._method, task, first, layout.ways).mean_update(mean.masks, task.seed)
+        update = mean.masks
+        if learns_masks(self._method):
+            update = RoundContext.of(self._method, task, first, layout.ways).mean_update(update, task.seed)
         records: dict[int, Any] = {}
         for client in used:
             request = requests[client]

@@ -235,8 +235,8 @@ class RoundContext:
     def mean_update(self, masks: Float32Array, seed: int) -> Float32Array:
         """Return the update of a mean of masks of shared noise, float32 (d,); `masks` is overwritten."""
         codec = self.protocol.method.codec
-        if isinstance(codec, SharedNoiseMask):  # without it nothing is masked, and `masks` is empty
-            codec.finish(masks, self.context, seed)
+        assert isinstance(codec, SharedNoiseMask)
+        codec.finish(masks, self.context, seed)
         return masks
 
     def decode(
