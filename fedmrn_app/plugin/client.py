@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -29,6 +30,8 @@ from fedmrn_app.plugin.arrays import (
 from fedmrn_app.plugin.difference import check_returned, distance, moved_towards
 from fedmrn_app.plugin.downlink import GRID, read_arrays
 from fedmrn_app.plugin.scales import SCALES, OwnScales
+from fedmrn_app.plugin.secure_client import Summand, answer_secure, read_steps
+from fedmrn_app.plugin.secure_sum import SECURE, SumLayout
 from fedmrn_app.plugin.settings import (
     RECORD,
     REFUSED,
@@ -39,6 +42,7 @@ from fedmrn_app.plugin.settings import (
     learns_masks,
 )
 from fedmrn_app.seeds import mix
+from fedmrn_app.wire.primitives import packed_bits
 
 OnDifference = Literal["error", "eden"]
 
@@ -76,6 +80,7 @@ class ClientRound:
         values: the arrays that were sent.
         bound: largest norm of an update that the server asks for; None for any.
         learned: what an optimizer learns as masks; None for other trainings.
+        client: number of the client in a secure sum; None without.
     """
 
     task: ClientTask
@@ -83,11 +88,12 @@ class ClientRound:
     values: Values
     bound: float | None = None
     learned: Learned | None = None
+    client: int | None = None
 
     @property
     def private_seed(self) -> int:
         """The 64-bit seed of the client's own randomness; it follows from the seed that the server sent."""
-        return mix(self.task.seed ^ 1)
+        return mix(self.task.seed ^ ((self.client or 0) + 1))
 
 
 class RoundContent(RecordDict):
@@ -131,6 +137,8 @@ def compress_uplink(message: Message, context: Context, call_next: Callable[[Mes
     """
     if not message.has_content():
         return call_next(message, context)
+    if SECURE in message.content:
+        return answer_secure(message, context, partial(_summand, message, context, call_next))
     on_grid, record = GRID in message.content, message.content.config_records.get(RECORD)
     try:
         task = None if record is None else ClientTask.read(record)
@@ -153,6 +161,70 @@ def compress_uplink(message: Message, context: Context, call_next: Callable[[Mes
     if reply.has_content():
         _compress(reply, client_round, context)
     return reply
+
+
+def _summand(
+    message: Message, context: Context, call_next: Callable[[Message, Context], Message], client: int
+) -> Summand:
+    """Train as the message asks, and return what the client adds to the sum of its round.
+
+    Args:
+        message: with the arrays, the task and the message of the secure sum.
+        context: of the app.
+        call_next: calls the app.
+        client: number of the client in the sum.
+
+    Raises:
+        RunError: as for `compress_uplink`, or the training does not fit a sum.
+    """
+    content = message.content
+    task, steps = ClientTask.read(content.config_records[RECORD]), read_steps(content)
+    sent, bound = to_values(only_arrays(content)[1]), _read_bound(content)
+    if bound is not None:
+        reason = f"the server asks for updates of norm {bound:g} or less, which it cannot see in a secure sum"
+        raise RunError(f"{reason}; leave secure=True out there", code="clipping", value=bound)
+    client_round = ClientRound(task, task.settings.build(secure=True), sent, client=client)
+    layout = SumLayout.of(sent, steps, masks=learns_masks(client_round.method))
+    for name in (RECORD, SECURE):
+        del content[name]
+    message.content = RoundContent(content, client_round)
+    reply = call_next(message, context)
+    if not reply.has_content():
+        raise RunError(f"the app answered with an error: {reply.error.reason}", code="client")
+    trained = _in_sent_types(sent, to_values(only_arrays(reply.content)[1]))
+    check_finite(sent, trained)
+    return layout, sent, trained, _mask_bits(client_round, layout, trained)
+
+
+def _mask_bits(client_round: ClientRound, layout: SumLayout, trained: Values) -> NDArray[np.uint8]:
+    """Return the bits of a learned mask, uint8 (d,); empty for other trainings.
+
+    Raises:
+        RunError: not exactly the tensors of the layout were learned as masks, or other weights are returned.
+    """
+    method, learned, sent = client_round.method, client_round.learned, client_round.values
+    if not learns_masks(method):
+        return np.empty(0, np.uint8)
+    if learned is None:
+        raise _no_masks(method)
+    parts = layout.parts
+    wrong = sorted(set(parts.coded) ^ set(learned.names))
+    wrong += [name for name, other in parts.tied.items() if not np.array_equal(trained[name], trained[other])]
+    if wrong:
+        reason = f"{wrong[0]}: is not learned as a mask, as secure sums with {method.name} need of every matrix"
+        advice = "send only what is trained, train it with the same optimizer, or say method='fedavg' on the server"
+        raise RunError(f"{reason}; {advice}", code="not-masked", key=wrong[0])
+    task = client_round.task
+    shared = RoundContext.of(method, task, sent, layout.ways)
+    body, _ = method.encode(learned.update(), None, shared.context, task.seed, client_round.private_seed)
+    count = shared.context.count
+    bits = np.unpackbits(packed_bits(body.data, count), count=count, bitorder="little")
+    expected = learned.left_in_model()
+    if expected is None:
+        vector = shared.context.vector + shared.mean_update(bits.astype(np.float32), task.seed)
+        expected = parts.replaced(sent, vector, parts.dense_vector(sent), parts.exact_bytes(sent))
+    check_returned({name: expected[name] for name in learned.names}, trained, sent)
+    return bits
 
 
 def _read_bound(content: RecordDict) -> float | None:
@@ -251,12 +323,7 @@ def _choose_ways(client_round: ClientRound, trained: Values) -> NDArray[np.uint8
     if client_round.learned is not None:
         learned = client_round.learned.names
     elif learns_masks(method):
-        raise RunError(
-            f"the server asks for {method.name}, whose masks are learned; train with MaskedSGD(model, message, ...) or "
-            "learn_masks(optimizer, model, message, ...)",
-            code="no-masks",
-            value=method.name,
-        )
+        raise _no_masks(method)
     ways = usual_ways(sent)
     for number, (name, before) in enumerate(sent.items()):
         if learned and ways[number] == Way.CODED:
@@ -268,6 +335,15 @@ def _choose_ways(client_round: ClientRound, trained: Values) -> NDArray[np.uint8
         if ways[number] in (Way.CODED, Way.DENSE) and is_unmoved(before, trained[name]):
             ways[number] = Way.UNCHANGED
     return ways
+
+
+def _no_masks(method: Method) -> RunError:
+    return RunError(
+        f"the server asks for {method.name}, whose masks are learned; train with MaskedSGD(model, message, ...) or "
+        "learn_masks(optimizer, model, message, ...)",
+        code="no-masks",
+        value=method.name,
+    )
 
 
 def _in_sent_types(sent: Values, trained: Values) -> Values:

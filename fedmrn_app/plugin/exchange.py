@@ -11,19 +11,17 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
 
 import numpy as np
-from flwr.app import ArrayRecord, Error, Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 
 from fedmrn_app.errors import ConfigError, PayloadError, RunError
 from fedmrn_app.flower.messages import content_bytes, read_lost
 from fedmrn_app.noise import Distribution
-from fedmrn_app.plugin.arrays import Values, only_arrays, to_values
-from fedmrn_app.plugin.downlink import GRID, LatticeSender, SentLattice
+from fedmrn_app.plugin.arrays import only_arrays
+from fedmrn_app.plugin.downlink import GRID, LatticeSender
 from fedmrn_app.plugin.replies import (
-    Contexts,
     add_counts,
     add_rounding,
     check_answer,
@@ -31,6 +29,9 @@ from fedmrn_app.plugin.replies import (
     decode_payload,
     read_refusal,
 )
+from fedmrn_app.plugin.request import Request, Round
+from fedmrn_app.plugin.secure_rounds import SecureRounds, Send, check_options, checked_steps
+from fedmrn_app.plugin.secure_sum import SECURE_BITS, SECURE_BOUND, Steps
 from fedmrn_app.plugin.settings import DEFAULT_ALPHA, RECORD, ClientTask, PluginSettings, learns_masks
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.wire.downlink import GRID_STEP
@@ -57,7 +58,9 @@ class Options(TypedDict, total=False):
         plain_replies: whether the replies of clients without the mod, or with one of another version, count (True).
         max_failed_rounds: number of rounds in a row in which all clients may fail (0); one more ends the run.
         state: what `state()` returned in a run that this one continues.
-        secure: must be False; strategies aggregate replies that they see one by one, so the plug-in has no secure sums.
+        secure: whether the server learns only the sum of a round's updates (False); for `fedavg`, `fedmrn`, `fedmrns`.
+        secure_bits: bits of one client's change of a value in a secure sum that no mask stands for, 8 to 32 (24).
+        secure_bound: size to which such a change is cut (8); the step is the bound divided by 2^(secure_bits - 1).
     """
 
     bits: float | None
@@ -71,80 +74,9 @@ class Options(TypedDict, total=False):
     plain_replies: bool
     max_failed_rounds: int
     state: Mapping[str, Any] | None
-    secure: Literal[False]
-
-
-@dataclass(kw_only=True)
-class _Round:
-    """The messages that were opened together.
-
-    Attributes:
-        number: of the round, from 1.
-        lattice: the arrays on a lattice; None if the downlink has none.
-        waiting: number of clients that were asked to train and have not answered yet.
-        used: whether a reply was used.
-        first_error: why the first client that failed did so.
-        contexts: what server and clients know.
-        spent: bits of each payload, see `decode_payload`.
-        plain: records that were sent as they are with their values, by the identity of the record.
-    """
-
-    number: int
-    lattice: SentLattice | None = None
-    waiting: int = 0
-    used: bool = False
-    first_error: str = ""
-    contexts: Contexts = field(default_factory=dict)
-    spent: list[tuple[float, float]] = field(default_factory=list)
-    plain: dict[int, tuple[ArrayRecord, Values]] = field(default_factory=dict)
-
-    def plain_values(self, record: ArrayRecord) -> Values:
-        """Return the values of a record; most clients are sent the same."""
-        return self.plain.setdefault(id(record), (record, to_values(record)))[1]
-
-
-@dataclass(kw_only=True)
-class Request:
-    """What one client was asked.
-
-    Attributes:
-        first: the message as the strategy or loop knows it; the final reply answers it.
-        message: the message that was sent last; Flower sets its id when it sends it.
-        content: the content that the strategy or loop gave the message.
-        opened: the round.
-        task: what the client is asked; None for an evaluation.
-        on_grid: whether the arrays of the message that was sent last are on the lattice.
-        whole: whether that message has the reference of the lattice.
-        refused: whether the client cannot read the task.
-        downlink_bytes: of all records that the client was sent.
-    """
-
-    first: Message
-    message: Message
-    content: RecordDict
-    opened: _Round
-    task: ClientTask | None
-    on_grid: bool = False
-    whole: bool = False
-    refused: bool = False
-    downlink_bytes: int = 0
-
-    @property
-    def node(self) -> int:
-        """The node that was asked."""
-        return self.first.metadata.dst_node_id
-
-    @property
-    def exact(self) -> Values:
-        """The arrays that the strategy or loop sent."""
-        return self.opened.plain_values(only_arrays(self.content)[1])
-
-    @property
-    def values(self) -> Values:
-        """The arrays as the client reads them."""
-        if self.on_grid and self.opened.lattice is not None:
-            return self.opened.lattice.received
-        return self.exact
+    secure: bool
+    secure_bits: int
+    secure_bound: float
 
 
 class Exchange:
@@ -170,29 +102,35 @@ class Exchange:
         max_failed_rounds: int = 0,
         state: Mapping[str, Any] | None = None,
         secure: bool = False,
+        secure_bits: int = SECURE_BITS,
+        secure_bound: float = SECURE_BOUND,
     ) -> None:
-        if secure:
-            reason = "the plug-in has no secure sums, because strategies aggregate replies that they see one by one"
-            way_out = "leave it out, or run the command fedmrn with privacy.secure_aggregation=true"
-            raise ConfigError(f"secure=True: {reason}; {way_out}", code="choice", key="secure", value=secure)
         if downlink not in ("float32", "grid"):
             reason = f"downlink={downlink}: must be float32 or grid"
             raise ConfigError(reason, code="choice", key="downlink", value=downlink)
         if alpha == "auto" and bits is not None:
             reason = f"alpha=auto: the server sets the scale of the noise so that replies take bits={bits:g}"
             raise ConfigError(f"{reason}; leave one of the two out", code="conflict", key="alpha", value=alpha)
+        options, steps = dict(options or {}), checked_steps(secure_bits, secure_bound)
+        if secure:
+            check_options(method, bits=bits, alpha=alpha, dense_bits=dense_bits, downlink=downlink, options=options)
+            options |= {"shared_noise": True} if method in ("fedmrn", "fedmrns") else {}
+        elif steps != Steps(SECURE_BITS, SECURE_BOUND):
+            reason = "secure_bits and secure_bound: are used with secure=True only"
+            raise ConfigError(f"{reason}; leave them out, or say secure=True", code="unused", key="secure_bits")
         self.settings = PluginSettings(
-            method=method, options=dict(options or {}), distribution=noise, bits=bits, dense_bits=dense_bits,
+            method=method, options=options, distribution=noise, bits=bits, dense_bits=dense_bits,
             seed=seed, alpha=DEFAULT_ALPHA if alpha == "auto" else alpha,
         )  # fmt: skip
-        self._method = self.settings.build()
+        self._method = self.settings.build(secure=secure)
+        self.sums = SecureRounds(self._method, steps) if secure else None
         # None where no masks are learned
         self._own_scales = alpha == "auto" if learns_masks(self._method) else None
         self._control = self._method.rate_control
         self._rate = None if self._control is None else self._control.first()
         self._sender = LatticeSender(step) if downlink == "grid" else None
         self._plain_replies, self._max_failed = plain_replies, max_failed_rounds
-        self._last: _Round | None = None  # whose bits the rate control has not seen
+        self._last: Round | None = None  # whose bits the rate control has not seen
         self._number = self._failed = 0
         self._off_grid: set[int] = set()  # nodes that are sent plain arrays
         self._refusing: set[int] = set()  # nodes that are asked for nothing, because their plug-in is another
@@ -219,11 +157,11 @@ class Exchange:
         if trained:
             self._note_rate()
             self._number += 1
-        opened = _Round(number=self._number, waiting=len(trained))
+        opened = Round(number=self._number, waiting=len(trained))
         scale = None if self._rate is None else float(self._rate[0])
         requests = []
         for number, message in enumerate(sorted(trained, key=lambda message: message.metadata.dst_node_id)):
-            seed = derive_seed(self.settings.seed, "noise", self._number, number)
+            seed = derive_seed(self.settings.seed, "noise", self._number, 0 if self.sums else number)
             requests.append(self._request(message, opened, ClientTask(self.settings, seed, scale, self._own_scales)))
         requests += [self._request(message, opened, None) for message in evaluated]
         if trained:
@@ -248,16 +186,43 @@ class Exchange:
         try:
             return self._accept(request, reply)
         except (PayloadError, RunError) as error:
-            _log.warning("round %s: node %s left out: %s", request.opened.number, request.node, error)
             if self._sender is not None and request.on_grid and reply is not None:
                 self._sender.forget(request.node)  # its app may have lost the mod
-            self._count(request, f"node {request.node}: {error}")
+            left_out = self._leave_out(request, error)
             failed = reply is not None and reply.has_error() and request.first is request.message
-            return reply if failed else Message(Error(_LEFT_OUT, str(error)), reply_to=request.first)
+            return reply if failed else left_out
 
-    def _request(self, message: Message, opened: _Round, task: ClientTask | None) -> Request:
+    def sum_up(self, requests: Sequence[Request], send: Send, timeout: float | None) -> list[Message]:
+        """Run a secure round, and return the replies, whose arrays are means, and errors of clients that are left out.
+
+        Args:
+            requests: those that `open` returned.
+            send: sends messages and returns the replies that arrive within so many seconds.
+            timeout: seconds for the whole round; None for any.
+
+        Raises:
+            RunError: there is no sum, in more rounds in a row than `max_failed_rounds`.
+        """
+        assert self.sums is not None
+        results, requests[0].opened.no_sum = self.sums.run(requests, send, timeout)
+        replies = []
+        for request, result in zip(requests, results, strict=True):
+            if isinstance(result, Message):
+                self._count(request, None)
+            replies.append(result if isinstance(result, Message) else self._leave_out(request, result))
+        return replies
+
+    def _leave_out(self, request: Request, error: PayloadError | RunError) -> Message:
+        """Log and count a client that is left out, and return the error that the strategy or loop is given."""
+        _log.warning("round %s: node %s left out: %s", request.opened.number, request.node, error)
+        self._count(request, f"node {request.node}: {error}")
+        return Message(Error(_LEFT_OUT, str(error)), reply_to=request.first)
+
+    def _request(self, message: Message, opened: Round, task: ClientTask | None) -> Request:
         request = Request(first=message, message=message, content=message.content, opened=opened, task=task)
         request.on_grid = self._sender is not None and request.node not in self._off_grid
+        if self.sums is not None:
+            return request
         request.refused = request.node in self._refusing
         if request.on_grid and self._sender is not None and opened.lattice is None:
             opened.lattice = self._sender.open(only_arrays(message.content)[1])
@@ -366,9 +331,9 @@ class Exchange:
         self._failed = 0 if opened.used else self._failed + 1
         if self._failed > self._max_failed:
             rounds = f"round {opened.number}" if self._failed == 1 else f"{self._failed} rounds in a row"
+            reason = opened.no_sum or f"all clients failed in {rounds}; first {opened.first_error}"
             raise RunError(
-                f"all clients failed in {rounds}; first {opened.first_error}; say max_failed_rounds={self._failed} to "
-                "go on after that",
+                f"{reason}; say max_failed_rounds={self._failed} to go on after that",
                 code="all-failed",
                 value=self._failed,
             ) from None

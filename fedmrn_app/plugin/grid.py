@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Unpack
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedmrn_app.errors import RunError
 from fedmrn_app.flower.messages import by_request
-from fedmrn_app.plugin.exchange import Exchange, Options, Request
-from fedmrn_app.plugin.settings import DEFAULT_METHOD
+from fedmrn_app.plugin.exchange import Exchange, Options
+from fedmrn_app.plugin.request import Request
+from fedmrn_app.plugin.settings import default_method
 
 
 class CompressedGrid(Grid):
@@ -34,6 +36,8 @@ class CompressedGrid(Grid):
         """Send messages in the order of the nodes, and return replies with arrays, in this order too."""
         sending = sorted(messages, key=lambda message: message.metadata.dst_node_id)
         waiting = self._exchange.open(sending)
+        if self._exchange.sums is not None and waiting:
+            return self._send_and_add(sending, waiting, timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         found: list[Message] = []
         while True:
@@ -47,9 +51,31 @@ class CompressedGrid(Grid):
             if not sending:
                 return found
 
+    def _send_and_add(
+        self, sending: Sequence[Message], requests: Sequence[Request], timeout: float | None
+    ) -> list[Message]:
+        """Send messages of which some train in a secure round, and return all replies."""
+
+        def send(messages: Sequence[Message], left: float | None) -> Iterable[Message]:
+            return self._grid.send_and_receive(messages, timeout=left)
+
+        trained = {id(request.first) for request in requests}
+        others = [message for message in sending if id(message) not in trained]
+        found = self._exchange.sum_up(requests, send, timeout)
+        return [*found, *(send(others, timeout) if others else ())]
+
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Push messages, and return their ids."""
+        """Push messages, and return their ids.
+
+        Raises:
+            RunError: a message is to be trained in a secure round.
+        """
         messages = list(messages)
+        if self._exchange.sums is not None:
+            if any(message.metadata.message_type.split(".")[0] == "train" for message in messages):
+                reason = "secure=True: a secure round exchanges four messages with all of its clients together"
+                raise RunError(f"{reason}; call send_and_receive, not push_messages", code="secure", key="secure")
+            return list(self._grid.push_messages(messages))
         requests = self._exchange.open(messages)
         ids = list(self._grid.push_messages(messages))
         now = time.time()
@@ -114,7 +140,7 @@ class CompressedGrid(Grid):
 
 
 @contextmanager
-def compressed_grid(grid: Grid, method: str = DEFAULT_METHOD, **options: Unpack[Options]) -> Iterator[CompressedGrid]:
+def compressed_grid(grid: Grid, method: str | None = None, **options: Unpack[Options]) -> Iterator[CompressedGrid]:
     """Return a grid that compresses, for a loop of one's own over `send_and_receive`, or `push` and `pull_messages`.
 
     Each call that sends training messages is a round:
@@ -133,4 +159,4 @@ def compressed_grid(grid: Grid, method: str = DEFAULT_METHOD, **options: Unpack[
     Raises:
         ConfigError: the method or an option does not work on an app's arrays.
     """
-    yield CompressedGrid(grid, Exchange(method, **options))
+    yield CompressedGrid(grid, Exchange(method or default_method(options), **options))

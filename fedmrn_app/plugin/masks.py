@@ -21,7 +21,7 @@ from fedmrn_app.kernels.masked_step import masked_step
 from fedmrn_app.kernels.masking import Vectors
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import to_tensor
-from fedmrn_app.methods.fedmrn import MaskedTraining, NoiseMask, draw_mask
+from fedmrn_app.methods.fedmrn import MaskedTraining, NoiseMask, SharedNoiseMask, draw_mask
 from fedmrn_app.plugin.arrays import Values, Way, usual_ways
 from fedmrn_app.plugin.client import ClientRound, Learned, OnDifference, round_of
 from fedmrn_app.plugin.scales import OwnScales, gain_of, rescaled
@@ -60,6 +60,7 @@ class Masks:
     ) -> None:
         client_round = round_of(message)
         self.training, codec = _masks_of(client_round, steps, on_difference)
+        _check_sum(client_round, on_difference, alpha)
         found = _match(model, client_round, {id(p) for p in trained})
         values = client_round.values
         loaded = {name: p for name, p in found.items() if _holds(p, values[name])}
@@ -70,6 +71,8 @@ class Masks:
         self._places = [(p.dtype, p.device) for p in self.parameters]
         self.layout = Layout(tuple(tuple(p.shape) for p in self.parameters))
         self.kind, self.seed, self.private_seed = codec.kind, client_round.task.seed, client_round.private_seed
+        # Clients that mask the same noise draw independently.
+        self._draw_seed = self.private_seed if isinstance(codec, SharedNoiseMask) else self.seed
         self.steps, self.taken, self.may_skip, self._values = steps, 0, may_skip, values
         self._reached = False  # whether a parameter has had a gradient
 
@@ -100,7 +103,7 @@ class Masks:
         if self.scales is not None and self.scales.follow(self.u, self.n):
             self.take_step(0, self.zeros, 0.0, progress, key)
         if self.taken == self.steps:  # the server will read the last draw
-            mask = draw_mask(self.u.cpu(), self.n.cpu(), self.kind, known_key(self.seed)).to(self.n.device)
+            mask = draw_mask(self.u.cpu(), self.n.cpu(), self.kind, known_key(self._draw_seed)).to(self.n.device)
             dropped = -self.n if self.kind.signed else self.zeros
             torch.add(self.w, torch.where(mask, self.n, dropped), out=self.out)
         self._show()
@@ -218,6 +221,20 @@ def _masks_of(client_round: ClientRound, steps: int, on_difference: str) -> tupl
         reason = "another optimizer already learns the masks of this message"
         raise RunError(f"{reason}; create one for all weights and all steps", code="second-optimizer")
     return training, codec
+
+
+def _check_sum(client_round: ClientRound, on_difference: OnDifference, alpha: Alpha) -> None:
+    """Check that masks that are added up have no exceptions of one client.
+
+    Raises:
+        RunError: they have.
+    """
+    if client_round.client is None:
+        return
+    for key, value, given in (("on_difference", "eden", on_difference), ("alpha", "auto", alpha)):
+        if given == value:
+            reason = f"{key}='{value}': the server adds up masks of the same noise (secure=True)"
+            raise RunError(f"{reason}; leave {key} out", code="secure", key=key, value=value)
 
 
 def _sets_scales(task: ClientTask, alpha: Alpha) -> bool:

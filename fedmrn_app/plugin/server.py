@@ -11,7 +11,8 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.plugin.exchange import Exchange, Options
 from fedmrn_app.plugin.grid import CompressedGrid
-from fedmrn_app.plugin.settings import DEFAULT_METHOD
+from fedmrn_app.plugin.secure_rounds import check_adds_up, weighted_by
+from fedmrn_app.plugin.settings import default_method
 
 _OWN = ("strategy", "compression")  # attributes of Compressed; all others are those of the strategy
 _log = logging.getLogger("flwr")
@@ -34,16 +35,16 @@ class Compressed(Strategy):
 
     Args:
         strategy: any strategy of Flower's or your own, with its wrappers, such as those for differential privacy.
-        method: a method that compresses after training, such as `quantized` (default) and `eden`, or `fedmrn` or
-            `fedmrns`, which learn masks.
+        method: a method that compresses after training, such as `quantized` and `eden`, or `fedmrn` or `fedmrns`, which
+            learn masks. None, the default, takes `quantized`, or `fedavg` with `secure=True`.
         **options: see `Options`.
 
     Raises:
-        ConfigError: the method or an option does not work on an app's arrays, or the strategy is none of
-            `flwr.serverapp.strategy`.
+        ConfigError: the method or an option does not work on an app's arrays, the strategy is none of
+            `flwr.serverapp.strategy`, or it needs single replies, which secure sums hide.
     """
 
-    def __init__(self, strategy: Strategy, method: str = DEFAULT_METHOD, **options: Unpack[Options]) -> None:
+    def __init__(self, strategy: Strategy, method: str | None = None, **options: Unpack[Options]) -> None:
         if isinstance(strategy, Compressed):
             raise ConfigError("Compressed(Compressed(...)): one is enough", code="nested", key="strategy")
         if not isinstance(strategy, Strategy):
@@ -53,8 +54,10 @@ class Compressed(Strategy):
                 what = "a strategy of flwr.server, whose messages have no arrays"
             reason = f"{kind.__module__}.{kind.__name__} is {what}; say Compressed(flwr.serverapp.strategy.FedAvg(...))"
             raise ConfigError(reason, code="strategy", key="strategy", value=kind.__name__)
+        if options.get("secure"):
+            check_adds_up(strategy)
         self.strategy = strategy
-        self.compression = Exchange(method, **options)
+        self.compression = Exchange(method or default_method(options), **options)
 
     def start(self, grid: Grid, *args: Any, **more: Any) -> Result:
         """Run all rounds as the inner strategy does, see its `start`.
@@ -63,6 +66,8 @@ class Compressed(Strategy):
             RunError: all clients failed in more rounds in a row than `max_failed_rounds`.
         """
         _log.info("Uplink: %s", self.compression.settings)
+        if self.compression.sums is not None:
+            self.compression.sums.weighted_by = weighted_by(self.strategy)
         return self.strategy.start(CompressedGrid(grid, self.compression), *args, **more)
 
     def state(self) -> dict[str, Any]:

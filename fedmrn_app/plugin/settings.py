@@ -18,7 +18,7 @@ from fedmrn_app.federation.upload import CheckedUpload, check_upload, header_of
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods import build_method, find_methods
 from fedmrn_app.methods.fedavg import Floats
-from fedmrn_app.methods.fedmrn import MaskedTraining
+from fedmrn_app.methods.fedmrn import MaskedTraining, SharedNoiseMask
 from fedmrn_app.methods.method import LocalTraining, Method, RunOptions, ServerState
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.methods.submodel_selection import SubmodelSelector
@@ -29,11 +29,17 @@ from fedmrn_app.validation import build
 from fedmrn_app.wire.dense import DENSE_BITS
 
 DEFAULT_METHOD = "quantized"  # of the methods that need no change in the training
+DEFAULT_SECURE = "fedavg"  # of those whose updates can be added up
 DEFAULT_ALPHA = 0.01  # scale of the noise
 FORMAT = 1  # of the records of messages and replies; another number is not read
 RECORD = "fedmrn"  # record of a message, with the client's task
 REFUSED = "refused"  # field of a reply of a client that could not read the records
 WITHOUT_MASKS = "without-masks"  # entry of a reply whose update is coded by EDEN instead of learned masks
+
+
+def default_method(options: Mapping[str, Any]) -> str:
+    """Return the method for options of the plug-in that name none."""
+    return DEFAULT_SECURE if options.get("secure") else DEFAULT_METHOD
 
 
 class OtherFormatError(PayloadError):
@@ -96,15 +102,22 @@ class PluginSettings:
     dense_bits: int = 6
     seed: int = 0
 
-    def build(self) -> Method:
+    def build(self, *, secure: bool = False) -> Method:
         """Build the method.
+
+        Args:
+            secure: whether clients mask the same noise, for a sum of their masks.
 
         Raises:
             ConfigError: the method or an option does not work on an app's arrays.
         """
         noise = build(Noise, {"distribution": self.distribution, "alpha": self.alpha})
         method = build_method(self.method, self.options, RunOptions(noise, self.seed, bits=self.bits))
-        if not _works_on_arrays(method):
+        if secure and not learns_masks(method) and self.method != "fedavg":
+            reason = f"method={self.method}: its codes cannot be added up, which secure=True needs"
+            reason += "; choose fedavg, fedmrn or fedmrns"
+            raise ConfigError(reason, code="choice", key="method", value=self.method)
+        if not _works_on_arrays(replace(method, shared_seed=method.shared_seed and not secure)):
             plain = {name: build_method(name, {}, RunOptions(noise)) for name in find_methods()}
             names = ", ".join(name for name, other in plain.items() if _works_on_arrays(other))
             reason = f"method={self.method}: works in the fedmrn command only; choose one of {names}"
@@ -218,6 +231,13 @@ class RoundContext:
         # A client that joins late does not know the first vector, so how far weights have moved is not used.
         known = SharedContext(parts.layout, vector, vector).with_scale(task.scale)
         return cls(protocol, parts, known, dense)
+
+    def mean_update(self, masks: Float32Array, seed: int) -> Float32Array:
+        """Return the update of a mean of masks of shared noise, float32 (d,); `masks` is overwritten."""
+        codec = self.protocol.method.codec
+        assert isinstance(codec, SharedNoiseMask)
+        codec.finish(masks, self.context, seed)
+        return masks
 
     def decode(
         self, values: Values, seed: int, data: bytes, exact: bytes, exponents: Exponents | None = None

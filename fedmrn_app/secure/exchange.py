@@ -12,13 +12,16 @@ Phase = Literal["keys", "shares", "masked", "revealed"]
 Ask = Callable[[Phase, Mapping[int, bytes]], Mapping[int, bytes | PayloadError]]
 
 
-def collect(server: SecureServer, clients: Sequence[int], ask: Ask) -> dict[int, PayloadError]:
+def collect(
+    server: SecureServer, clients: Sequence[int], ask: Ask, failed: dict[int, PayloadError] | None = None
+) -> dict[int, PayloadError]:
     """Take clients through the four phases, after which the server can unmask the sum.
 
     Args:
         server: a new one.
         clients: the clients that are asked.
         ask: sends each client its message of a phase, and returns the answers, or why there is none.
+        failed: where the reasons are added that are returned, for a caller that needs them after an error.
 
     Returns:
         Why clients dropped out, the reason of the last phase that they took part in.
@@ -26,7 +29,7 @@ def collect(server: SecureServer, clients: Sequence[int], ask: Ask) -> dict[int,
     Raises:
         RunError: too few clients are left.
     """
-    failed: dict[int, PayloadError] = {}
+    failed = {} if failed is None else failed
 
     def phase(
         name: Phase, asked: Sequence[int], message: Callable[[int], bytes], add: Callable[[int, bytes], None]

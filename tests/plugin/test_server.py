@@ -103,12 +103,6 @@ def test_other_strategies_are_refused_at_construction() -> None:
         assert "flwr.serverapp.strategy.FedAvg(...)" in str(refused.value)
 
 
-def test_secure_sums_are_refused_with_what_has_them() -> None:
-    with pytest.raises(ConfigError, match=r"run the command fedmrn with privacy.secure_aggregation=true") as refused:
-        Compressed(FedAvg(), "fedmrn", secure=True)  # type: ignore[arg-type]
-    assert refused.value.key == "secure"
-
-
 def test_default_needs_no_change_in_the_training() -> None:
     result, _ = run(Compressed(inner()), rounds=3)
     assert accuracy(result.arrays) > 0.6
