@@ -11,7 +11,8 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedmrn_app.flower.messages import by_request
-from fedmrn_app.plugin.exchange import Exchange, Options, Request
+from fedmrn_app.plugin.exchange import Exchange, Request
+from fedmrn_app.plugin.options import Options, new_exchange
 from fedmrn_app.plugin.settings import DEFAULT_METHOD
 
 
@@ -133,4 +134,4 @@ def compressed_grid(grid: Grid, method: str = DEFAULT_METHOD, **options: Unpack[
     Raises:
         ConfigError: the method or an option does not work on an app's arrays.
     """
-    yield CompressedGrid(grid, Exchange(method, **options))
+    yield CompressedGrid(grid, new_exchange(method, options))

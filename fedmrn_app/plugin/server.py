@@ -9,8 +9,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedmrn_app.errors import ConfigError, RunError
-from fedmrn_app.plugin.exchange import Exchange, Options
 from fedmrn_app.plugin.grid import CompressedGrid
+from fedmrn_app.plugin.options import Options, new_exchange
 from fedmrn_app.plugin.settings import DEFAULT_METHOD
 
 _OWN = ("strategy", "compression")  # attributes of Compressed; all others are those of the strategy
@@ -54,7 +54,7 @@ class Compressed(Strategy):
             reason = f"{kind.__module__}.{kind.__name__} is {what}; say Compressed(flwr.serverapp.strategy.FedAvg(...))"
             raise ConfigError(reason, code="strategy", key="strategy", value=kind.__name__)
         self.strategy = strategy
-        self.compression = Exchange(method, **options)
+        self.compression = new_exchange(method, options)
 
     def start(self, grid: Grid, *args: Any, **more: Any) -> Result:
         """Run all rounds as the inner strategy does, see its `start`.
@@ -62,7 +62,7 @@ class Compressed(Strategy):
         Raises:
             RunError: all clients failed in more rounds in a row than `max_failed_rounds`.
         """
-        _log.info("Uplink: %s", self.compression.settings)
+        _log.info("Uplink: %s", self.compression)
         return self.strategy.start(CompressedGrid(grid, self.compression), *args, **more)
 
     def state(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Compressed(Strategy):
 
     def summary(self) -> None:
         """Log the settings of the uplink and the inner strategy's summary."""
-        _log.info("\t├──> Uplink: %s", self.compression.settings)
+        _log.info("\t├──> Uplink: %s", self.compression)
         self.strategy.summary()
 
     def configure_train(self, *args: Any, **more: Any) -> NoReturn:
