@@ -63,22 +63,23 @@ def new_exchange(method: str, options: Options) -> Exchange:
     if isinstance(alpha, str) and alpha != "auto":
         raise refusal("alpha", alpha, "must be a number, or auto", "choice")
     exchange = Exchange(**check_call(Exchange, {"method": method, **given}, ""))
-    for name, reason in _unused(given, exchange):
-        _log.warning("Compressed: %s=%s has no effect because %s", name, given[name], reason)
+    for line in _remarks(given, exchange):
+        _log.warning("Compressed: %s", line)
     return exchange
 
 
-def _unused(given: Mapping[str, Any], exchange: Exchange) -> Iterator[tuple[str, str]]:
-    """Yield the options that have no effect, and why."""
+def _remarks(given: Mapping[str, Any], exchange: Exchange) -> Iterator[str]:
+    """Yield a line for each option that has no effect."""
+    settings = exchange.settings
     if not exchange.has_noise:
-        reason = f'{exchange.settings.method} masks no noise; say method="fedmrn", or leave it out'
-        yield from ((name, reason) for name in ("alpha", "noise") if name in given)
-    if "step" in given and given.get("downlink") != "grid":
-        yield "step", 'the arrays are sent as they are; say downlink="grid", or leave it out'
-    if exchange.settings.options.get("error") is not None and "bits" in exchange.settings.options:
-        yield "options", "error replaces bits; leave one of the two out"
-    if exchange.settings.bits is None and (given.get("state") or {}).get("rate") is not None:
-        yield (
-            "state",
-            "its scale of the noise was set by bits, which is not given; the round goes on, the scale does not",
+        reason = f'{settings.method} masks no noise; say method="fedmrn", or leave it out'
+        yield from (
+            f"{name}={given[name]} has no effect because {reason}" for name in ("alpha", "noise") if name in given
         )
+    if "step" in given and given.get("downlink") != "grid":
+        reason = 'the arrays are sent as they are; say downlink="grid", or leave it out'
+        yield f"step={given['step']} has no effect because {reason}"
+    if settings.options.get("error") is not None and "bits" in settings.options:
+        yield f"options={settings.options}: bits has no effect because error replaces it; leave one of the two out"
+    if settings.bits is None and (given.get("state") or {}).get("rate") is not None:
+        yield "the noise scale in state has no effect because bits is not given; say bits as in the run before"

@@ -37,8 +37,14 @@ def lines(caplog: pytest.LogCaptureFixture, **options: Any) -> list[str]:
             "Compressed: noise=gaussian has no effect because topk masks no noise",
         ),
         ({"step": 0.5}, "Compressed: step=0.5 has no effect because the arrays are sent as they are"),
-        ({"options": {"bits": 0.2, "error": 0.1}}, "Compressed: options={'bits': 0.2, 'error': 0.1} has no effect"),
-        ({"method": "fedmrn", "state": RATE}, "Compressed: state={'method': 'fedmrn'"),
+        (
+            {"options": {"bits": 0.2, "error": 0.1}},
+            "Compressed: options={'bits': 0.2, 'error': 0.1}: bits has no effect",
+        ),
+        (
+            {"method": "fedmrn", "state": RATE},
+            "Compressed: the noise scale in state has no effect because bits is not given",
+        ),
     ],
 )
 def test_options_without_effect_are_named(
