@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from torch import Tensor, nn
 
 from fedmrn_app.plugin import Compressed, MaskedSGD, compress_uplink, learn_masks
-from fedmrn_app.plugin.exchange import Options
+from fedmrn_app.plugin.options import Options
 from scripts.benchmarks.local_grid import LiveNodes
 
 State = dict[str, Tensor]

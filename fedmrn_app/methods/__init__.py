@@ -36,8 +36,8 @@ def by_name(configs: Iterable[type[MethodConfig]]) -> dict[str, type[MethodConfi
     return {config.name: config for config in named}
 
 
-def build_method(name: str, options: Mapping[str, object], run: RunOptions) -> Method:
-    """Return the method of a name, with its options and those of the whole run.
+def build_method(name: str, options: Mapping[str, object], run: RunOptions, key: str = "strategy") -> Method:
+    """Return the method of a name, with its options, which errors call `key`, and those of the whole run.
 
     Raises:
         ConfigError: there is no such method, it has no such option, or it refuses a value.
@@ -50,4 +50,4 @@ def build_method(name: str, options: Mapping[str, object], run: RunOptions) -> M
             key="strategy.name",
             value=name,
         )
-    return build(methods[name], options, "strategy").build(run)
+    return build(methods[name], options, key).build(run)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from flwr.app import Error, Message, RecordDict
@@ -32,55 +32,17 @@ from fedmrn_app.plugin.replies import (
 from fedmrn_app.plugin.request import Request, Round
 from fedmrn_app.plugin.secure_rounds import SecureRounds, Send, check_options, checked_steps
 from fedmrn_app.plugin.secure_sum import SECURE_BITS, SECURE_BOUND, Steps
-from fedmrn_app.plugin.settings import DEFAULT_ALPHA, RECORD, ClientTask, PluginSettings, learns_masks
+from fedmrn_app.plugin.settings import DEFAULT_ALPHA, RECORD, ClientTask, PluginSettings, check_own_scales, learns_masks
 from fedmrn_app.seeds import derive_seed
+from fedmrn_app.validation import Positive, Range
 from fedmrn_app.wire.downlink import GRID_STEP
 
 _LEFT_OUT = 3  # Flower's code of an error in the ClientApp
 _log = logging.getLogger("flwr")
 
 
-class Options(TypedDict, total=False):
-    """The options of `Compressed` and `compressed_grid`.
-
-    Attributes:
-        bits: bits per parameter that a whole reply is to take; the scale of the noise is set accordingly. Only methods
-            that learn masks allow it. None, the default, keeps the scale.
-        noise: distribution of the seeded noise: `uniform` (default), `gaussian` or `bernoulli`.
-        alpha: scale of the noise, about the size of one round's updates; with `bits` that of the first round (0.01).
-            `auto` lets each client set the scale of each tensor by what it learns; it excludes `bits`.
-        dense_bits: bits per value of the dense part: 4 to 8 (6), 16 (float16) or 32 (float32).
-        seed: seed of all noise (0).
-        downlink: `float32` (default) sends the arrays as they are. `grid` rounds them to a grid around the first arrays
-            and sends what has changed since the version that a client holds; a new client is sent the first arrays too.
-        step: step of that grid for a tensor of mean size, in root mean squares of the first values.
-        options: options of the method, such as `{"bits": 2}` for `eden`.
-        plain_replies: whether the replies of clients without the mod, or with one of another version, count (True).
-        max_failed_rounds: number of rounds in a row in which all clients may fail (0); one more ends the run.
-        state: what `state()` returned in a run that this one continues.
-        secure: whether the server learns only the sum of a round's updates (False); for `fedavg`, `fedmrn`, `fedmrns`.
-        secure_bits: bits of one client's change of a value in a secure sum that no mask stands for, 8 to 32 (24).
-        secure_bound: size to which such a change is cut (8); the step is the bound divided by 2^(secure_bits - 1).
-    """
-
-    bits: float | None
-    noise: Distribution
-    alpha: float | Literal["auto"]
-    dense_bits: int
-    seed: int
-    downlink: Literal["float32", "grid"]
-    step: float
-    options: Mapping[str, Any] | None
-    plain_replies: bool
-    max_failed_rounds: int
-    state: Mapping[str, Any] | None
-    secure: bool
-    secure_bits: int
-    secure_bound: float
-
-
 class Exchange:
-    """The compression of a run's messages; the arguments are described in `Options`.
+    """The compression of a run's messages, see `plugin/options.py`, which checks the arguments.
 
     Raises:
         ConfigError: the method or an option does not work on an app's arrays, or `state` is not one.
@@ -90,24 +52,21 @@ class Exchange:
         self,
         method: str,
         *,
-        bits: float | None = None,
+        bits: Annotated[float, Range(above=0, most=32)] | None = None,
         noise: Distribution = "uniform",
         alpha: float | Literal["auto"] = DEFAULT_ALPHA,
         dense_bits: int = 6,
-        seed: int = 0,
+        seed: Annotated[int, Range(least=0, below=1 << 56)] = 0,
         downlink: Literal["float32", "grid"] = "float32",
-        step: float = GRID_STEP,
+        step: Positive = GRID_STEP,
         options: Mapping[str, Any] | None = None,
         plain_replies: bool = True,
-        max_failed_rounds: int = 0,
+        max_failed_rounds: Annotated[int, Range(least=0)] = 0,
         state: Mapping[str, Any] | None = None,
         secure: bool = False,
         secure_bits: int = SECURE_BITS,
         secure_bound: float = SECURE_BOUND,
     ) -> None:
-        if downlink not in ("float32", "grid"):
-            reason = f"downlink={downlink}: must be float32 or grid"
-            raise ConfigError(reason, code="choice", key="downlink", value=downlink)
         if alpha == "auto" and bits is not None:
             reason = f"alpha=auto: the server sets the scale of the noise so that replies take bits={bits:g}"
             raise ConfigError(f"{reason}; leave one of the two out", code="conflict", key="alpha", value=alpha)
@@ -124,6 +83,8 @@ class Exchange:
         )  # fmt: skip
         self._method = self.settings.build(secure=secure)
         self.sums = SecureRounds(self._method, steps) if secure else None
+        if alpha == "auto" and self.has_noise:
+            check_own_scales(self._method)
         # None where no masks are learned
         self._own_scales = alpha == "auto" if learns_masks(self._method) else None
         self._control = self._method.rate_control
@@ -137,6 +98,21 @@ class Exchange:
         self._plain_nodes: set[int] = set()  # nodes whose plain replies were mentioned in the log
         if state is not None:
             self._restore(state)
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether the method masks noise, so that its scale and its distribution matter."""
+        return hasattr(self._method.codec, "noise")
+
+    def __str__(self) -> str:
+        """Return the settings that have an effect, for the log."""
+        settings, words = self.settings, [self.settings.method]
+        words += [f"{name}={value}" for name, value in settings.options.items()]
+        if self.has_noise:
+            alpha = "auto" if self._own_scales else f"{settings.alpha:g}"
+            words += [f"{settings.distribution} noise", f"alpha={alpha}"]
+            words += [] if settings.bits is None else [f"bits={settings.bits:g}"]
+        return ", ".join([*words, f"dense_bits={settings.dense_bits}", f"seed={settings.seed}"])
 
     def state(self) -> dict[str, Any]:
         """Return what a later run needs to go on, in a form that JSON can hold."""

@@ -12,7 +12,8 @@ from flwr.serverapp import Grid
 
 from fedmrn_app.errors import RunError
 from fedmrn_app.flower.messages import by_request
-from fedmrn_app.plugin.exchange import Exchange, Options
+from fedmrn_app.plugin.exchange import Exchange
+from fedmrn_app.plugin.options import Options, new_exchange
 from fedmrn_app.plugin.request import Request
 from fedmrn_app.plugin.settings import default_method
 
@@ -159,4 +160,4 @@ def compressed_grid(grid: Grid, method: str | None = None, **options: Unpack[Opt
     Raises:
         ConfigError: the method or an option does not work on an app's arrays.
     """
-    yield CompressedGrid(grid, Exchange(method or default_method(options), **options))
+    yield CompressedGrid(grid, new_exchange(method or default_method(options), options))

@@ -25,7 +25,7 @@ from fedmrn_app.methods.fedmrn import MaskedTraining, NoiseMask, SharedNoiseMask
 from fedmrn_app.plugin.arrays import Values, Way, usual_ways
 from fedmrn_app.plugin.client import ClientRound, Learned, OnDifference, round_of
 from fedmrn_app.plugin.scales import OwnScales, gain_of, rescaled
-from fedmrn_app.plugin.settings import ClientTask, RoundContext
+from fedmrn_app.plugin.settings import RoundContext, check_own_scales
 
 Alpha = Literal["auto"] | None
 
@@ -84,7 +84,8 @@ class Masks:
         self.u, self.zeros, self.out = torch.zeros_like(self.w), torch.zeros_like(self.w), self.w.clone()
         self._w, self._u, self._out = (list(self.layout.views(vector)) for vector in (self.w, self.u, self.out))
         self.take_step = masked_step(self.kind, Vectors(self.u, self.n, self.w, self.out))
-        self.scales = OwnScales(self.layout, codec.noise.alpha) if _sets_scales(client_round.task, alpha) else None
+        own_scales = _sets_scales(client_round, alpha)
+        self.scales = OwnScales(self.layout, codec.noise.alpha) if own_scales else None
         self.gain = 1.0 if self.scales is None else gain_of(self.kind)
         client_round.learned = Learned(self.names, self.update, self.left_in_model, on_difference, self.scales)
         if loaded:  # otherwise the app has not loaded the arrays yet, and the first step checks that it has
@@ -237,12 +238,14 @@ def _check_sum(client_round: ClientRound, on_difference: OnDifference, alpha: Al
             raise RunError(f"{reason}; leave {key} out", code="secure", key=key, value=value)
 
 
-def _sets_scales(task: ClientTask, alpha: Alpha) -> bool:
+def _sets_scales(client_round: ClientRound, alpha: Alpha) -> bool:
     """Return whether the scale of the noise is set by the client.
 
     Raises:
+        ConfigError: the masks are none whose scale a client can set.
         RunError: the server cannot read such scales, or sets them by its budget of bits.
     """
+    task = client_round.task
     if alpha not in (None, "auto"):
         raise RunError(f"alpha={alpha}: must be auto, or None for what the server says", code="choice", key="alpha")
     if alpha is None:
@@ -253,6 +256,7 @@ def _sets_scales(task: ClientTask, alpha: Alpha) -> bool:
     if task.own_scales is None:
         reason = "the server's plug-in is older than alpha='auto'; leave it out, or install the same fedmrn on both"
         raise RunError(reason, code="format", key="alpha", value=alpha)
+    check_own_scales(client_round.method)
     return True
 
 
@@ -289,6 +293,11 @@ def _match(model: nn.Module, client_round: ClientRound, trained: set[int]) -> Ma
             found = dict(zip(coded, ordered, strict=True))
     first_names = {id(p): name for name, p in reversed(found.items())}
     found = {name: p for name, p in found.items() if first_names[id(p)] == name}  # tied parameters count once
+    if not coded:
+        reason = (
+            "the message has no floating-point arrays of two or more dimensions, and masks are learned of those only"
+        )
+        raise RunError(f"{reason}; say Compressed(..., method='quantized')", code="names")
     if not found:
         names = ", ".join(coded[:3])
         reason = f"no trained matrix of the model is among the message's arrays ({names}, ...)"

@@ -6,6 +6,7 @@ element either masked noise, with a probability that grows from 1/S to 1 over S 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -69,6 +70,8 @@ class MaskedSGD(torch.optim.Optimizer):
         on_difference: OnDifference = "error",
         alpha: Alpha = None,
     ) -> None:
+        if not 0 <= lr < math.inf:
+            raise RunError(f"lr={lr}: must be 0 or more", code="range", key="lr", value=lr)
         trained = [p for p in model.parameters() if p.requires_grad]
         super().__init__(trained, {"lr": lr})
         self._masks = Masks(

@@ -9,8 +9,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedmrn_app.errors import ConfigError, RunError
-from fedmrn_app.plugin.exchange import Exchange, Options
 from fedmrn_app.plugin.grid import CompressedGrid
+from fedmrn_app.plugin.options import Options, new_exchange
 from fedmrn_app.plugin.secure_rounds import check_adds_up, weighted_by
 from fedmrn_app.plugin.settings import default_method
 
@@ -57,7 +57,7 @@ class Compressed(Strategy):
         if options.get("secure"):
             check_adds_up(strategy)
         self.strategy = strategy
-        self.compression = Exchange(method or default_method(options), **options)
+        self.compression = new_exchange(method or default_method(options), options)
 
     def start(self, grid: Grid, *args: Any, **more: Any) -> Result:
         """Run all rounds as the inner strategy does, see its `start`.
@@ -65,7 +65,7 @@ class Compressed(Strategy):
         Raises:
             RunError: all clients failed in more rounds in a row than `max_failed_rounds`.
         """
-        _log.info("Uplink: %s", self.compression.settings)
+        _log.info("Uplink: %s", self.compression)
         if self.compression.sums is not None:
             self.compression.sums.weighted_by = weighted_by(self.strategy)
         return self.strategy.start(CompressedGrid(grid, self.compression), *args, **more)
@@ -76,7 +76,7 @@ class Compressed(Strategy):
 
     def summary(self) -> None:
         """Log the settings of the uplink and the inner strategy's summary."""
-        _log.info("\t├──> Uplink: %s", self.compression.settings)
+        _log.info("\t├──> Uplink: %s", self.compression)
         self.strategy.summary()
 
     def configure_train(self, *args: Any, **more: Any) -> NoReturn:

@@ -18,14 +18,14 @@ from fedmrn_app.federation.upload import CheckedUpload, check_upload, header_of
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods import build_method, find_methods
 from fedmrn_app.methods.fedavg import Floats
-from fedmrn_app.methods.fedmrn import MaskedTraining, SharedNoiseMask
+from fedmrn_app.methods.fedmrn import MaskedTraining, NoiseMask, SharedNoiseMask
 from fedmrn_app.methods.method import LocalTraining, Method, RunOptions, ServerState
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.methods.submodel_selection import SubmodelSelector
 from fedmrn_app.noise import Distribution, Noise
 from fedmrn_app.plugin.arrays import Parts, Values
 from fedmrn_app.plugin.scales import SCALES, Exponents, rescaled
-from fedmrn_app.validation import build
+from fedmrn_app.validation import build, nearest
 from fedmrn_app.wire.dense import DENSE_BITS
 
 DEFAULT_METHOD = "quantized"  # of the methods that need no change in the training
@@ -112,16 +112,19 @@ class PluginSettings:
             ConfigError: the method or an option does not work on an app's arrays.
         """
         noise = build(Noise, {"distribution": self.distribution, "alpha": self.alpha})
-        method = build_method(self.method, self.options, RunOptions(noise, self.seed, bits=self.bits))
+        if self.method not in find_methods():
+            names = _usable_names()
+            reason = f"no such method{nearest(str(self.method).lower(), names)}; choose one of {', '.join(names)}"
+            raise ConfigError(f"method={self.method}: {reason}", code="choice", key="method", value=self.method)
+        run = RunOptions(noise, self.seed, bits=self.bits)
+        method = build_method(self.method, self.options, run, "options")
         if secure and not learns_masks(method) and self.method != "fedavg":
             reason = f"method={self.method}: its codes cannot be added up, which secure=True needs"
             reason += "; choose fedavg, fedmrn or fedmrns"
             raise ConfigError(reason, code="choice", key="method", value=self.method)
         if not _works_on_arrays(replace(method, shared_seed=method.shared_seed and not secure)):
-            plain = {name: build_method(name, {}, RunOptions(noise)) for name in find_methods()}
-            names = ", ".join(name for name, other in plain.items() if _works_on_arrays(other))
-            reason = f"method={self.method}: works in the fedmrn command only; choose one of {names}"
-            raise ConfigError(reason, code="choice", key="method", value=self.method)
+            reason = f"works in the fedmrn command only; choose one of {', '.join(_usable_names())}"
+            raise ConfigError(f"method={self.method}: {reason}", code="choice", key="method", value=self.method)
         if self.bits is not None and method.rate_control is None:
             reason = f"bits={self.bits:g}: {self.method} has no noise whose scale could be set; leave bits out, or say "
             reason += 'method="fedmrn"'
@@ -135,6 +138,25 @@ class PluginSettings:
 def learns_masks(method: Method) -> bool:
     """Return whether the update is learned as a mask during training, and not compressed after it."""
     return isinstance(method.training, MaskedTraining)
+
+
+def check_own_scales(method: Method) -> None:
+    """Check that clients may set the scale of the noise: `scales.gain_of` holds for some masks only.
+
+    Raises:
+        ConfigError: the noise is not uniform, or the masks are drawn after the training or not drawn at all.
+    """
+    codec = method.codec
+    fits = isinstance(codec, NoiseMask) and codec.noise.distribution == "uniform" and not codec.kind.deterministic
+    if not (fits and learns_masks(method)):
+        reason = "alpha=auto: clients set the scale of uniform noise under masks that are drawn in each step"
+        way_out = "leave noise and options={'masking': ...} out, or give alpha a number"
+        raise ConfigError(f"{reason}; {way_out}", code="conflict", key="alpha", value="auto")
+
+
+def _usable_names() -> list[str]:
+    run = RunOptions(Noise())
+    return [name for name in find_methods() if _works_on_arrays(build_method(name, {}, run))]
 
 
 def _works_on_arrays(method: Method) -> bool:

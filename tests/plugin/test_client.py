@@ -369,4 +369,6 @@ def test_models_without_matrices_learn_no_masks() -> None:
     def loop(net: Any, message: Message) -> None:
         masked_sgd(net, message)
 
-    assert refused(loop, Vectors).code == "names"
+    error = refused(loop, Vectors)
+    assert error.code == "names"
+    assert "no floating-point arrays of two or more dimensions" in str(error)

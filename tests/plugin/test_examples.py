@@ -1,6 +1,7 @@
 """Every example by a real Flower run, and what it takes to change Flower's quickstart."""
 
 import difflib
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,12 @@ def test_six_lines_change() -> None:
     assert 0 < len(changed) <= 6
     shown = (EXAMPLES / "quickstart" / "README.md").read_text()
     assert all(f"+{line[2:]}" in shown for line in changed)
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*/pyproject.toml")), ids=lambda path: path.parent.name)
+def test_examples_start_from_a_checkout(file: Path) -> None:
+    """`flwr run` asks a package registry for each dependency but `flwr`, and ends with code 608 without an answer."""
+    assert tomllib.loads(file.read_text())["project"]["dependencies"] == []
 
 
 @pytest.mark.flower
