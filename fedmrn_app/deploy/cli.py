@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -107,7 +108,8 @@ def _status(words: argparse.Namespace) -> None:
 def _try(words: argparse.Namespace) -> int:
     from fedmrn_app.deploy import local_trial  # imports PyTorch, which the other commands do without
 
-    return local_trial.run_trial(words.devices, words.overrides, console, warm=not words.cold)
+    start = partial(local_trial.start_local, warm=not words.cold)
+    return local_trial.run_trial(words.devices, words.overrides, console, start)
 
 
 def _chosen(federation: Federation, words: argparse.Namespace) -> Sequence[str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from fedmrn_app.deploy.folder import BUNDLE
-from fedmrn_app.deploy.fork_server import warm_words, write_commands
+from fedmrn_app.deploy.fork_server import wait_until_warm, warm_words, write_commands
 from fedmrn_app.deploy.processes import together, wait_for_first
 from fedmrn_app.deploy.supernode import stopped
 from fedmrn_app.environment import CACHE, STATE_FOLDER, flower_environment, flower_home
@@ -138,6 +138,8 @@ def run_device(bundle: Bundle, *, warm: bool = True, on_line: Callable[[str], No
         environment.setdefault(CACHE, str(bundle.path / "cache"))
         if warm:
             processes.append(start(warm_words(folder), bundle.path, environment))
+            # a slow device would start a new process for the first message again each time that Flower gives it up
+            wait_until_warm(folder, processes[-1])
         node = start(supernode_words(bundle), bundle.path, environment, subprocess.PIPE)
         processes.append(node)
         assert node.stdout is not None

@@ -14,7 +14,9 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from fedmrn_app.deploy import client_process
 CLIENT_APP = "flwr-clientapp"
 SOCKET = "warm.sock"
 _POLL_SECONDS = 1.0
+_WAIT_SECONDS = 0.1
 _LONGEST = 1 << 16  # bytes of a request
 
 # started for each message, so it imports the standard library only
@@ -60,6 +63,12 @@ def write_commands(folder: Path) -> None:
 def warm_words(folder: Path) -> list[str]:
     """Return the command of the warm process that serves a folder; the process ends when its parent does."""
     return [sys.executable, "-m", "fedmrn_app.deploy.fork_server", str(folder)]
+
+
+def wait_until_warm(folder: Path, process: subprocess.Popen[bytes]) -> None:
+    """Return when the warm process of a folder takes requests, or has ended."""
+    while not (folder / SOCKET).exists() and process.poll() is None:
+        time.sleep(_WAIT_SECONDS)
 
 
 def serve(folder: Path) -> None:

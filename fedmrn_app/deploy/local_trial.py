@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -23,16 +23,18 @@ from fedmrn_app.runtime.connection import add_connection
 from fedmrn_app.runtime.flower_cli import command, free_port, start
 
 NAME = "try"
+DeviceStart = Callable[[Federation, Path, list[subprocess.Popen[bytes]]], None]
 
 
-def run_trial(devices: int, overrides: Sequence[str], console: Console, *, warm: bool = True) -> int:
+def run_trial(devices: int, overrides: Sequence[str], console: Console, start_devices: DeviceStart) -> int:
     """Deploy on loopback, run and clean up.
 
     Args:
         devices: number of SuperNodes.
         overrides: of the run; by default it has as many clients as devices, and all of them train in each round.
         console: shows the steps.
-        warm: whether the devices share a warm process.
+        start_devices: starts the devices of a federation, with files of their own in a folder, and adds them to the
+            processes.
 
     Returns:
         The exit status of the run.
@@ -48,7 +50,7 @@ def run_trial(devices: int, overrides: Sequence[str], console: Console, *, warm:
         start_server(federation, "127.0.0.1", processes, home / "server.log")
         register(federation, list(federation.devices))
         console.print(f"server on 127.0.0.1:{federation.port} with TLS, {devices} keys registered")
-        _start_devices(federation, home, processes, warm=warm)
+        start_devices(federation, home, processes)
         console.print(f"{devices} devices started")
         status = _run([*words, *overrides], home)
         if status != 130:  # Ctrl-C
@@ -56,7 +58,8 @@ def run_trial(devices: int, overrides: Sequence[str], console: Console, *, warm:
     return status
 
 
-def _start_devices(federation: Federation, home: Path, processes: list[subprocess.Popen[bytes]], *, warm: bool) -> None:
+def start_local(federation: Federation, home: Path, processes: list[subprocess.Popen[bytes]], *, warm: bool) -> None:
+    """Start all devices on this machine; `warm` says whether they share a warm process."""
     folder = home / "warm"
     folder.mkdir(mode=0o700)
     environment = {**device_environment(home, folder), STATE_FOLDER: str(home / "state")}

@@ -23,7 +23,7 @@ from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
 
 from fedmrn_app.deploy.client_process import OWN_APPS, Admission, check_app
 from fedmrn_app.deploy.folder import Federation, create
-from fedmrn_app.deploy.fork_server import CLIENT_APP, write_commands
+from fedmrn_app.deploy.fork_server import CLIENT_APP, SOCKET, write_commands
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.runtime.flower_cli import free_port
 from tests.runtime.command import DEPLOY, finish, start
@@ -95,6 +95,22 @@ def test_device_ends_when_its_superexec_has_died(tmp_path: Path) -> None:
         _, errors = device.communicate(timeout=120)
     assert device.returncode == 1
     assert errors.splitlines()[-1].startswith("fedmrn-deploy: device-0: the SuperNode has lost its SuperExec")
+
+
+@pytest.mark.slow
+def test_the_supernode_starts_when_the_warm_process_takes_requests(tmp_path: Path) -> None:
+    federation = create(tmp_path / "fed", ["127.0.0.1"], 1, port=free_port(), control_port=free_port())
+    with failing_server(federation, "nothing"):
+        device = start((*DEPLOY, "device", "--run", str(federation.bundle("device-0"))), tmp_path)
+        started: dict[str, list[str]] = {}
+        while "fedmrn_app.deploy.supernode" not in started:
+            assert device.poll() is None
+            with suppress(psutil.Error):
+                for words in (child.cmdline() for child in psutil.Process(device.pid).children()):
+                    started |= {words[words.index("-m") + 1]: words} if "-m" in words else {}
+        assert Path(started["fedmrn_app.deploy.fork_server"][-1], SOCKET).exists()
+        device.terminate()
+        device.communicate(timeout=120)
 
 
 def bundle(name: str = "acme", code: str = "") -> bytes:
