@@ -123,6 +123,7 @@ def words_in(folder: Path, words: Sequence[str]) -> list[str]:
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONPATH": f"{ROOT}:/opt/packages",
         "QEMU_CPU": CPU,
+        "USER": "root",  # the userland has no /etc/passwd, and parts of PyTorch ask for the user's name
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
     }

@@ -9,11 +9,11 @@ from scripts.tools.arm64 import QEMU, train_round
 
 @pytest.mark.flower
 @pytest.mark.long
-def test_devices_on_two_architectures_train_nearly_what_the_simulation_trains(
+def test_devices_on_two_architectures_agree_with_the_simulation_after_one_local_step(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     folder = request.config.getoption("--arm64")
     if not folder or not Path(QEMU).exists():
         pytest.skip(f"needs --arm64 FOLDER, which `python -m scripts.tools.arm64 make` makes, and {QEMU}")
-    # 0.015 was measured; the cause is not known, so the bound is loose
-    assert train_round(Path(folder), tmp_path, ["strategy=fedavg"]) < 0.05
+    # after more steps the order of a sum decides a close comparison in max-pool or ReLU, and then the paths part
+    assert train_round(Path(folder), tmp_path, ["strategy=fedavg", "local.steps=1"]) < 1e-6
