@@ -11,7 +11,7 @@ lattice also depends on what was sent before.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -224,7 +224,10 @@ class LatticeDownlink(Downlink):
         """
         values = lattice.values(self._initial(held), self.rule(held).sizes)
         count = values.size - sum(self.protocol.dense_sizes)
-        return self.protocol.context(values[:count], held), values[count:]
+        context = self.protocol.context(values[:count], held)
+        if held is None:
+            context = replace(context, moved=lattice.moved(self.rule(held).sizes)[:count])
+        return context, values[count:]
 
     def read(self, order: Order, held: Held, last: Version | None = None) -> Download:
         """Check and decode an order, see `Downlink.read`."""

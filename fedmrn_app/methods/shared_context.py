@@ -26,6 +26,8 @@ class SharedContext:
         initial: the global vector before the first round, float32 (d,).
         submodel_mask: the weights that this client holds, bool (d,); None if all clients hold all weights.
         scale: scale of the noise in this round; None for that of the distribution.
+        moved: how far each weight is from its initial value, float32 (d,), where that was sent. None for the difference
+            of `vector` and `initial`, whose last bits depend on the processor that computed `initial`.
     """
 
     layout: Layout
@@ -34,6 +36,7 @@ class SharedContext:
     submodel_mask: NDArray[np.bool_] | None = None
     _: KW_ONLY
     scale: float | None = None
+    moved: Float32Array | None = None
     _noise: tuple[Noise, int, Float32Array] | None = field(default=None, init=False, repr=False)
     _drift: Float32Array | None = field(default=None, init=False, repr=False)
     _lock: Lock = field(default_factory=Lock, init=False, repr=False)
@@ -81,7 +84,8 @@ class SharedContext:
         """The direction in which each weight has moved so far, float32 (d,) in [-1, 1]; do not modify it."""
         with self._lock:  # several threads may decode replies; one of them computes it
             if self._drift is None:
-                self._drift = softsign(self.vector - self.initial, self.layout)
+                moved = self.vector - self.initial if self.moved is None else self.moved.copy()
+                self._drift = softsign(moved, self.layout)
             return self._drift
 
     def motion(self) -> SideInformation:

@@ -100,11 +100,17 @@ class Lattice:
         Raises:
             PayloadError: it is not finite.
         """
-        vector = self.counts.astype(np.float32)
+        vector = self.moved(sizes)
         with np.errstate(over="ignore", invalid="ignore"):  # the result is checked
-            vector *= np.repeat(self.steps, sizes)
             vector += reference
         return finite(vector, "grid")
+
+    def moved(self, sizes: Sequence[int]) -> Float32Array:
+        """Return how far each element is from the reference, float32 (n,); it may not be finite."""
+        moved = self.counts.astype(np.float32)
+        with np.errstate(over="ignore"):
+            moved *= np.repeat(self.steps, sizes)
+        return moved
 
     @cached_property
     def checksum(self) -> int:

@@ -12,6 +12,7 @@ from fedmrn_app.federation.downlinks import downlink_of
 from fedmrn_app.federation.protocol import Order, RunProtocol
 from fedmrn_app.federation.server import OpenRound
 from fedmrn_app.federation.versions import Version, VersionError
+from fedmrn_app.wire.downlink import Packing
 from tests.reference import AGREEMENT, SAMPLES, STATE, D, M
 
 GRID = dataclasses.replace(AGREEMENT, method=dataclasses.replace(AGREEMENT.method, packing="grid"))
@@ -41,6 +42,20 @@ def test_what_is_read_does_not_depend_on_the_base() -> None:
     assert near.version is not None
     assert near.version.server_round == 2
     assert np.abs(near.dense - STATE.dense).max() < 0.05
+
+
+@pytest.mark.parametrize("form", ["grid", "quantized"])
+def test_coders_know_the_same_where_processors_draw_other_initial_weights(form: Packing) -> None:
+    method = dataclasses.replace(GRID.method, packing=form)
+    server = dataclasses.replace(GRID, method=method, initial=np.float32(0.3) * STATE.vector[::-1].copy())
+    initial = server.initial.copy()
+    initial[::3] = np.nextafter(initial[::3], np.float32(np.inf))
+    client = dataclasses.replace(server, initial=initial)
+    opened = OpenRound(server, 1, STATE, SAMPLES)
+    received = downlink_of(client).read(opened.order(0), None).context
+    assert not np.array_equal(received.vector, opened.context(0).vector)
+    assert received.drift.any()
+    assert np.array_equal(received.drift, opened.context(0).drift)
 
 
 @pytest.mark.parametrize(
