@@ -83,8 +83,10 @@ class LatticeLevels:
         Raises:
             PayloadError: `encode` returns no such bytes for such a model.
         """
-        if not data or data[0] > (LEVELS if base is None else CHANGES):
-            raise PayloadError(f"the global model has an unknown form, {data[:1]!r}", code="malformed")
+        if not data:
+            raise PayloadError("the global model is empty", code="length", value=0)
+        if data[0] > (LEVELS if base is None else CHANGES):
+            raise PayloadError(f"the global model has the unknown form {data[0]}", code="malformed", value=data[0])
         if data[0] == GRID:
             return decode_grid(data[1:], self.sizes)
         if len(data) < 5:

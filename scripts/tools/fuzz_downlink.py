@@ -19,6 +19,7 @@ from fedmrn_app.federation.protocol import Order
 from fedmrn_app.federation.server import close_round, open_round
 from fedmrn_app.federation.versions import Version
 from fedmrn_app.federation.worker import Worker
+from fedmrn_app.kernels.level_tables import INPUTS, KINDS, SLOTS
 from fedmrn_app.wire import entropy
 
 # name and overrides of each
@@ -30,6 +31,7 @@ DOWNLINKS = {
     "quantized": ("downlink.dtype=quantized", "downlink.memory=false"),
     "quantized from a version": ("downlink.dtype=quantized", "downlink.memory=true"),
 }
+TABLES = 4 * KINDS * INPUTS * SLOTS  # bytes of the adaptive coder
 SYMBOLS = ("palette", "grid", "grid from a version")  # those that are coded symbol by symbol
 
 
@@ -41,7 +43,7 @@ class OrderSample:
     order: Order
     worker: Worker
     kept: Version | None
-    table_bytes: int = 0  # of the coder, beside the model
+    table_bytes: int  # of the coder, beside the model
 
     @property
     def weights(self) -> int:
@@ -95,7 +97,8 @@ def _make_order(name: str, overrides: tuple[str, ...]) -> OrderSample:
         kept = reply.state
     order = open_round(protocol, state, 3, {0: worker.sample_count(0)}, 1, versions=versions).order(0)
     assert (order.base == 2) == (versions is not None)
-    return OrderSample(name, order, worker, kept.version if kept is not None else None)
+    tables = TABLES if name.startswith("quantized") else 0
+    return OrderSample(name, order, worker, kept.version if kept is not None else None, tables)
 
 
 OrderMutation = Callable[[Order, Order, np.random.Generator], Order]

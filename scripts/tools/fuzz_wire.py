@@ -33,16 +33,14 @@ from fedmrn_app.config.compose import load_config
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.server import OpenRound, close_round, open_round
 from fedmrn_app.federation.upload import read_upload
-from fedmrn_app.kernels.level_tables import INPUTS, KINDS, SLOTS
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods import find_methods
 from fedmrn_app.wire.body import CODERS, LANED
 from fedmrn_app.wire.payload import HEADER_SIZE
-from scripts.tools.fuzz_downlink import ORDER_MUTATIONS, OrderSample, in_lanes, make_orders
+from scripts.tools.fuzz_downlink import ORDER_MUTATIONS, TABLES, OrderSample, in_lanes, make_orders
 
 MAX_SECONDS = 1.0
 MAX_MODELS = 10
-TABLES = 4 * KINDS * INPUTS * SLOTS  # bytes
 CHECKSUM_OFFSET = HEADER_SIZE - 4
 FIELDS = {"B": [0, 1, 2, 3, 4, 5], "I": [6, 18, 22, 26], "Q": [10], "f": [30, 34, 38]}  # offsets in the header
 
