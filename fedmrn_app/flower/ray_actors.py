@@ -19,7 +19,8 @@ from flwr.simulation.ray_transport.ray_actor import BasicActorPool, VirtualClien
 from fedmrn_app.environment import CLUSTER, read_variable
 
 _ROOM = 2  # messages that an actor may hold
-SHORT = 0.1  # seconds below which a message counts as short, so that an actor may hold a second one
+SHORT = 0.1  # seconds below which a message counts as short
+MANY = 64  # short messages in a row after which an actor may hold a second one
 RETRIES = 1  # of a message that was lost with its process; a client that kills its process twice fails
 
 
@@ -31,9 +32,10 @@ class LastingActor(VirtualClientEngineActor):
 
 
 class QueueingPool(BasicActorPool):
-    """Flower's pool of actors, in which an actor holds its next message while it works on a short one.
+    """Flower's pool of actors, in which an actor holds its next message after many short ones.
 
-    A long message is given to an idle actor only: in a queue it could wait while another actor becomes idle.
+    Other messages are given to an idle actor only: in a queue a message could wait behind a long one, or behind a
+    client that never replies, while another actor becomes idle.
 
     Attributes:
         free: number of further messages that each actor may hold.
@@ -44,7 +46,7 @@ class QueueingPool(BasicActorPool):
         super().__init__(*arguments, **more)
         self.free: dict[VirtualClientEngineActor, int] = {}
         self._changed = Condition()
-        self._short: dict[str, bool] = {}  # whether the last message of a type was short
+        self._short: dict[str, int] = {}  # of a type, the number of short messages in a row
         self._sent: dict[Any, tuple[str, float]] = {}
 
     def add_actors_to_pool(self, num_actors: int) -> None:
@@ -57,7 +59,7 @@ class QueueingPool(BasicActorPool):
         """Give a message to an idle actor; if there is none and messages are short, to one that works on another."""
         kind = job[1].metadata.message_type
         with self._changed:
-            while (actor := self._choose(queue=self._short.get(kind, False))) is None:
+            while (actor := self._choose(queue=self._short.get(kind, 0) >= MANY)) is None:
                 self._changed.wait()
             self.free[actor] -= 1
             future = actor_fn(actor, *job)
@@ -74,7 +76,8 @@ class QueueingPool(BasicActorPool):
         with self._changed:
             self.free[self._future_to_actor.pop(future)] += 1
             kind, sent = self._sent.pop(future)
-            self._short[kind] = time.monotonic() - sent < SHORT
+            short = time.monotonic() - sent < SHORT
+            self._short[kind] = self._short.get(kind, 0) + 1 if short else 0
             self._changed.notify_all()
 
     def is_actor_available(self) -> bool:
