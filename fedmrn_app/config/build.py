@@ -33,7 +33,6 @@ from fedmrn_app.tasks import find_tasks
 from fedmrn_app.tasks.task import Report, Task
 from fedmrn_app.tasks.validation import load_training
 from fedmrn_app.validation import refusal
-from fedmrn_app.wire.downlink import ON_LATTICE
 
 TARGET = "_target_"  # Hydra's key for a function or class
 OWN_TARGETS = ("fedmrn_app.learning.models.", "fedmrn_app.tasks.")  # code that every node runs
@@ -104,7 +103,7 @@ def check(config: Config) -> None:
         "another with model.norm=static"
     )
     narrow = [
-        (width < 1 and config.downlink.dtype in ON_LATTICE, "downlink.dtype", other_weights),
+        (width < 1 and config.downlink.on_lattice, "downlink.dtype", other_weights),
         (width < 1 and statistics, model_key(config), averaged),
     ]
     refuse(config, narrow)

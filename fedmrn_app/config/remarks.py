@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from fedmrn_app.config.build import TARGET, build_run_method
 from fedmrn_app.config.schema import Config
-from fedmrn_app.wire.downlink import ON_LATTICE
 
 Remark = tuple[bool, str, str]  # whether it applies, the keys below a prefix, and why they have no effect
 
@@ -45,12 +44,8 @@ def _rounds(config: Config) -> Iterator[Remark]:
     yield not (noised or flipped), "privacy.noise_seed", private
     yield noised, "client_weights", "with noise all clients weigh the same"
     yield slowness is not None and slowness[1] == 1, "simulation.slow", "once as long is no difference"
-    yield (
-        config.downlink.dtype not in ON_LATTICE,
-        "downlink.step",
-        f"downlink.dtype={config.downlink.dtype} has no steps",
-    )
-    sent_whole = config.downlink.dtype not in ON_LATTICE and config.downlink.memory
+    yield not config.downlink.on_lattice, "downlink.step", f"downlink.dtype={config.downlink.dtype} has no steps"
+    sent_whole = not config.downlink.on_lattice and config.downlink.memory
     yield sent_whole, "downlink.memory", f"downlink.dtype={config.downlink.dtype} is always sent whole"
 
 

@@ -44,9 +44,14 @@ class DownlinkConfig:
     memory: bool = False
 
     @property
+    def on_lattice(self) -> bool:
+        """Whether the global vector is sent on a lattice, which has steps and can be kept."""
+        return self.dtype in ON_LATTICE
+
+    @property
     def remembers(self) -> bool:
         """Whether there is a lattice that clients keep."""
-        return self.memory and self.dtype in ON_LATTICE
+        return self.memory and self.on_lattice
 
 
 @dataclass(frozen=True)

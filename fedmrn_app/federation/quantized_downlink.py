@@ -5,8 +5,8 @@
 The server keeps the model p that it sent last. In each round it quantizes how far its exact model w is from p, with a
 dead zone that minimizes squared error plus a price per bit, as `strategy=quantized` does for updates. What a round
 leaves out is part of the next round's difference, which is error feedback on the server (Seide et al. 2014; Tang et al.
-2019, "DoubleSqueeze", section 3). All p lie on one lattice, so that a client that holds an older version is sent the
-whole difference from that one.
+2019, "DoubleSqueeze", section 3). If a step changes, the change starts at the point of the new lattice nearest to p. A
+client that holds an older version is sent the difference from that version.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class QuantizedDownlink(LatticeDownlink):
         return QuantizedBroadcast(self, state)
 
     def lattice(self, state: GlobalState, held: Held) -> Lattice:
-        """Return the lattice that comes after the one which was sent last, or for a part of the model a new one."""
+        """Return the lattice that follows the last one that was sent; a part of the model is rounded by itself."""
         rounded = super().lattice(state, held)
         if held is not None:
             return rounded

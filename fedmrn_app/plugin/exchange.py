@@ -30,7 +30,7 @@ from fedmrn_app.plugin.replies import (
     read_refusal,
 )
 from fedmrn_app.plugin.request import Request, Round
-from fedmrn_app.plugin.secure_rounds import SecureRounds, Send, check_options, checked_steps
+from fedmrn_app.plugin.secure_rounds import SecureRounds, Send, check_options
 from fedmrn_app.plugin.secure_sum import SECURE_BITS, SECURE_BOUND, Steps
 from fedmrn_app.plugin.settings import DEFAULT_ALPHA, RECORD, ClientTask, PluginSettings, check_own_scales, learns_masks
 from fedmrn_app.seeds import derive_seed
@@ -64,13 +64,13 @@ class Exchange:
         max_failed_rounds: Annotated[int, Range(least=0)] = 0,
         state: Mapping[str, Any] | None = None,
         secure: bool = False,
-        secure_bits: int = SECURE_BITS,
-        secure_bound: float = SECURE_BOUND,
+        secure_bits: Annotated[int, Range(least=8, most=32)] = SECURE_BITS,
+        secure_bound: Positive = SECURE_BOUND,
     ) -> None:
         if alpha == "auto" and bits is not None:
             reason = f"alpha=auto: the server sets the scale of the noise so that replies take bits={bits:g}"
             raise ConfigError(f"{reason}; leave one of the two out", code="conflict", key="alpha", value=alpha)
-        options, steps = dict(options or {}), checked_steps(secure_bits, secure_bound)
+        options, steps = dict(options or {}), Steps(secure_bits, secure_bound)
         if secure:
             check_options(method, bits=bits, alpha=alpha, dense_bits=dense_bits, downlink=downlink, options=options)
             options |= {"shared_noise": True} if method in ("fedmrn", "fedmrns") else {}

@@ -7,7 +7,6 @@ the first one, so it is never asked to train, and its arrays are never sent.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -238,18 +237,3 @@ def check_options(
             raise ConfigError(
                 f"{key}={value}: {reason}; leave it out beside secure=True", code="conflict", key=key, value=value
             )
-
-
-def checked_steps(bits: int, bound: float) -> Steps:
-    """Return the steps of changes in fixed point.
-
-    Raises:
-        ConfigError: the number of bits or the bound is out of range.
-    """
-    if not (isinstance(bits, int) and 8 <= bits <= 32):
-        raise ConfigError(
-            f"secure_bits={bits}: must be a whole number from 8 to 32", code="range", key="secure_bits", value=bits
-        )
-    if not (isinstance(bound, int | float) and 0 < bound < math.inf):
-        raise ConfigError(f"secure_bound={bound}: must be above 0", code="range", key="secure_bound", value=bound)
-    return Steps(bits, float(bound))

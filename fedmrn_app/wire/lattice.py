@@ -20,7 +20,7 @@ from fedmrn_app.layout import Float32Array, slices
 from fedmrn_app.wire.primitives import finite
 
 FAR = (1 << 30) - 1  # largest count: finite weights stay far below, and the difference of two fits int32
-MIN_NORMAL = float(np.finfo(np.float32).tiny)
+_MIN_NORMAL = float(np.finfo(np.float32).tiny)
 _MAX_STEP = 2  # RMS of the differences; fine-tuning is as accurate as in float32 with 2, and loses accuracy with 4
 _COUNT_TYPES = ("int8", "int16", "int32")  # types in which counts are kept
 
@@ -50,19 +50,19 @@ class LatticeRule:
 
     def step_of(self, tensor: int, reference: Float32Array, moved: NDArray[np.float64]) -> np.float32:
         """Return the step of one tensor; it changes by powers of two, and rarely."""
-        rms = root_mean_square(moved)
+        rms = _root_mean_square(moved)
         relative = self.fine
         if tensor < self.masked:
             relative = self.step * math.sqrt(self.sizes[tensor] * self.masked / max(1, sum(self.sizes[: self.masked])))
-            step = root_mean_square(reference.astype(np.float64)) * relative
-            if step >= MIN_NORMAL:
+            step = _root_mean_square(reference.astype(np.float64)) * relative
+            if step >= _MIN_NORMAL:
                 while 0 < _MAX_STEP * rms < step:
                     step /= 2
-                return np.float32(max(step, MIN_NORMAL))
+                return np.float32(max(step, _MIN_NORMAL))
         if not rms * relative > 0:
             return np.float32(1)
         _, exponent = np.frexp(rms * relative)
-        return np.float32(max(2.0 ** (int(exponent) - 1), MIN_NORMAL))
+        return np.float32(max(2.0 ** (int(exponent) - 1), _MIN_NORMAL))
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,6 +146,5 @@ class Lattice:
         return cls(np.frombuffer(kept["steps"], "<f4").astype(np.float32), counts)
 
 
-def root_mean_square(values: NDArray[np.float64]) -> float:
-    """Return the root mean square, 0 for no values."""
+def _root_mean_square(values: NDArray[np.float64]) -> float:
     return float(np.sqrt(np.mean(np.square(values)))) if values.size else 0.0

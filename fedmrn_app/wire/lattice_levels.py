@@ -2,13 +2,12 @@
 
 form          one byte, `GRID`, `LEVELS` or `CHANGES`
     GRID      the bytes of `encode_grid` for all tensors
-    LEVELS    uint32 n | n bytes: `encode_grid` of the other tensors | steps | levels
-    CHANGES   the same, of a base that the reader has
+    LEVELS    uint32 n | n bytes: `encode_grid` of the other tensors | steps | the counts, by `encode_levels`
+    CHANGES   the same layout. The counts are differences from the nearest points to a base, which the reader has
 steps         float32 (M,), the steps of the M masked tensors
-levels        counts, in `CHANGES` less those of the nearest points to the base, as `encode_levels` writes them
 
-The writer takes `GRID` only where a level is too large for the model. The model knows how far each weight has moved in
-the base; without a base it knows nothing.
+The writer takes `GRID` only where a count is too large for `encode_levels`. The side information of the adaptive model
+is how far each weight has moved in the base. `LEVELS` has no side information.
 """
 
 from __future__ import annotations
