@@ -82,7 +82,8 @@ def main() -> None:
     console = Console(width=140)
     console.print(table)
     vectors = {side: next(tree.glob("tests/**/vectors")) for side, tree in trees.items()}
-    names = sorted({path.name for folder in vectors.values() for path in folder.iterdir()})
+    found = [(path, folder) for folder in vectors.values() for path in folder.rglob("*") if path.is_file()]
+    names = sorted({str(path.relative_to(folder)) for path, folder in found})
     equal, other, missing = filecmp.cmpfiles(vectors["old"], vectors["new"], names, shallow=False)
     console.print(f"vectors: {len(equal)} files equal byte for byte, {len(other)} different, {len(missing)} missing")
     composed = {side: [compose(tree, words) for words in COMPOSITIONS] for side, tree in trees.items()}
