@@ -111,3 +111,49 @@ def test_a_dominant_element_does_not_hinder_the_search() -> None:
         assert np.isfinite(y).all()
         assert 8 * len(body) / x.size < 1.02 * bits
         assert y[100] == pytest.approx(1e3, rel=0.01)
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["first round", "later"])
+@pytest.mark.parametrize("tensor_steps", [0.5, 1.0])
+def test_steps_follow_the_tensors(tensor_steps: float, moved: bool) -> None:
+    x = update_of(5)
+    first, second, last = LAYOUT.split(x)
+    first *= 30
+    last *= 0.01
+    body, y = sent(x, moved, bits=0.5, tensor_steps=tensor_steps)
+    assert 8 * len(body) / x.size == pytest.approx(0.5, rel=0.02)
+    assert np.dot(y.astype(np.float64), x) == pytest.approx(np.dot(x.astype(np.float64), x), rel=1e-5)
+    parts = [lost(sent(x, moved, bits=0.5, tensor_steps=g)[1][LAYOUT.slices[1]], second) for g in (0.0, tensor_steps)]
+    assert parts[1] < 0.7 * parts[0]
+    whole = [lost(sent(x, moved, bits=0.5, tensor_steps=g)[1], x) for g in (0.0, tensor_steps)]
+    assert whole[0] < whole[1]
+
+
+def test_steps_in_proportion_leave_the_same_error_in_each_tensor() -> None:
+    x = np.random.default_rng(3).normal(size=LAYOUT.count).astype(np.float32)
+    for number, part in enumerate(LAYOUT.split(x)):
+        part *= np.float32(10.0**-number)
+    x[LAYOUT.slices[0]] *= 7
+    y = sent(x, False, bits=1.0, tensor_steps=1.0)[1]
+    errors = [lost(b, a) for a, b in zip(LAYOUT.split(x), LAYOUT.split(y), strict=True)]
+    assert max(errors) < 1.5 * min(errors)
+
+
+def test_steps_of_tensors_that_no_encoder_writes_are_refused() -> None:
+    codec, context = make_method("quantized", tensor_steps=1.0).codec, context_of(True)
+    body = codec.encode(update_of(7), context, 1, 2)
+    for octet in (b"\x01", b"\x80"):
+        with pytest.raises(PayloadError, match="larger than the largest"):
+            codec.decode(Body(bytes(body.data[:7]) + octet + bytes(body.data[8:]), body.form), context, 1)
+    with pytest.raises(PayloadError, match="less than its head of 10"):
+        codec.decode(Body(bytes(body.data[:9]), body.form), context, 1)
+
+
+@pytest.mark.parametrize("zeros", [1, 3])
+def test_tensors_without_updates_are_sent_as_zero(zeros: int) -> None:
+    x = update_of(4)
+    for part in LAYOUT.split(x)[:zeros]:
+        part[:] = 0
+    y = sent(x, True, tensor_steps=1.0)[1]
+    assert not any(part.any() for part in LAYOUT.split(y)[:zeros])
+    assert y.any() == (zeros < 3)
