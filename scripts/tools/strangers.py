@@ -1,4 +1,4 @@
-"""Four small apps in the shapes of Flower's examples: without the plug-in, with its default, and with learned masks.
+"""Four small apps in the shapes of Flower's examples: without the plug-in, and with several of its methods.
 
 Usage: python scripts/tools/strangers.py CIFAR10 FASHION_MNIST [--seeds 10 11] [--apps quickstart lightning]
 
@@ -44,6 +44,7 @@ CLIENTS, BATCH = 10, 32
 KINDS: dict[str, Callable[[FedAvg], Any]] = {
     "plain": lambda strategy: strategy,
     "quantized": Compressed,
+    "quantized, bits=1": lambda strategy: Compressed(strategy, options={"bits": 1.0}),
     "eden": lambda strategy: Compressed(strategy, "eden"),
     "fedmrn, alpha=auto": lambda strategy: Compressed(strategy, "fedmrn", alpha="auto"),
 }
