@@ -36,7 +36,9 @@ def matrix(session: nox.Session, flwr: str, torch: str) -> None:
     session.install("-e", ".[all]", "pytest", "pytest-xdist", "hypothesis", f"flwr=={flwr}.*", *pins)
     with tempfile.TemporaryDirectory() as folder:
         environment = {"NUMBA_CACHE_DIR": f"{folder}/numba", "FLWR_TELEMETRY_ENABLED": "0", "PYTHONPATH": ""}
-        session.run("fedmrn", f"hydra.run.dir={folder}/run", env=environment)
+        session.run("fedmrn", f"hydra.run.dir={folder}/run", env=environment, success_codes=[0, 1])
+        if not Path(folder, "run", "summary.json").exists():
+            session.error(Path(folder, "run", "flower.log").read_text())
         words = ("-n", "0", "-p", "no:cacheprovider", "-m", "not slow and not long and not flower")
         printed = session.run("pytest", *words, *QUICK, env=environment, success_codes=[0, 1], silent=True)
         summary = json.loads(Path(folder, "run", "summary.json").read_text())
