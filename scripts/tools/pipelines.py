@@ -8,8 +8,8 @@ the float32 indices), SKC (the largest hundredth, k-means, gzip) and STC (the la
 size, gzip). In their favour: where SKC's elements are takes a bit per weight before gzip, and STC's size is the mean of
 what is kept. APPFL's SZ3 and ZFP are the libraries pysz and zfpy where they are installed. There is no library of SZ2
 here. NNCodec (ISO/IEC 15938-17) runs in the Python that `--nncodec` names, since it needs an older NumPy. Its function
-`nnc.compress` takes a price of bits in the choice of levels, `lambda_scale`, which is zero in `nn.encode`. There is a
-row for the options that do best against `quantized` with a step.
+`nnc.compress` takes a price of bits in the choice of levels, `lambda_scale`, which is zero in `nn.encode`. The table is
+of `nn.encode`: for each of six steps there is a row for the options that do best against `quantized`.
 
 `--summary` prints one row per update: how many times shorter `quantized` is than NNCodec with the options that do best
 near an error, in brackets with the best ones of `nn.encode`, and than the best of all other codecs.
@@ -78,9 +78,9 @@ for name, options in sets.items():
             break
 print(json.dumps(found))
 """
-NNCODEC_OPTIONS: dict[str, dict[str, Any]] = {  # besides `use_dq` and `row_skipping`, which are on
-    "use_dq": {},
-    "opt_qp": {"opt_qp": True},
+# options besides `use_dq` and `row_skipping`, which are on
+NN_ENCODE: dict[str, dict[str, Any]] = {"use_dq": {}, "use_dq+opt_qp": {"opt_qp": True}}
+WITH_PRICE: dict[str, dict[str, Any]] = {
     **{f"lambda_scale={price}": {"lambda_scale": price} for price in (1, 2)},
     "lambda_scale=1, codebook_mode=1": {"lambda_scale": 1, "codebook_mode": 1},
 }
@@ -124,7 +124,7 @@ def main() -> None:
 
 def summary(update: Update, python: str) -> Iterator[str]:
     """Yield how many times shorter `quantized` is than NNCodec near each error, and than the others."""
-    coded = [row for _, row in nncodec(update, python, range(17, -9, -1), 0.8 * AIMS[-1])]
+    coded = [row for _, row in nncodec(update, python, NN_ENCODE | WITH_PRICE, range(17, -9, -1), 0.8 * AIMS[-1])]
     for aim in AIMS:
         near = {name: [row for row in coded if row[0] == name and 0.8 < row[2] / aim < 1.25] for name, *_ in coded}
         nearest = [min(rows, key=lambda row: abs(row[2] - aim)) for rows in near.values() if rows]
@@ -195,13 +195,15 @@ def by_method(update: Update, name: str, options: dict[str, Any]) -> Coded:
 def best_by_step(update: Update, python: str | None) -> Iterator[Row]:
     """Yield, for each step, the result of NNCodec that is shortest against `quantized` at its error."""
     found: dict[int, list[Row]] = {}
-    for step, row in nncodec(update, python, (-8, -4, 0, 4, 7, 10)) if python else ():
+    for step, row in nncodec(update, python, NN_ENCODE, (-8, -4, 0, 4, 7, 10)) if python else ():
         found.setdefault(step, []).append(row)
     yield from (min(rows, key=lambda row: times_shorter(update, row)) for _, rows in sorted(found.items()))
 
 
-def nncodec(update: Update, python: str, steps: Iterable[int], least: float = 0) -> list[tuple[int, Row]]:
-    """Return the results of NNCodec with all options, down to an error of `least`, with their steps.
+def nncodec(
+    update: Update, python: str, sets: dict[str, dict[str, Any]], steps: Iterable[int], least: float = 0
+) -> list[tuple[int, Row]]:
+    """Return the results of NNCodec with all sets of options, down to an error of `least`, with their steps.
 
     The step doubles with each four; zero is about the root mean square of the update.
     """
@@ -213,8 +215,8 @@ def nncodec(update: Update, python: str, steps: Iterable[int], least: float = 0)
     middle = round(4 * np.log2(np.sqrt(np.mean(np.square(update.x)))))
     with tempfile.TemporaryDirectory() as folder:
         np.savez(f"{folder}/update.npz", **tensors)  # type: ignore[arg-type]
-        sent = folder, json.dumps(NNCODEC_OPTIONS), json.dumps([middle + step for step in steps]), json.dumps(least)
-        run = subprocess.run([python, "-c", NNCODEC, *sent], check=True, stdout=subprocess.PIPE, text=True)
+        sent = [json.dumps(value) for value in (sets, [middle + step for step in steps], least)]
+        run = subprocess.run([python, "-c", NNCODEC, folder, *sent], check=True, stdout=subprocess.PIPE, text=True)
     return [(step, (name, size, e)) for step, (name, size, e) in json.loads(run.stdout)]
 
 
