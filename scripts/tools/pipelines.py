@@ -1,14 +1,18 @@
 """Compare other frameworks' compression of one client's update with `method="quantized"` at the same error.
 
-Usage: python scripts/tools/pipelines.py [UPDATE.npz ...] [--nncodec PYTHON]
+Usage: python scripts/tools/pipelines.py [UPDATE.npz ...] [--nncodec PYTHON] [--summary]
 
 Without an UPDATE, as `save_updates.py` keeps them, the update is that of one client of examples/quickstart: the 8x8
 digits, 10 local epochs. Written here in NumPy, at OpenFL's default settings: KC (k-means with 6 clusters, then gzip of
 the float32 indices), SKC (the largest hundredth, k-means, gzip) and STC (the largest tenth, their signs and one mean
 size, gzip). In their favour: where SKC's elements are takes a bit per weight before gzip, and STC's size is the mean of
 what is kept. APPFL's SZ3 and ZFP are the libraries pysz and zfpy where they are installed. There is no library of SZ2
-here. NNCodec (ISO/IEC 15938-17) runs in the Python that `--nncodec` names, since it needs an older NumPy; of three
-sets of options there is a row for the one that does best against `quantized` with a step.
+here. NNCodec (ISO/IEC 15938-17) runs in the Python that `--nncodec` names, since it needs an older NumPy. Its function
+`nnc.compress` takes a price of bits in the choice of levels, `lambda_scale`, which is zero in `nn.encode`. The table is
+of `nn.encode`: for each of six steps there is a row for the options that do best against `quantized`.
+
+`--summary` prints one row per update: how many times shorter `quantized` is than NNCodec with the options that do best
+near an error, in brackets with the best ones of `nn.encode`, and than the best of all other codecs.
 
 An error is 1 - <x, x'>^2 / (||x||^2 ||x'||^2), the squared error at the best length of x', as a share. Only the
 tensors of two and more dimensions are coded, the vector in memory order. `quantized` knows nothing of earlier rounds,
@@ -19,10 +23,11 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -43,6 +48,7 @@ from fedmrn_app.noise import Noise
 
 Vector = NDArray[np.float32]
 Coded = tuple[int, Vector]  # bytes, and what is decoded from them
+Row = tuple[str, int, float]  # a codec, its bytes, and the error
 CLUSTERS = 6
 OURS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"EDEN, bits={bits}": ("eden", {"bits": bits}) for bits in (1, 2, 3, 4)},
@@ -51,21 +57,34 @@ OURS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 ERRORS = 0.6, 0.4, 0.2, 0.1, 0.03, 0.01
 NNCODEC = """
-import contextlib, io, sys, numpy as np
+import contextlib, io, json, sys, numpy as np
 from importlib.metadata import version
-from nncodec import nn
-folder = sys.argv[1]
+from nncodec import nnc
+folder, sets, steps, least = sys.argv[1], *map(json.loads, sys.argv[2:])
 tensors = dict(np.load(folder + "/update.npz"))
-for options in sys.argv[2].split():
-    for qp in map(int, sys.argv[3].split()):
-        settings = dict(qp=qp, results=folder, verbose=False, **{name: True for name in options.split("+")})
+x = np.concatenate([tensor.ravel() for tensor in tensors.values()]).astype(float)
+found = []
+for name, options in sets.items():
+    for qp in steps:
+        copies = {key: tensor.copy() for key, tensor in tensors.items()}
         with contextlib.redirect_stdout(io.StringIO()):
-            data = nn.encode({name: x.copy() for name, x in tensors.items()}, settings)
-            decoded = nn.decode(data)
-        np.savez(f"{folder}/{options} {qp}.npz", size=len(data), **decoded)
-print(version("nncodec"))
+            data = nnc.compress(copies, folder + "/coded", qp, row_skipping=True, return_bitstream=True, **options)
+            decoded = nnc.decompress(data)
+        y = np.concatenate([decoded[key].ravel() for key in tensors]).astype(float)
+        error = 1 - (x @ y) ** 2 / ((x @ x) * (y @ y)) if y.any() else 1
+        if error < 1:
+            found.append((qp, (f"NNCodec {version('nncodec')}, {name}", len(data), error)))
+        if error < least:
+            break
+print(json.dumps(found))
 """
-NNCODEC_OPTIONS = "use_dq", "use_dq+opt_qp", "use_dq+opt_qp+row_skipping"
+# options besides `use_dq` and `row_skipping`, which are on
+NN_ENCODE: dict[str, dict[str, Any]] = {"use_dq": {}, "use_dq+opt_qp": {"opt_qp": True}}
+WITH_PRICE: dict[str, dict[str, Any]] = {
+    **{f"lambda_scale={price}": {"lambda_scale": price} for price in (1, 2)},
+    "lambda_scale=1, codebook_mode=1": {"lambda_scale": 1, "codebook_mode": 1},
+}
+AIMS = 0.6, 0.4, 0.2, 0.1  # errors of the summary
 
 
 @dataclass(frozen=True)
@@ -81,12 +100,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Compare codecs of one client's update.")
     parser.add_argument("updates", nargs="*", type=Path, metavar="UPDATE.npz")
     parser.add_argument("--nncodec", metavar="PYTHON", help="a Python in which nncodec is installed")
+    parser.add_argument("--summary", action="store_true", help="print one row per update; needs --nncodec")
     arguments = parser.parse_args()
+    updates = [saved(path) for path in arguments.updates] or [quickstart_update()]
     console = Console(width=140)
-    for update in [saved(path) for path in arguments.updates] or [quickstart_update()]:
+    if arguments.summary:
+        if arguments.nncodec is None:
+            parser.error("--summary needs --nncodec")
+        table = Table("update", "weights", *(f"NNCodec, {aim}" for aim in AIMS), "others, 0.1 to 0.6", "others")
+        for update in updates:
+            table.add_row(update.name, f"{update.x.size:,}", *summary(update, arguments.nncodec))
+        console.print(table)
+        return
+    for update in updates:
         table = Table("instead of", "bytes", "error", "quantized", "error", "times shorter")
-        for name, (size, decoded) in peers(update, arguments.nncodec):
-            e = error(update.x, decoded)
+        for name, size, e in [*others(update), *best_by_step(update, arguments.nncodec)]:
             ours = quantized(update, e)
             found = f"{error(update.x, ours[1]):.4f}"
             table.add_row(name, f"{size:,}", f"{e:.4f}", f"{ours[0]:,}", found, f"{size / ours[0]:.2f}")
@@ -94,22 +122,43 @@ def main() -> None:
         console.print(table)
 
 
-def peers(update: Update, nncodec: str | None) -> Iterator[tuple[str, Coded]]:
-    """Yield what each other codec makes of an update, with its name."""
+def summary(update: Update, python: str) -> Iterator[str]:
+    """Yield how many times shorter `quantized` is than NNCodec near each error, and than the others."""
+    coded = [row for _, row in nncodec(update, python, NN_ENCODE | WITH_PRICE, range(17, -9, -1), 0.8 * AIMS[-1])]
+    for aim in AIMS:
+        near = {name: [row for row in coded if row[0] == name and 0.8 < row[2] / aim < 1.25] for name, *_ in coded}
+        nearest = [min(rows, key=lambda row: abs(row[2] - aim)) for rows in near.values() if rows]
+        times = [(times_shorter(update, row), "lambda" in row[0]) for row in nearest]
+        plain = [ratio for ratio, priced in times if not priced]
+        yield f"{min(times)[0]:.2f} ({min(plain):.2f})" if plain else f"{min(times)[0]:.2f}" if times else "none"
+    rows = [(times_shorter(update, row), row) for row in others(update)]
+    for chosen in [pair for pair in rows if 0.09 < pair[1][2] < 0.65], rows:
+        ratio, (name, _, e) = min(chosen)
+        yield f"{ratio:.2f}, {name}, {e:.2f}"
+
+
+def times_shorter(update: Update, row: Row) -> float:
+    _, size, e = row
+    return size / quantized(update, e)[0]
+
+
+def others(update: Update) -> Iterator[Row]:
+    """Yield what each codec other than NNCodec makes of an update."""
     x = update.x
-    yield from (("KC", k_means(x)), ("SKC", sparse_k_means(x)), ("STC", sparse_ternary(x)))
-    for name, code in error_bounded().items():
-        yield from ((name, at_error(x, code, aim)) for aim in ERRORS)
-    for name, (method, options) in OURS.items():
-        yield name, by_method(update, method, options)
-    if nncodec is not None:
-        yield from best_nncodec(update, nncodec)
+    coded = [("KC", k_means(x)), ("SKC", sparse_k_means(x)), ("STC", sparse_ternary(x))]
+    coded += [(name, at_error(x, code, aim)) for name, code in error_bounded().items() for aim in ERRORS]
+    coded += [(name, by_method(update, method, options)) for name, (method, options) in OURS.items()]
+    yield from ((name, size, error(x, decoded)) for name, (size, decoded) in coded)
 
 
 def saved(path: Path) -> Update:
     """Return an update that `save_updates.py` kept."""
     kept = np.load(path)
-    return Update(path.stem, kept["update"], Layout(tuple(tuple(map(int, row[row > 0])) for row in kept["shapes"])))
+    return Update(
+        f"{path.parent.name}/{path.stem}",
+        kept["update"],
+        Layout(tuple(tuple(map(int, row[row > 0])) for row in kept["shapes"])),
+    )
 
 
 def quickstart_update() -> Update:
@@ -143,30 +192,32 @@ def by_method(update: Update, name: str, options: dict[str, Any]) -> Coded:
     return len(body), method.codec.decode(body, known, 1)
 
 
-def best_nncodec(update: Update, python: str) -> Iterator[tuple[str, Coded]]:
+def best_by_step(update: Update, python: str | None) -> Iterator[Row]:
     """Yield, for each step, the result of NNCodec that is shortest against `quantized` at its error."""
+    found: dict[int, list[Row]] = {}
+    for step, row in nncodec(update, python, NN_ENCODE, (-8, -4, 0, 4, 7, 10)) if python else ():
+        found.setdefault(step, []).append(row)
+    yield from (min(rows, key=lambda row: times_shorter(update, row)) for _, rows in sorted(found.items()))
+
+
+def nncodec(
+    update: Update, python: str, sets: dict[str, dict[str, Any]], steps: Iterable[int], least: float = 0
+) -> list[tuple[int, Row]]:
+    """Return the results of NNCodec with all sets of options, down to an error of `least`, with their steps.
+
+    The step doubles with each four; zero is about the root mean square of the update.
+    """
     tensors = {}
     for tensor, (part, shape) in enumerate(zip(update.layout.split(update.x), update.layout.shapes, strict=True)):
         wide = len(shape) == 4  # in memory the channels come last
         part = part.reshape([shape[place] for place in (0, 2, 3, 1)] if wide else shape)
         tensors[f"{tensor}.weight"] = np.ascontiguousarray(part.transpose(0, 3, 1, 2) if wide else part)
-    middle = round(4 * np.log2(np.sqrt(np.mean(np.square(update.x)))))  # the step doubles with each four
-    steps = [middle + away for away in (-8, -4, 0, 4, 7, 10)]
+    middle = round(4 * np.log2(np.sqrt(np.mean(np.square(update.x)))))
     with tempfile.TemporaryDirectory() as folder:
         np.savez(f"{folder}/update.npz", **tensors)  # type: ignore[arg-type]
-        command = [python, "-c", NNCODEC, folder, " ".join(NNCODEC_OPTIONS), " ".join(map(str, steps))]
-        number = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-        for step in steps:
-            found = []
-            for options in NNCODEC_OPTIONS:
-                kept = np.load(f"{folder}/{options} {step}.npz")
-                parts = [kept[name] for name in tensors]
-                y = np.concatenate([(p.transpose(0, 2, 3, 1) if p.ndim == 4 else p).reshape(-1) for p in parts])
-                if (e := error(update.x, y)) < 1:
-                    coded = int(kept["size"]), y
-                    found.append((coded[0] / quantized(update, e)[0], f"NNCodec {number}, {options}", coded))
-            if found:
-                yield min(found, key=lambda one: one[0])[1:]
+        sent = [json.dumps(value) for value in (sets, [middle + step for step in steps], least)]
+        run = subprocess.run([python, "-c", NNCODEC, folder, *sent], check=True, stdout=subprocess.PIPE, text=True)
+    return [(step, (name, size, e)) for step, (name, size, e) in json.loads(run.stdout)]
 
 
 def k_means(x: Vector) -> Coded:
