@@ -13,7 +13,9 @@ from omegaconf import OmegaConf
 from yaml import YAMLError
 
 from fedmrn_app.config.schema import Config
+from fedmrn_app.data.partitions import PartitionConfig
 from fedmrn_app.errors import RunError
+from fedmrn_app.privacy.mechanism import PrivacyConfig
 from fedmrn_app.results.resume import flatten
 from fedmrn_app.wire.downlink import ON_LATTICE
 
@@ -22,7 +24,12 @@ _NOT_IN_NAMES = {"seed", "resume", "restarts", "round_timeout", "node_timeout", 
 REMARK = "remark.txt"
 LATTICE_ONLY = ("downlink.step", "downlink.memory")  # without effect where the downlink has another form
 # The values of keys that a run of an older version does not have.
-_DEFAULTS = {field.name: field.default for field in fields(Config) if field.default is not MISSING}
+_DEFAULTS = {
+    prefix + field.name: field.default
+    for prefix, section in (("", Config), ("partition.", PartitionConfig), ("privacy.", PrivacyConfig))
+    for field in fields(section)
+    if field.default is not MISSING
+}
 
 
 @dataclass(frozen=True, kw_only=True)
