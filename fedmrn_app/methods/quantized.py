@@ -50,7 +50,7 @@ ONE_STEP: Exponents = np.zeros(0, np.int8)
 _HEAD = struct.Struct("<fbbb")  # scale; centroids of levels 1, 2 and others, less the level, in steps of 1/256
 _GRAIN = 256
 PRICE = 0.11  # of a bit, as a share of the squared step: of 0.08 to 0.16 the one with the fewest bits at an error
-_TOLERANCE, _MAX_TRIALS = 0.01, 12  # of the size or the error, and of the search
+_TOLERANCE, _SECANTS, _MAX_TRIALS = 0.01, 6, 16  # of the size or the error, and of the search
 _LEAST_BYTES = 32  # of a body, so that an update of few weights is sent at all
 _SMALLEST = 1e-30  # updates with smaller elements are sent as zero
 _TENSOR_STEPS = 0.5  # of 0, 0.5 and 1 the one with the most accurate models after few rounds
@@ -318,7 +318,7 @@ def _approach(
     """Yield attempts and the logarithms of measure over wanted: secants, kept within what is known to enclose it."""
     step, slope = math.log(start[0]), start[1]
     enclosed: dict[bool, tuple[float, float]] = {}  # by the sign: log step and log measure over wanted
-    for _ in range(_MAX_TRIALS):
+    for trial in range(_MAX_TRIALS):
         found = attempt(math.exp(step))
         away = math.log(max(measure(found), 1e-9) / wanted)
         yield found, away
@@ -326,7 +326,8 @@ def _approach(
         enclosed[away > 0] = step, away
         if len(enclosed) == 2:
             (low, under), (high, over) = enclosed[False], enclosed[True]
-            share = min(max(under / (under - over), 0.1), 0.9)
+            # halves where secants are slow, as where all elements are about as large and vanish together
+            share = min(max(under / (under - over), 0.1), 0.9) if trial < _SECANTS else 0.5
             step = low + share * (high - low)
             continue
         if before is not None and (away - before[1]) * (step - before[0]) * slope > 0:

@@ -157,3 +157,11 @@ def test_tensors_without_updates_are_sent_as_zero(zeros: int) -> None:
     y = sent(x, True, tensor_steps=1.0)[1]
     assert not any(part.any() for part in LAYOUT.split(y)[:zeros])
     assert y.any() == (zeros < 3)
+
+
+@pytest.mark.parametrize("error", [0.95, 0.9, 0.8])
+def test_an_error_is_met_where_all_elements_are_about_as_large(error: float) -> None:
+    """As after a few steps of Adam: between two steps of the quantizer that differ little, all levels vanish."""
+    random = np.random.default_rng(6)
+    x = (random.choice([-1.0, 1.0], LAYOUT.count) * (1 + 0.2 * random.normal(size=LAYOUT.count))).astype(np.float32)
+    assert lost(sent(x, False, error=error)[1], x) == pytest.approx(error, rel=0.03)
