@@ -32,7 +32,7 @@ from fedmrn_app.runtime.cleanup import find_descendant, has_ended, memory_kills,
 from fedmrn_app.runtime.flower_cli import CompletionFlag, Tail, start, write_app, write_run_config
 
 POLL_SECONDS = 0.2
-_WRAPPER = "An error was encountered"  # Flower's line after the error itself
+_WRAPPERS = "An error was encountered", "Simulation Runtime crashed"  # Flower's lines after the error itself
 _SLOW_START = "node timed out during startup"  # Ray on a busy machine
 NODES = 40  # that share the clients: Flower hands each of them at most ten messages a second
 
@@ -216,7 +216,7 @@ def died_error(folder: Path, full: Path | None, *, starved: bool = False) -> Die
         return DiedError(f"{reason}; {way}; {again}", code="memory")
     log = (folder / "flower.log").read_text(errors="replace")
     errors = re.findall(r"^(?:\w+\.)*(\w*(?:Error|Exception)\b.*)$", log, re.MULTILINE)
-    errors = [error for error in errors if _WRAPPER not in error]
+    errors = [error for error in errors if not any(wrapper in error for wrapper in _WRAPPERS)]
     reason = f" ({errors[-1]})" if errors else ""
     code = "start" if errors and _SLOW_START in errors[-1] else "died"
     return DiedError(f"the run's processes died{reason}; {again}", code=code)

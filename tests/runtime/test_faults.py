@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -21,13 +22,14 @@ from fedmrn_app.results.atomic_io import full_disk, write_durably
 from fedmrn_app.runtime.restarts import run_supervised
 from fedmrn_app.runtime.simulation import died_error, run_simulation
 from tests.reference import reference_run
-from tests.runtime.command import FEDMRN, finish
+from tests.runtime.command import FEDMRN, finish, start
 
 MOUNTS = subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode == 0
 small_disk = pytest.mark.skipif(not MOUNTS, reason="mounts a small file system, which needs root")
 STARTUP = """
 Traceback (most recent call last):
 Exception: The current node timed out during startup. This could happen because some of the raylet failed to startup.
+RuntimeError: Simulation Runtime crashed.
 RuntimeError: An error was encountered. Ending simulation.
 """
 WRITE = """
@@ -74,7 +76,7 @@ def test_reason_of_a_death_is_the_first_library_s_own(tmp_path: Path) -> None:
     (tmp_path / "flower.log").write_text(STARTUP)
     error = died_error(tmp_path, None)
     assert "The current node timed out during startup" in str(error)
-    assert "An error was encountered" not in str(error)
+    assert "RuntimeError" not in str(error)
     assert error.code == "start"
     full = died_error(tmp_path, tmp_path)
     assert full.code == "disk-full"
@@ -146,6 +148,27 @@ def test_run_that_is_killed_for_want_of_memory_says_so(little_memory: Path, tmp_
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
     assert line.startswith("fedmrn: out of memory: the system killed a process")
+
+
+@pytest.mark.flower
+@pytest.mark.slow
+def test_real_start_that_is_too_slow_is_named_and_tried_again(tmp_path: Path) -> None:
+    """The process that Ray waits for stands still, as it may on a busy machine, until Ray gives up after 30 seconds."""
+    log = tmp_path / "log"
+    command = start((*FEDMRN, "rounds=1", "hydra.run.dir=run"), tmp_path, log=log)
+    stopped = False
+    while not stopped:
+        assert command.poll() is None, log.read_text()
+        for process in psutil.Process(command.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if process.name() == "raylet":
+                    process.send_signal(signal.SIGSTOP)
+                    stopped = True
+        time.sleep(0.05)
+    assert command.wait(300) == 0, log.read_text()
+    (line,) = (line for line in log.read_text().splitlines() if "died" in line)
+    assert "The current node timed out during startup" in line
+    assert line.endswith("starting again after round 0")
 
 
 @pytest.mark.flower
