@@ -165,7 +165,7 @@ class UniformLevels(Codec):
         even = steps.divided(x)
 
         def attempt(step: float) -> Quantization:
-            return rebuilt(x, even, square, step, quantize(even, step, layout, trends, PRICE), steps)
+            return rebuilt(x, even, square, step, quantize(even, step, layout, trends, PRICE), steps=steps)
 
         if self.error is not None:
             rms = math.sqrt(float(np.square(even, dtype=np.float64).mean()))
@@ -243,7 +243,7 @@ def centroids(levels: Levels, offsets: NDArray[np.int8]) -> Float32Array:
 
 
 def rebuilt(
-    x: Float32Array, even: Float32Array, square: float, step: float, coded: CodedLevels, steps: TensorSteps
+    x: Float32Array, even: Float32Array, square: float, step: float, coded: CodedLevels, *, steps: TensorSteps
 ) -> Quantization:
     """Return the centroids, the scale and the error of an update that was quantized.
 
