@@ -1,7 +1,7 @@
 """The versions that the package accepts, each combination in an environment of its own.
 
-Every cell runs the main job, the stored vectors and some 400 quick tests, and adds a row to `outputs/matrix.md`.
-`nox` runs all of them, `nox -p 3.14 -k newest` some. Interpreters are taken from the PATH, or fetched by uv.
+Every cell runs the main job, the stored vectors and some 500 quick tests, and adds a row to `outputs/matrix.md`.
+`nox` runs all of them, `nox -p 3.14` those of one Python. Interpreters are taken from the PATH, or fetched by uv.
 """
 
 import json

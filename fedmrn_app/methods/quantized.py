@@ -53,7 +53,6 @@ PRICE = 0.11  # of a bit, as a share of the squared step: of 0.08 to 0.16 the on
 _TOLERANCE, _SECANTS, _MAX_TRIALS = 0.01, 6, 16  # of the size or the error, and of the search
 _LEAST_BYTES = 32  # of a body, so that an update of few weights is sent at all
 _SMALLEST = 1e-30  # updates with smaller elements are sent as zero
-_TENSOR_STEPS = 0.5  # of 0, 0.5 and 1 the one with the most accurate models after few rounds
 _QUARTERS = tuple(2 ** (quarter / 4) for quarter in range(4))
 
 
@@ -66,7 +65,7 @@ class Quantized(MethodConfig):
         error: squared error of the quantized update at its best length, as a share of the update's squared norm; None
             for a size of `bits`, which this option replaces.
         tensor_steps: exponent of the root mean square of a tensor's update in its step: 0 for one step for all weights,
-            1 for about the same relative error in each tensor; None for 0.5, and for 0 with `error`.
+            1 for about the same relative error in each tensor.
     """
 
     name = "quantized"
@@ -74,15 +73,12 @@ class Quantized(MethodConfig):
 
     bits: Positive = 0.2
     error: Share | None = None
-    tensor_steps: Annotated[float, Range(least=0, most=1)] | None = None
-    layouts = ({}, {"tensor_steps": 0})
+    tensor_steps: Annotated[float, Range(least=0, most=1)] = 0.0
+    layouts = ({}, {"tensor_steps": 1})
 
     def build(self, run: RunOptions) -> Method:
         """Return plain SGD with a codec of levels."""
-        exponent = self.tensor_steps
-        if exponent is None:
-            exponent = _TENSOR_STEPS if self.error is None else 0.0
-        return self.compressor(run, UniformLevels(self.bits, self.error, run.coder, exponent))
+        return self.compressor(run, UniformLevels(self.bits, self.error, run.coder, self.tensor_steps))
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,9 @@ KINDS: dict[str, Callable[[FedAvg], Any]] = {
     "plain": lambda strategy: strategy,
     "quantized": Compressed,
     "quantized, bits=1": lambda strategy: Compressed(strategy, options={"bits": 1.0}),
+    "quantized, bits=1, tensor_steps=0.5": lambda strategy: Compressed(
+        strategy, options={"bits": 1.0, "tensor_steps": 0.5}
+    ),
     "eden": lambda strategy: Compressed(strategy, "eden"),
     "fedmrn, alpha=auto": lambda strategy: Compressed(strategy, "fedmrn", alpha="auto"),
 }
