@@ -18,8 +18,9 @@ def test_links_of_the_built_readme_work_outside_the_repository(address: str, tmp
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     project = (ROOT / "pyproject.toml").read_text()
-    assert 'address = ""' in project
-    (tmp_path / "pyproject.toml").write_text(project.replace('address = ""', f'address = "{address}"'))
+    project, replaced = re.subn('^address = ".*"$', f'address = "{address}"', project, flags=re.MULTILINE)
+    assert replaced == 1
+    (tmp_path / "pyproject.toml").write_text(project)
     command = [sys.executable, "-m", "hatchling", "metadata"]
     metadata = json.loads(subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout)
     links = re.findall(r"\]\(([^)]*)\)", metadata["readme"]["text"])

@@ -134,9 +134,7 @@ class UniformLevels(Codec):
         """
         if self._exponent_count(layout) == 0:
             return ONE_STEP
-        sizes = [
-            math.sqrt(float(np.square(part, dtype=np.float64).mean())) if part.size else 0.0 for part in layout.split(x)
-        ]
+        sizes = [_rms(part) for part in layout.split(x)]
         largest = max(sizes, default=0.0)
         if not 0 < largest < math.inf:
             return np.zeros(len(sizes), np.int8)
@@ -152,11 +150,11 @@ class UniformLevels(Codec):
             trends: see `trends_of`.
             exponents: as the method of this name returns them.
         """
-        square = float(np.square(x, dtype=np.float64).sum())
-        rms = math.sqrt(square / max(1, x.size))
+        rms = _rms(x)
         if not rms > _SMALLEST or not math.isfinite(rms):  # the server refuses a scale that is not finite
             coded = quantize(np.zeros_like(x), 1.0, layout, trends, PRICE)
             return Quantization(coded, 1.0, np.zeros(3, np.int8), 0.0 if rms <= _SMALLEST else math.nan, 0.0)
+        square = float(np.square(x, dtype=np.float64).sum())
         steps = TensorSteps.of(exponents, layout)
         even = steps.divided(x)
 
@@ -164,8 +162,8 @@ class UniformLevels(Codec):
             return rebuilt(x, even, square, step, quantize(even, step, layout, trends, PRICE), steps=steps)
 
         if self.error is not None:
-            rms = math.sqrt(float(np.square(even, dtype=np.float64).mean()))
-            return closest(attempt, lambda found: found.error, self.error, (2 * rms * math.sqrt(self.error), 0.8))
+            start = 2 * _rms(even) * math.sqrt(self.error), 0.8
+            return closest(attempt, lambda found: found.error, self.error, start)
         wanted = max(self.bits * x.size / 8 - exponents.size, _LEAST_BYTES)
         return closest(attempt, lambda found: found.size, wanted, first_step(even, self.bits))
 
@@ -265,6 +263,10 @@ def rebuilt(
     if not product > 0:
         return Quantization(coded, step, offsets, 0.0, 1.0)
     return Quantization(coded, step, offsets, square / product, 1 - product**2 / (square * norm))
+
+
+def _rms(x: Float32Array) -> float:
+    return math.sqrt(float(np.square(x, dtype=np.float64).sum()) / max(1, x.size))
 
 
 def first_step(x: Float32Array, bits: float) -> tuple[float, float]:
