@@ -20,7 +20,8 @@ DENSE_SIZES = [10, 30]
 D, M, SEED = LAYOUT.count, sum(DENSE_SIZES), 123456789
 SAMPLES = 600
 IN_LANES = "@lanes"
-NAMES = [*CASES, f"eden-bits-3{IN_LANES}"]
+IN_FACTORS = "@factors"
+NAMES = [*CASES, f"eden-bits-3{IN_LANES}", f"quantized{IN_FACTORS}", f"quantized-tensor_steps-1{IN_FACTORS}"]
 
 
 def values(seed: int, count: int, alpha: float = 1.0) -> Float32Array:
@@ -45,6 +46,15 @@ def known_of(method: Method) -> SharedContext:
     held = method.selection.submodel_mask(LAYOUT, 0, 1, SEED)
     vector = values(1, D)
     return SharedContext(LAYOUT, vector if held is None else vector * held.astype(np.float32), values(2, D), held)
+
+
+def factored() -> Float32Array:
+    """Return an update whose matrices have two large singular values each, beside many small ones."""
+    parts = []
+    for number, (shape, size) in enumerate(zip(LAYOUT.shapes, LAYOUT.sizes, strict=True)):
+        left, right = values(10 + number, 2 * shape[0], 0.1), values(20 + number, 2 * size // shape[0], 0.01)
+        parts.append((left.reshape(-1, 2, 1) * right.reshape(1, 2, -1)).sum(axis=1).reshape(-1))
+    return (np.concatenate(parts) + values(6, D, 1e-4)).astype(np.float32)
 
 
 class Toy(nn.Module):
@@ -82,7 +92,8 @@ def make(name: str, x: Float32Array | None = None) -> bytes:
     """Return a payload of the method, with `x` instead of what it trains or encodes here."""
     method = build(name)
     known = known_of(method)
-    x = trained(method, known) if x is None else x
+    if x is None:
+        x = factored() if name.endswith(IN_FACTORS) else trained(method, known)
     with pytest.MonkeyPatch.context() as patch:
         if name.endswith(IN_LANES):
             patch.setattr("fedmrn_app.wire.entropy.LONG", 0)

@@ -30,6 +30,8 @@ _DEFAULTS = {
     for field in fields(section)
     if field.default is not MISSING
 }
+# Those of the options of a method, where the option came with another default.
+_EARLIER = {"quantized": {"strategy.low_rank": False}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +133,8 @@ def unreadable(folder: Path, error: Exception) -> RunError:
 def _read_settings(path: Path) -> dict[str, Any]:
     values = OmegaConf.to_container(OmegaConf.load(path))
     settings = flatten(values)  # type: ignore[arg-type]
-    settings |= {key: value for key, value in _DEFAULTS.items() if key not in settings}
+    defaults = _DEFAULTS | _EARLIER.get(str(settings.get("strategy.name")), {})
+    settings |= {key: value for key, value in defaults.items() if key not in settings}
     if settings.get("downlink.dtype") not in ON_LATTICE:
         settings = {key: value for key, value in settings.items() if key not in LATTICE_ONLY}
     return settings

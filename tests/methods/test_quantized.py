@@ -9,7 +9,8 @@ import pytest
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.methods.shared_context import SharedContext
-from fedmrn_app.wire.body import Body
+from fedmrn_app.wire.adaptive_levels import encode_levels
+from fedmrn_app.wire.body import CODED, FACTORED, PLAIN_FACTORED, Body
 from tests.helpers import make_method
 
 LAYOUT = Layout(((32, 16, 3, 3), (64, 32, 3, 3), (10, 64)))
@@ -140,7 +141,7 @@ def test_steps_in_proportion_leave_the_same_error_in_each_tensor() -> None:
 
 
 def test_steps_of_tensors_that_no_encoder_writes_are_refused() -> None:
-    codec, context = make_method("quantized", tensor_steps=1.0).codec, context_of(True)
+    codec, context = make_method("quantized", tensor_steps=1.0, low_rank=False).codec, context_of(True)
     body = codec.encode(update_of(7), context, 1, 2)
     for octet in (b"\x01", b"\x80"):
         with pytest.raises(PayloadError, match="larger than the largest"):
@@ -165,3 +166,96 @@ def test_an_error_is_met_where_all_elements_are_about_as_large(error: float) -> 
     random = np.random.default_rng(6)
     x = (random.choice([-1.0, 1.0], LAYOUT.count) * (1 + 0.2 * random.normal(size=LAYOUT.count))).astype(np.float32)
     assert lost(sent(x, False, error=error)[1], x) == pytest.approx(error, rel=0.03)
+
+
+def low_rank_update(rank: int, noise: float = 0.01) -> Float32Array:
+    """An update whose matrices are sums of `rank` products, and noise."""
+    random = np.random.default_rng(rank)
+    parts = []
+    for shape, size in zip(LAYOUT.shapes, LAYOUT.sizes, strict=True):
+        left, right = random.normal(size=(shape[0], rank)), random.normal(size=(rank, size // shape[0]))
+        parts.append((left @ right + noise * random.normal(size=(shape[0], size // shape[0]))).reshape(-1))
+    return np.concatenate(parts).astype(np.float32)
+
+
+@pytest.mark.parametrize("tensor_steps", [0.0, 0.5])
+@pytest.mark.parametrize("rank", [1, 3])
+def test_factors_take_less_for_an_update_of_few_directions(rank: int, tensor_steps: float) -> None:
+    x = low_rank_update(rank)
+    options = {"error": 0.1, "tensor_steps": tensor_steps}
+    body, y = sent(x, True, **options)
+    elements, _z = sent(x, True, low_rank=False, **options)
+    assert (body.form, elements.form) == (FACTORED, CODED)
+    assert lost(y, x) == pytest.approx(0.1, rel=0.02)
+    assert np.dot(y.astype(np.float64), x) == pytest.approx(np.dot(x.astype(np.float64), x), rel=1e-5)
+    assert len(body) < 0.2 * len(elements)
+
+
+@pytest.mark.parametrize("bits", [0.05, 0.2, 1.0])
+@pytest.mark.parametrize("rank", [2, 12])
+def test_bits_are_met_with_factors(rank: int, bits: float) -> None:
+    x = low_rank_update(rank, 0.3)
+    body, y = sent(x, False, bits=bits)
+    assert 8 * len(body) / x.size == pytest.approx(bits, rel=0.02)
+    assert lost(y, x) < 1.01 * lost(sent(x, False, bits=bits, low_rank=False)[1], x)
+
+
+@pytest.mark.parametrize("kind", ["normal", "sparse", "signs"])
+def test_an_update_without_directions_takes_no_more_than_its_elements(kind: str) -> None:
+    random = np.random.default_rng(2)
+    wide = random.normal(size=LAYOUT.count) * (random.random(LAYOUT.count) < 0.02 if kind == "sparse" else 1)
+    x = (np.sign(wide) if kind == "signs" else wide).astype(np.float32)
+    for error in (0.5, 0.1, 0.02):
+        sizes = [len(sent(x, False, error=error, low_rank=low_rank)[0]) for low_rank in (True, False)]
+        assert sizes[0] <= 1.02 * sizes[1]
+
+
+def test_a_body_says_itself_whether_it_has_factors() -> None:
+    codec, context = make_method("quantized").codec, context_of(True)
+    x = update_of(4)
+    body = make_method("quantized", low_rank=False).codec.encode(x, context, 1, 2)
+    assert np.dot(codec.decode(body, context, 1), x) == pytest.approx(np.dot(x, x), rel=1e-3)
+    factored = codec.encode(low_rank_update(2), context, 1, 2)
+    with pytest.raises(PayloadError, match="form 3"):
+        make_method("quantized", low_rank=False).codec.decode(factored, context, 1)
+    packed = make_method("quantized", coder="packed").codec.encode(low_rank_update(2), context, 1, 2)
+    assert packed.form == PLAIN_FACTORED
+    assert np.array_equal(codec.decode(packed, context, 1), codec.decode(factored, context, 1))
+
+
+def test_factors_that_no_encoder_writes_are_refused() -> None:
+    codec, context = make_method("quantized").codec, context_of(True)
+    data = bytes(codec.encode(low_rank_update(2), context, 1, 2).data)
+    no_ranks, tensors = bytes(3), len(LAYOUT.shapes)
+    wrong = {
+        "more factors": data[:4] + b"\xff" + data[5:],
+        "or none at all": data[:4] + no_ranks + data[4 + tensors :],
+        "left vectors": data[:10] + b"\xff\xff\xff\xff" + data[14:],
+        "its head": data[:12],
+        "scale": struct.pack("<f", float("nan")) + data[4:],
+        "checksum|length|form|end|length|where": data[:-1] + bytes([data[-1] ^ 1]),
+    }
+    for reason, damaged in wrong.items():
+        with pytest.raises(PayloadError, match=reason):
+            codec.decode(Body(damaged, FACTORED), context, 1)
+
+
+@pytest.mark.filterwarnings("error")
+def test_products_beyond_float32_are_refused_without_a_warning() -> None:
+    layout = Layout(((8, 30),))
+    left, right = np.zeros((3, 8), np.int16), np.full((3, 30), 8000, np.int16)
+    left[:, 0] = 1
+    coded = [
+        encode_levels(levels.reshape(-1), Layout((levels.shape,)), np.zeros(levels.size, np.int8))
+        for levels in (left, right)
+    ]
+    zeros = np.zeros(layout.count, np.float32)
+    codec, known = make_method("quantized").codec, SharedContext(layout, zeros, zeros)
+    for scale in (1e34, 2e34):
+        head = struct.pack("<fBbbbI", scale, 3, 0, 0, 0, len(coded[0]))
+        body = Body(head + coded[0] + bytes(3) + coded[1], FACTORED)
+        if scale == 1e34:
+            assert codec.decode(body, known, 1).reshape(8, 30)[0] == pytest.approx(24000 * 1e34)
+            continue
+        with pytest.raises(PayloadError, match="scale"):
+            codec.decode(body, known, 1)

@@ -1,0 +1,118 @@
+"""The search for the step of a quantizer at which a size or an error comes out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+
+from fedmrn_app.kernels.level_tables import MAX_LEVEL
+from fedmrn_app.layout import Float32Array
+from fedmrn_app.methods.quantization import Quantization, UpdateQuantizer
+from fedmrn_app.wire.mask_model import stride
+
+TOLERANCE = 0.01  # of the size or the error
+SMALLEST = 1e-30  # updates with smaller elements are sent as zero
+_SECANTS, _MAX_TRIALS = 6, 16
+
+
+def search(quantizer: UpdateQuantizer, *, error: float | None = None, size: float = 0.0) -> Quantization:
+    """Return an update quantized with the step that comes closest to a size or an error.
+
+    Args:
+        quantizer: quantizes the update.
+        error: squared error at the best length, as a share of the squared norm; None for a size.
+        size: `Quantization.size`, in bytes.
+    """
+    x = quantizer.even
+    rms = math.sqrt(float(np.square(x, dtype=np.float64).sum()) / max(1, x.size))
+    if not rms > SMALLEST or not math.isfinite(rms):  # the server refuses a scale that is not finite
+        return quantizer.zeros(0.0 if rms <= SMALLEST else math.nan)
+    if error is None:
+        start, wanted, measure = first_step(x, 8 * size / x.size), size, _size
+    else:
+        start, wanted, measure = (2 * rms * math.sqrt(error), 0.8), error, _error
+    trials = _SECANTS if quantizer.may_factor else _MAX_TRIALS
+    found = closest(quantizer.at, measure, wanted, start, trials)
+    if quantizer.may_factor and abs(math.log(max(measure(found), 1e-9) / wanted)) > TOLERANCE:
+        # another step may be worth other factors; with the same ones for all steps sizes and errors are smooth in it
+        ranks = found.ranks or (0,) * len(quantizer.layout.shapes)
+        found = closest(partial(quantizer.at, ranks=ranks), measure, wanted, (found.step, start[1]))
+    return found
+
+
+def _size(found: Quantization) -> float:
+    return found.size
+
+
+def _error(found: Quantization) -> float:
+    return found.error
+
+
+def first_step(x: Float32Array, bits: float) -> tuple[float, float]:
+    """Return a step with which coded levels take about `bits` bits per weight, and the slope there; see `closest`."""
+    sample = np.abs(x[:: stride(x.size, 1 << 16)])
+    kept = min(0.5, bits / 5.5)  # share of nonzero levels
+    place = min(sample.size - 1, int((1 - kept) * sample.size))
+    step = float(np.partition(sample, place)[place]) / 0.75
+    step *= 2.0 ** min(0.0, 2.75 - bits)  # a bit more halves the step, where few levels are zero
+    return max(step, float(sample.max()) / MAX_LEVEL, SMALLEST), -min(2.0, 0.2 + 1 / bits)
+
+
+def closest(
+    attempt: Callable[[float], Quantization],
+    measure: Callable[[Quantization], float],
+    wanted: float,
+    start: tuple[float, float],
+    trials: int = _MAX_TRIALS,
+) -> Quantization:
+    """Return the attempt with the measure that was wanted, or else the largest smaller one.
+
+    An attempt that sends nothing is taken only if all do: with so few weights that the size has no room for a level,
+    the reply is longer than wanted, because without an update the client would never be heard.
+
+    Args:
+        attempt: quantizes with a step.
+        measure: a size, which falls with the step, or an error, which grows with it.
+        wanted: the measure to reach.
+        start: the first step, and how the logarithm of the measure changes with that of the step about there.
+        trials: the largest number of attempts.
+    """
+    best, rank = None, (True, True, math.inf)
+    for found, away in _approach(attempt, measure, wanted, start, trials):
+        own = found.scale == 0, away > TOLERANCE, abs(away)
+        if best is None or own < rank:
+            best, rank = found, own
+        if not rank[0] and rank[2] < TOLERANCE:
+            break
+    assert best is not None
+    return best
+
+
+def _approach(
+    attempt: Callable[[float], Quantization],
+    measure: Callable[[Quantization], float],
+    wanted: float,
+    start: tuple[float, float],
+    trials: int = _MAX_TRIALS,
+) -> Iterator[tuple[Quantization, float]]:
+    """Yield attempts and the logarithms of measure over wanted: secants, kept within what is known to enclose it."""
+    step, slope = math.log(start[0]), start[1]
+    enclosed: dict[bool, tuple[float, float]] = {}  # by the sign: log step and log measure over wanted
+    for trial in range(trials):
+        found = attempt(math.exp(step))
+        away = math.log(max(measure(found), 1e-9) / wanted)
+        yield found, away
+        before = enclosed.get(away > 0)
+        enclosed[away > 0] = step, away
+        if len(enclosed) == 2:
+            (low, under), (high, over) = enclosed[False], enclosed[True]
+            # halves where secants are slow, as where all elements are about as large and vanish together
+            share = min(max(under / (under - over), 0.1), 0.9) if trial < _SECANTS else 0.5
+            step = low + share * (high - low)
+            continue
+        if before is not None and (away - before[1]) * (step - before[0]) * slope > 0:
+            slope = (away - before[1]) / (step - before[0])
+        step -= min(max(1.1 * away / slope, -3.0), 3.0)  # a bit too far, so that the next two enclose it
