@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from fedmrn_app.wire.factors import fit, matrix_shape, product, spectrum, weight
 Exponents = NDArray[np.int8]
 Offsets = NDArray[np.int8]
 Ranks = tuple[int, ...]
+Scale = Literal["auto", "unbiased", "least_mse"]
 ONE_STEP: Exponents = np.zeros(0, np.int8)
 
 PRICE = 0.11  # of a bit, as a share of the squared step: of 0.08 to 0.16 the one with the fewest bits at an error
@@ -60,7 +62,7 @@ class Quantization:
 
     Attributes:
         step: step of the quantizer.
-        scale: size of a step, times the factor that makes the length right.
+        scale: size of a step, times the factor that makes the length the wanted one.
         error: squared error at the best length, as a share of the squared norm.
         elements: levels of the elements of tensors, or of the right vectors where a tensor has factors.
         ranks: the number of factors of each tensor; none where no tensor has any.
@@ -88,7 +90,9 @@ class UpdateQuantizer:
     quantized first; the right ones then fit what the left ones have become.
     """
 
-    def __init__(self, x: Float32Array, layout: Layout, trends: Trends, *, steps: TensorSteps, low_rank: bool) -> None:
+    def __init__(
+        self, x: Float32Array, layout: Layout, trends: Trends, *, steps: TensorSteps, low_rank: bool, scale: Scale
+    ) -> None:
         """Prepare an update.
 
         Args:
@@ -97,8 +101,10 @@ class UpdateQuantizer:
             trends: see `trends_of`.
             steps: of the tensors.
             low_rank: whether matrices may have factors.
+            scale: whether the length is right along the update, or that of the least squared error; `auto` for the
+                latter where there are factors.
         """
-        self._x, self.layout, self._trends, self._steps = x, layout, trends, steps
+        self._x, self.layout, self._trends, self._steps, self._scale = x, layout, trends, steps, scale
         self._square = float(np.square(x, dtype=np.float64).sum())
         self.even = steps.divided(x)
         parts = zip(layout.split(self.even), layout.shapes, strict=True)
@@ -159,11 +165,12 @@ class UpdateQuantizer:
     def _scaled(
         self, step: float, along: float, norm: float, elements: Part, ranks: Ranks = (), left: Part | None = None
     ) -> Quantization:
-        """Return the scale and the error, from the product of the update with its levels and their squared norm."""
+        """Return the result, from the product of the update with its levels and the squared norm of these."""
         if not along > 0:
             return Quantization(step, 0.0, 1.0, elements, ranks, left)
         error = 1 - along**2 / (self._square * norm)
-        return Quantization(step, self._square / along, error, elements, ranks, left)
+        unbiased = self._scale == "unbiased" or (self._scale == "auto" and left is None)
+        return Quantization(step, self._square / along if unbiased else along / norm, error, elements, ranks, left)
 
 
 def rebuilt(

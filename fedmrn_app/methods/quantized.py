@@ -6,7 +6,9 @@ y = S Q with S = norm2(x)^2 / <x, Q>, so that <x, y> = norm2(x)^2, as in EDEN (V
 client searches the step at which its body has the wanted size, or the update the wanted error.
 
 With `low_rank` a matrix whose update has few directions is sent as the product of two factors, which are quantized in
-the same way; see `wire/factors.py`. Rank-r factors are the updates of PowerSGD (Vogels et al. 2019), there in float32.
+the same way; see `wire/factors.py`. PowerSGD (Vogels et al. 2019) sends such factors in float32. The directions that
+are sent are then nearly exact, and what is lost is in others. Larger scales would overshoot in the former, so that the
+scale is that of the least squared error: <x, Q> / norm2(Q)^2.
 
 One step for all weights has the least squared error, but leaves tensors at zero that move less than others. With
 `tensor_steps` a tensor's step grows with the root mean square of its update.
@@ -34,6 +36,7 @@ from fedmrn_app.methods.quantization import (
     Exponents,
     Quantization,
     Ranks,
+    Scale,
     TensorSteps,
     UpdateQuantizer,
     element_layout,
@@ -72,6 +75,8 @@ class Quantized(MethodConfig):
         tensor_steps: exponent of the root mean square of a tensor's update in its step: 0 for one step for all weights,
             1 for about the same relative error in each tensor.
         low_rank: whether matrices are sent as products of factors where that takes fewer bits.
+        scale: `unbiased` for the length S above, `least_mse` for the shorter one of the least squared error; `auto` for
+            the latter where matrices are sent as factors.
     """
 
     name = "quantized"
@@ -81,11 +86,13 @@ class Quantized(MethodConfig):
     error: Share | None = None
     tensor_steps: Annotated[float, Range(least=0, most=1)] = 0.0
     low_rank: bool = True
+    scale: Scale = "auto"
     layouts = ({}, {"tensor_steps": 1})
 
     def build(self, run: RunOptions) -> Method:
         """Return plain SGD with a codec of levels."""
-        return self.compressor(run, UniformLevels(self.bits, self.error, run.coder, self.tensor_steps, self.low_rank))
+        codec = UniformLevels(self.bits, self.error, run.coder, self.tensor_steps, self.low_rank, self.scale)
+        return self.compressor(run, codec)
 
 
 @dataclass(frozen=True)
@@ -102,6 +109,7 @@ class UniformLevels(Codec):
     coder: Coder
     tensor_steps: float = 0.0
     low_rank: bool = True
+    scale: Scale = "auto"
 
     def encode(self, x: Float32Array, context: SharedContext, seed: int, private_seed: int) -> Body:
         """Search the step, and write the levels."""
@@ -159,7 +167,7 @@ class UniformLevels(Codec):
     ) -> UpdateQuantizer:
         """Return what quantizes an update with any step; arguments as in `search`."""
         steps = TensorSteps.of(exponents, layout)
-        return UpdateQuantizer(x, layout, trends, steps=steps, low_rank=self.low_rank)
+        return UpdateQuantizer(x, layout, trends, steps=steps, low_rank=self.low_rank, scale=self.scale)
 
     def decode(self, body: Body, context: SharedContext, seed: int) -> Float32Array:
         """Return scale times step times centroid, or the products of factors."""

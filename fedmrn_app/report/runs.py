@@ -31,7 +31,7 @@ _DEFAULTS = {
     if field.default is not MISSING
 }
 # Those of the options of a method, where the option came with another default.
-_EARLIER = {"quantized": {"strategy.low_rank": False}}
+_EARLIER = {"quantized": {"strategy.low_rank": False, "strategy.scale": "unbiased"}}
 
 
 @dataclass(frozen=True, kw_only=True)

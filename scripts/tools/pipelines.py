@@ -7,7 +7,8 @@ digits, 10 local epochs. Written here in NumPy, at OpenFL's default settings: KC
 the float32 indices), SKC (the largest hundredth, k-means, gzip) and STC (the largest tenth, their signs and one mean
 size, gzip). In their favour: where SKC's elements are takes a bit per weight before gzip, and STC's size is the mean of
 what is kept. APPFL's SZ3 and ZFP are the libraries pysz and zfpy where they are installed. There is no library of SZ2
-here. NNCodec (ISO/IEC 15938-17) runs in the Python that `--nncodec` names, since it needs an older NumPy. Its function
+here. PowerSGD sends the leading singular vectors of each tensor in float32, which its power iteration approaches.
+NNCodec (ISO/IEC 15938-17) runs in the Python that `--nncodec` names, since it needs an older NumPy. Its function
 `nnc.compress` takes a price of bits in the choice of levels, `lambda_scale`, which is zero in `nn.encode`. The table is
 of `nn.encode`: for each of six steps there is a row for the options that do best against `quantized`.
 
@@ -50,6 +51,7 @@ Vector = NDArray[np.float32]
 Coded = tuple[int, Vector]  # bytes, and what is decoded from them
 Row = tuple[str, int, float]  # a codec, its bytes, and the error
 CLUSTERS = 6
+RANKS = 1, 2, 4, 8
 OURS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"EDEN, bits={bits}": ("eden", {"bits": bits}) for bits in (1, 2, 3, 4)},
     "DRIVE": ("drive", {}),
@@ -148,7 +150,19 @@ def others(update: Update) -> Iterator[Row]:
     coded = [("KC", k_means(x)), ("SKC", sparse_k_means(x)), ("STC", sparse_ternary(x))]
     coded += [(name, at_error(x, code, aim)) for name, code in error_bounded().items() for aim in ERRORS]
     coded += [(name, by_method(update, method, options)) for name, (method, options) in OURS.items()]
+    coded += [(f"PowerSGD, rank={rank}", low_rank(update, rank)) for rank in RANKS]
     yield from ((name, size, error(x, decoded)) for name, (size, decoded) in coded)
+
+
+def low_rank(update: Update, rank: int) -> Coded:
+    """Return each tensor as the product of its leading singular vectors, in float32."""
+    size, parts = 0, []
+    for part, shape in zip(update.layout.split(update.x), update.layout.shapes, strict=True):
+        u, s, vt = np.linalg.svd(part.reshape(shape[0], -1).astype(np.float64), full_matrices=False)
+        kept = min(rank, s.size)
+        size += min(4 * kept * (u.shape[0] + vt.shape[1]), 4 * part.size)
+        parts.append(((u[:, :kept] * s[:kept]) @ vt[:kept]).ravel())
+    return size, np.concatenate(parts).astype(np.float32)
 
 
 def saved(path: Path) -> Update:
