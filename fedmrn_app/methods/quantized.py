@@ -28,6 +28,7 @@ from typing import Annotated
 import numpy as np
 
 from fedmrn_app.errors import PayloadError
+from fedmrn_app.kernels.blas import one_blas_thread
 from fedmrn_app.kernels.level_tables import MAX_LEVEL
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.methods.method import Codec, CodecLimits, Method, MethodConfig, RunOptions
@@ -156,18 +157,13 @@ class UniformLevels(Codec):
             trends: see `trends_of`.
             exponents: as the method of this name returns them.
         """
-        quantizer = self.quantizer(x, layout, trends, exponents)
-        if self.error is not None:
-            return search(quantizer, error=self.error)
-        wanted = max(self.bits * x.size / 8 - _SCALE.size - exponents.size, _LEAST_BYTES - _SCALE.size)
-        return search(quantizer, size=wanted)
-
-    def quantizer(
-        self, x: Float32Array, layout: Layout, trends: Trends, exponents: Exponents = ONE_STEP
-    ) -> UpdateQuantizer:
-        """Return what quantizes an update with any step; arguments as in `search`."""
         steps = TensorSteps.of(exponents, layout)
-        return UpdateQuantizer(x, layout, trends, steps=steps, low_rank=self.low_rank, scale=self.scale)
+        with one_blas_thread():
+            quantizer = UpdateQuantizer(x, layout, trends, steps=steps, low_rank=self.low_rank, scale=self.scale)
+            if self.error is not None:
+                return search(quantizer, error=self.error)
+            wanted = max(self.bits * x.size / 8 - _SCALE.size - exponents.size, _LEAST_BYTES - _SCALE.size)
+            return search(quantizer, size=wanted)
 
     def decode(self, body: Body, context: SharedContext, seed: int) -> Float32Array:
         """Return scale times step times centroid, or the products of factors."""

@@ -44,10 +44,9 @@ CLIENTS, BATCH = 10, 32
 KINDS: dict[str, Callable[[FedAvg], Any]] = {
     "plain": lambda strategy: strategy,
     "quantized": Compressed,
+    "quantized, low_rank=false": lambda strategy: Compressed(strategy, options={"low_rank": False}),
+    "quantized, bits=0.5": lambda strategy: Compressed(strategy, options={"bits": 0.5}),
     "quantized, bits=1": lambda strategy: Compressed(strategy, options={"bits": 1.0}),
-    "quantized, bits=1, tensor_steps=0.5": lambda strategy: Compressed(
-        strategy, options={"bits": 1.0, "tensor_steps": 0.5}
-    ),
     "eden": lambda strategy: Compressed(strategy, "eden"),
     "fedmrn, alpha=auto": lambda strategy: Compressed(strategy, "fedmrn", alpha="auto"),
 }
