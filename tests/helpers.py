@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
@@ -49,7 +50,7 @@ CASES = [
 def make_method(name: str, coder: Any = "auto", noise: Noise | None = None, **options: Any) -> Method:
     """The method as its file in conf/ has it, but for the options given, here or behind the name as in CASES."""
     name, *words = name.split("-")
-    options = dict(zip(words[::2], map(int, words[1::2]), strict=True)) | options
+    options = dict(zip(words[::2], map(yaml.safe_load, words[1::2]), strict=True)) | options
     path = find_conf() / "strategy" / f"{name}.yaml"
     values: Any = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {"strategy": {}}
     options = {**values["strategy"], **options}

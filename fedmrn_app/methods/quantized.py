@@ -88,7 +88,7 @@ class Quantized(MethodConfig):
     tensor_steps: Annotated[float, Range(least=0, most=1)] = 0.0
     low_rank: bool = True
     scale: Scale = "auto"
-    layouts = ({}, {"tensor_steps": 1})
+    layouts = ({}, {"tensor_steps": 1}, {"low_rank": False})
 
     def build(self, run: RunOptions) -> Method:
         """Return plain SGD with a codec of levels."""

@@ -22,7 +22,8 @@ from fedmrn_app.layout import Float32Array, Shape
 Float64Array = NDArray[np.float64]
 
 MAX_RANK = 255
-_GRAM = 512  # rows of the largest Gram matrix; larger ones are reduced to this many random directions
+_GRAM = 512  # rows of the largest Gram matrix
+_DIRECTIONS = 256  # random ones, to which larger matrices are reduced
 _COLUMNS = 1 << 12  # of a part of a matrix that is widened to float64 at a time
 _PIECE = 1 << 15  # elements of the rows that are multiplied at a time, which stay in the cache
 _LEAST = 0.05  # of a squared step: components with less energy per element are never tried
@@ -159,7 +160,7 @@ def _leading(matrix: Float32Array) -> tuple[Float32Array, Float64Array]:
     n, m = matrix.shape
     if min(n, m) > _GRAM:
         # Halko, Martinsson and Tropp 2011, Algorithm 4.4, with one power iteration
-        directions = np.random.default_rng(0).standard_normal((m, _GRAM), dtype=np.float32)
+        directions = np.random.default_rng(0).standard_normal((m, _DIRECTIONS), dtype=np.float32)
         basis = _orthonormal(matrix @ directions)
         basis = _orthonormal(matrix @ (matrix.T @ basis))
         small, energies = _leading(basis.T @ matrix)
