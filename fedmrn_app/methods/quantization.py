@@ -22,6 +22,7 @@ ONE_STEP: Exponents = np.zeros(0, np.int8)
 
 PRICE = 0.11  # of a bit, as a share of the squared step: of 0.08 to 0.16 the one with the fewest bits at an error
 _GRAIN = 256
+_SHORTEST = 0.5  # of the length along the update: with fewer bits than an update needs, training would come to a halt
 _QUARTERS = tuple(2 ** (quarter / 4) for quarter in range(4))
 
 
@@ -80,7 +81,7 @@ class Quantization:
     def size(self) -> int:
         """The number of bytes of levels, centroids and ranks."""
         size = 3 + len(self.elements.coded.data)
-        return size if self.left is None else size + len(self.ranks) + 7 + len(self.left.coded.data)
+        return size if self.left is None else size + len(self.ranks) + 9 + len(self.left.coded.data)
 
 
 class UpdateQuantizer:
@@ -102,7 +103,7 @@ class UpdateQuantizer:
             steps: of the tensors.
             low_rank: whether matrices may have factors.
             scale: whether the length is right along the update, or that of the least squared error; `auto` for the
-                latter where there are factors.
+                latter where there are factors, but not less than half of the former.
         """
         self._x, self.layout, self._trends, self._steps, self._scale = x, layout, trends, steps, scale
         self._square = float(np.square(x, dtype=np.float64).sum())
@@ -169,8 +170,13 @@ class UpdateQuantizer:
         if not along > 0:
             return Quantization(step, 0.0, 1.0, elements, ranks, left)
         error = 1 - along**2 / (self._square * norm)
-        unbiased = self._scale == "unbiased" or (self._scale == "auto" and left is None)
-        return Quantization(step, self._square / along if unbiased else along / norm, error, elements, ranks, left)
+        unbiased, shorter = self._square / along, along / norm
+        scale = {
+            "unbiased": unbiased,
+            "least_mse": shorter,
+            "auto": unbiased if left is None else max(shorter, _SHORTEST * unbiased),
+        }
+        return Quantization(step, scale[self._scale], error, elements, ranks, left)
 
 
 def rebuilt(

@@ -52,16 +52,15 @@ from fedmrn_app.wire.adaptive_levels import (
     Trends,
     level_body,
     max_level_bytes,
-    pack_levels,
     read_levels,
     trends_of,
 )  # fmt: skip
-from fedmrn_app.wire.body import CODED, FACTORED, PLAIN, PLAIN_FACTORED, Body, Coder
+from fedmrn_app.wire.body import FACTORED, Body, Coder
 from fedmrn_app.wire.factors import largest_rank, matrix_shape
 from fedmrn_app.wire.primitives import wrong_length
 
 _SCALE, _OFFSETS = struct.Struct("<f"), struct.Struct("<bbb")
-_LEFT = struct.Struct("<bbbI")  # centroids as in `_OFFSETS`; number of bytes of the left vectors
+_LEFT = struct.Struct("<BBbbbI")  # forms of both parts; centroids as in `_OFFSETS`; number of bytes of the left vectors
 _LEAST_BYTES = 32  # of a body, so that an update of few weights is sent at all
 
 
@@ -77,7 +76,7 @@ class Quantized(MethodConfig):
             1 for about the same relative error in each tensor.
         low_rank: whether matrices are sent as products of factors where that takes fewer bits.
         scale: `unbiased` for the length S above, `least_mse` for the shorter one of the least squared error; `auto` for
-            the latter where matrices are sent as factors.
+            the latter where matrices are sent as factors, but at least half of the former.
     """
 
     name = "quantized"
@@ -101,8 +100,9 @@ class UniformLevels(Codec):
     """Bodies of levels.
 
     plain and coded form   scale; with `tensor_steps` an exponent per tensor; centroids; levels
-    factored forms         scale; exponents; a rank per tensor, one byte each; centroids, length and levels of the left
-                           vectors; centroids and levels of the right vectors and of the tensors without factors
+    factored form          scale; exponents; a rank per tensor, one byte each; the forms of the two parts that follow;
+                           centroids, length and levels of the left vectors; centroids and levels of the right vectors
+                           and of the tensors without factors
     """
 
     bits: float
@@ -115,17 +115,17 @@ class UniformLevels(Codec):
     def encode(self, x: Float32Array, context: SharedContext, seed: int, private_seed: int) -> Body:
         """Search the step, and write the levels."""
         exponents = self.exponents(x, context.layout)
-        found = self.search(x, context.layout, trends_of(context.drift), exponents)
+        return self.write(self.search(x, context.layout, trends_of(context.drift), exponents), exponents)
+
+    def write(self, found: Quantization, exponents: Exponents = ONE_STEP) -> Body:
+        """Return the body of a quantized update."""
         offsets = _OFFSETS.pack(*found.elements.offsets.tolist())
         head = _SCALE.pack(found.scale)
         if found.left is not None:
-            packed = self.coder == "packed"
-            left, elements = (
-                pack_levels(part.coded.levels) if packed else part.coded.data for part in (found.left, found.elements)
-            )
-            lengths = _LEFT.pack(*found.left.offsets.tolist(), len(left))
-            parts = exponents.tobytes(), bytes(found.ranks), lengths, left, offsets, elements
-            return Body(head + b"".join(parts), PLAIN_FACTORED if packed else FACTORED)
+            left, right = (level_body(part.coded, self.coder) for part in (found.left, found.elements))
+            fields = _LEFT.pack(left.form, right.form, *found.left.offsets.tolist(), len(left))
+            parts = exponents.tobytes(), bytes(found.ranks), fields, left.data, offsets, right.data
+            return Body(head + b"".join(parts), FACTORED)
         levels = level_body(found.elements.coded, self.coder)
         return Body(head + offsets + exponents.tobytes() + bytes(levels.data), levels.form)
 
@@ -168,7 +168,7 @@ class UniformLevels(Codec):
     def decode(self, body: Body, context: SharedContext, seed: int) -> Float32Array:
         """Return scale times step times centroid, or the products of factors."""
         layout = context.layout
-        if body.form in (FACTORED, PLAIN_FACTORED) and self.low_rank:
+        if body.form == FACTORED and self.low_rank:
             return self._decode_factors(body, layout, trends_of(context.drift))
         count = self._exponent_count(layout)
         head = _SCALE.size + _OFFSETS.size
@@ -192,13 +192,13 @@ class UniformLevels(Codec):
         steps = TensorSteps.of(_read_exponents(body.data, count, _SCALE.size), layout)
         ranks = tuple(bytes(body.data[head - tensors : head]))
         _check_ranks(ranks, layout)
-        *left_offsets, size = _LEFT.unpack_from(body.data, head)
+        left_form, right_form, *left_offsets, size = _LEFT.unpack_from(body.data, head)
         start, end = head + _LEFT.size, head + _LEFT.size + size
         if len(body) < end + _OFFSETS.size:
             raise wrong_length("body", body.data, f"less than its left vectors of {size}")
-        view, form = memoryview(body.data), CODED if body.form == FACTORED else PLAIN
-        left = read_levels(Body(view[start:end], form), *left_layout(layout, ranks))
-        levels = read_levels(Body(view[end + _OFFSETS.size :], form), *element_layout(layout, ranks, trends))
+        view = memoryview(body.data)
+        left = read_levels(Body(view[start:end], left_form), *left_layout(layout, ranks))
+        levels = read_levels(Body(view[end + _OFFSETS.size :], right_form), *element_layout(layout, ranks, trends))
         elements = values_of(levels, np.array(_OFFSETS.unpack_from(body.data, end), np.int8))
         vectors = values_of(left, np.array(left_offsets, np.int8))
         update = rebuilt(elements, vectors, layout, ranks, steps)

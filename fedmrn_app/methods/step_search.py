@@ -16,6 +16,7 @@ from fedmrn_app.wire.mask_model import stride
 TOLERANCE = 0.01  # of the size or the error
 SMALLEST = 1e-30  # updates with smaller elements are sent as zero
 _SECANTS, _MAX_TRIALS = 6, 16
+_SHORT = 1000  # bytes; what factors cost in ranks and lengths is not in the estimate of what they are worth
 
 
 def search(quantizer: UpdateQuantizer, *, error: float | None = None, size: float = 0.0) -> Quantization:
@@ -34,12 +35,18 @@ def search(quantizer: UpdateQuantizer, *, error: float | None = None, size: floa
         start, wanted, measure = first_step(x, 8 * size / x.size), size, _size
     else:
         start, wanted, measure = (2 * rms * math.sqrt(error), 0.8), error, _error
-    trials = _SECANTS if quantizer.may_factor else _MAX_TRIALS
-    found = closest(quantizer.at, measure, wanted, start, trials)
-    if quantizer.may_factor and abs(math.log(max(measure(found), 1e-9) / wanted)) > TOLERANCE:
+    if not quantizer.may_factor:
+        return closest(quantizer.at, measure, wanted, start)
+    no_ranks = (0,) * len(quantizer.layout.shapes)
+    found = closest(quantizer.at, measure, wanted, start, _SECANTS)
+    if abs(math.log(max(measure(found), 1e-9) / wanted)) > TOLERANCE:
         # another step may be worth other factors; with the same ones for all steps sizes and errors are smooth in it
-        ranks = found.ranks or (0,) * len(quantizer.layout.shapes)
-        found = closest(partial(quantizer.at, ranks=ranks), measure, wanted, (found.step, start[1]))
+        found = closest(partial(quantizer.at, ranks=found.ranks or no_ranks), measure, wanted, (found.step, start[1]))
+    if found.ranks and found.size < _SHORT:
+        elements = closest(partial(quantizer.at, ranks=no_ranks), measure, wanted, start)
+        other = _error if error is None else _size
+        sent = elements.scale > 0 or found.scale == 0
+        return elements if sent and other(elements) < other(found) else found
     return found
 
 

@@ -3,7 +3,7 @@
 form 0   plain, always readable
 form 1   coded with what both sides know; written only if it is shorter
 form 2   coded in several lanes, for long bodies, see `wire/entropy.py`
-forms 3 and 4   factors of matrices, coded and plain, see `wire/factors.py`
+form 3   factors of matrices, see `wire/factors.py`
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from fedmrn_app.errors import PayloadError
 
-PLAIN, CODED, LANED, FACTORED, PLAIN_FACTORED = 0, 1, 2, 3, 4
+PLAIN, CODED, LANED, FACTORED = 0, 1, 2, 3
 
 Coder = Literal["auto", "packed"]  # the shorter form, or always the plain form
 CODERS: tuple[Coder, ...] = get_args(Coder)

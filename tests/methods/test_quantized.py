@@ -8,9 +8,12 @@ import pytest
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.methods.quantization import ONE_STEP, TensorSteps, UpdateQuantizer
+from fedmrn_app.methods.quantized import UniformLevels
 from fedmrn_app.methods.shared_context import SharedContext
-from fedmrn_app.wire.adaptive_levels import encode_levels
-from fedmrn_app.wire.body import CODED, FACTORED, PLAIN_FACTORED, Body
+from fedmrn_app.wire.adaptive_levels import encode_levels, trends_of
+from fedmrn_app.wire.body import CODED, FACTORED, Body
+from fedmrn_app.wire.factors import largest_rank, matrix_shape
 from tests.helpers import make_method
 
 LAYOUT = Layout(((32, 16, 3, 3), (64, 32, 3, 3), (10, 64)))
@@ -213,6 +216,48 @@ def test_the_length_is_right_along_the_update_or_that_of_the_least_error(scale: 
     assert inner == pytest.approx(square, rel=1e-4)
 
 
+def test_a_factored_update_keeps_half_of_its_length() -> None:
+    x = low_rank_update(30, 0.5)
+    body, y = sent(x, False, error=0.8)
+    assert body.form == FACTORED
+    assert lost(y, x) == pytest.approx(0.8, rel=0.02)
+    assert np.dot(y.astype(np.float64), x) == pytest.approx(0.5 * np.dot(x.astype(np.float64), x), rel=1e-4)
+
+
+def test_short_bodies_have_factors_only_where_their_error_is_less() -> None:
+    layout, random = Layout(((6, 1, 3, 3), (10, 54), (7, 10), (54, 12))), np.random.default_rng(1)
+    zeros = np.zeros(layout.count, np.float32)
+    known = SharedContext(layout, zeros, zeros)
+    for _ in range(20):
+        x = (random.normal(size=layout.count) * np.exp(random.normal(size=layout.count))).astype(np.float32)
+        errors = []
+        for low_rank in (True, False):
+            codec = make_method("quantized", low_rank=low_rank).codec
+            errors.append(lost(codec.decode(codec.encode(x, known, 1, 2), known, 1), x))
+        assert errors[0] <= 1.03 * errors[1]  # sizes are met within one percent
+
+
+@pytest.mark.parametrize("coder", ["auto", "packed"])
+@pytest.mark.parametrize("shapes", [((3, 4), (2, 2)), ((2, 3),), ((4, 2), (1, 8), (5,)), ((6, 2, 3, 3), (7, 9))])
+def test_factors_of_the_smallest_matrices_are_read(shapes: tuple[tuple[int, ...], ...], coder: str) -> None:
+    layout, random = Layout(shapes), np.random.default_rng(3)
+    zeros = np.zeros(layout.count, np.float32)
+    codec, known = make_method("quantized", coder=coder).codec, SharedContext(layout, zeros, zeros)
+    assert isinstance(codec, UniformLevels)
+    for step in (1e-3, 0.1, 1.0):
+        x = random.normal(size=layout.count).astype(np.float32)
+        steps = TensorSteps.of(ONE_STEP, layout)
+        quantizer = UpdateQuantizer(x, layout, trends_of(zeros), steps=steps, low_rank=True, scale="unbiased")
+        ranks = tuple(largest_rank(matrix_shape(shape)) for shape in shapes)
+        found = quantizer.at(step, ranks)
+        body = codec.write(found)
+        assert body.form == FACTORED
+        assert len(body) <= codec.limits(layout).max_bytes
+        y = codec.decode(body, known, 1)
+        assert np.dot(y.astype(np.float64), x) == pytest.approx(np.dot(x.astype(np.float64), x), rel=1e-4)
+        assert lost(y, x) == pytest.approx(found.error, abs=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["normal", "sparse", "signs"])
 def test_an_update_without_directions_takes_no_more_than_its_elements(kind: str) -> None:
     random = np.random.default_rng(2)
@@ -232,7 +277,8 @@ def test_a_body_says_itself_whether_it_has_factors() -> None:
     with pytest.raises(PayloadError, match="form 3"):
         make_method("quantized", low_rank=False).codec.decode(factored, context, 1)
     packed = make_method("quantized", coder="packed").codec.encode(low_rank_update(2), context, 1, 2)
-    assert packed.form == PLAIN_FACTORED
+    assert packed.form == FACTORED
+    assert len(packed) > len(factored)
     assert np.array_equal(codec.decode(packed, context, 1), codec.decode(factored, context, 1))
 
 
@@ -243,10 +289,11 @@ def test_factors_that_no_encoder_writes_are_refused() -> None:
     wrong = {
         "more factors": data[:4] + b"\xff" + data[5:],
         "or none at all": data[:4] + no_ranks + data[4 + tensors :],
-        "left vectors": data[:10] + b"\xff\xff\xff\xff" + data[14:],
-        "its head": data[:12],
+        "left vectors": data[:12] + b"\xff\xff\xff\xff" + data[16:],
+        "its head": data[:14],
+        "form 2": data[:7] + b"\x02" + data[8:],
         "scale": struct.pack("<f", float("nan")) + data[4:],
-        "checksum|length|form|end|length|where": data[:-1] + bytes([data[-1] ^ 1]),
+        "checksum": data[:-20] + bytes([data[-20] ^ 1]) + data[-19:],
     }
     for reason, damaged in wrong.items():
         with pytest.raises(PayloadError, match=reason):
@@ -265,7 +312,7 @@ def test_products_beyond_float32_are_refused_without_a_warning() -> None:
     zeros = np.zeros(layout.count, np.float32)
     codec, known = make_method("quantized").codec, SharedContext(layout, zeros, zeros)
     for scale in (1e34, 2e34):
-        head = struct.pack("<fBbbbI", scale, 3, 0, 0, 0, len(coded[0]))
+        head = struct.pack("<fBBBbbbI", scale, 3, 1, 1, 0, 0, 0, len(coded[0]))
         body = Body(head + coded[0] + bytes(3) + coded[1], FACTORED)
         if scale == 1e34:
             assert codec.decode(body, known, 1).reshape(8, 30)[0] == pytest.approx(24000 * 1e34)
