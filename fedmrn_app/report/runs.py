@@ -12,7 +12,7 @@ import pandas as pd
 from omegaconf import OmegaConf
 from yaml import YAMLError
 
-from fedmrn_app.config.schema import Config
+from fedmrn_app.config.schema import Config, SimulationConfig
 from fedmrn_app.data.partitions import PartitionConfig
 from fedmrn_app.errors import RunError
 from fedmrn_app.privacy.mechanism import PrivacyConfig
@@ -26,12 +26,17 @@ LATTICE_ONLY = ("downlink.step", "downlink.memory")  # without effect where the 
 # The values of keys that a run of an older version does not have.
 _DEFAULTS = {
     prefix + field.name: field.default
-    for prefix, section in (("", Config), ("partition.", PartitionConfig), ("privacy.", PrivacyConfig))
+    for prefix, section in (
+        ("", Config),
+        ("partition.", PartitionConfig),
+        ("privacy.", PrivacyConfig),
+        ("simulation.", SimulationConfig),
+    )
     for field in fields(section)
     if field.default is not MISSING
 }
 # Those of the options of a method, where the option came with another default.
-_EARLIER = {"quantized": {"strategy.low_rank": False, "strategy.scale": "unbiased"}}
+_EARLIER = {"quantized": {"strategy.low_rank": False, "strategy.scale": "auto", "strategy.tensor_steps": 0.0}}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -151,7 +151,8 @@ def others(update: Update) -> Iterator[Row]:
     coded += [(name, at_error(x, code, aim)) for name, code in error_bounded().items() for aim in ERRORS]
     coded += [(name, by_method(update, method, options)) for name, (method, options) in OURS.items()]
     coded += [(f"PowerSGD, rank={rank}", low_rank(update, rank)) for rank in RANKS]
-    yield from ((name, size, error(x, decoded)) for name, (size, decoded) in coded)
+    rows = ((name, size, error(x, decoded)) for name, (size, decoded) in coded)
+    yield from (row for row in rows if row[2] > 1e-6)  # PowerSGD is exact where a tensor has no more rows than its rank
 
 
 def low_rank(update: Update, rank: int) -> Coded:
