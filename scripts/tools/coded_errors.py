@@ -44,7 +44,7 @@ def main() -> None:
             times = [f"{seconds / x.size * 1e9:.0f}" for seconds in (middle - start, time.process_time() - middle)]
             wide = x.astype(np.float64)
             error = 1 - float(wide @ y) ** 2 / float((wide @ wide) * np.square(y, dtype=np.float64).sum())
-            table.add_row(path.stem, f"{error:.3f}", f"{8 * len(body) / x.size:.4f}", *times)
+            table.add_row(f"{path.parent.name}/{path.stem}", f"{error:.3f}", f"{8 * len(body) / x.size:.4f}", *times)
     Console(width=100).print(table)
 
 
