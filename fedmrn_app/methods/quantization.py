@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.wire.adaptive_levels import CodedLevels, Levels, Trends, quantize
-from fedmrn_app.wire.factors import fit, matrix_shape, product, spectrum, weights
+from fedmrn_app.wire.factors import fit, inverse_norms, matrix_shape, product, spectrum, unit_vectors
 
 Exponents = NDArray[np.int8]
 Offsets = NDArray[np.int8]
@@ -21,6 +22,8 @@ Scale = Literal["auto", "unbiased", "least_mse"]
 ONE_STEP: Exponents = np.zeros(0, np.int8)
 
 PRICE = 0.11  # of a bit, as a share of the squared step: of 0.08 to 0.16 the one with the fewest bits at an error
+OFFSETS: Final = struct.Struct("<bbb")  # centroids, see `Part`
+LEFT: Final = struct.Struct("<BBbbbI")  # forms of both parts; centroids and number of bytes of the left vectors
 _GRAIN = 256
 _SHORTEST = 0.5  # of the length along the update: with fewer bits than an update needs, training would come to a halt
 _QUARTERS = tuple(2 ** (quarter / 4) for quarter in range(4))
@@ -80,8 +83,8 @@ class Quantization:
     @property
     def size(self) -> int:
         """The number of bytes of levels, centroids and ranks."""
-        size = 3 + len(self.elements.coded.data)
-        return size if self.left is None else size + len(self.ranks) + 9 + len(self.left.coded.data)
+        size = OFFSETS.size + len(self.elements.coded.data)
+        return size if self.left is None else size + len(self.ranks) + LEFT.size + len(self.left.coded.data)
 
 
 class UpdateQuantizer:
@@ -139,18 +142,19 @@ class UpdateQuantizer:
         return self._scaled(step, along, float(np.square(q, dtype=np.float64).sum()), part)
 
     def _factored(self, step: float, ranks: Ranks) -> Quantization:
-        left = Part.of(self._left(ranks), step, *left_layout(self.layout, ranks))
+        of_left = left_layout(self.layout, ranks)
+        left = Part.of(self._left(ranks), step, of_left, unknown_trends(of_left))
         elements: list[Float32Array] = []
         seen: list[Float32Array] = []
-        units = split_left(left.values, self.layout, ranks)
-        for found, vectors, x in zip(self._spectra, units, self.layout.split(self.even), strict=True):
+        lefts = split_left(left.values, self.layout, ranks)
+        for found, vectors, x in zip(self._spectra, lefts, self.layout.split(self.even), strict=True):
             pair = (x, x) if found is None or vectors is None else fit(found.matrix, vectors)
             elements.append(pair[0].reshape(-1))
             seen.append(pair[1].reshape(-1))
-        layout, trends = element_layout(self.layout, ranks, self._trends)
-        part = Part.of(np.concatenate(elements), step, layout, trends)
+        layout = element_layout(self.layout, ranks)
+        part = Part.of(np.concatenate(elements), step, layout, element_trends(self.layout, ranks, self._trends))
         along = norm = 0.0
-        for share, vectors, x, q in zip(self._steps.each(ranks), units, seen, layout.split(part.values), strict=True):
+        for share, vectors, x, q in zip(self._steps.each(ranks), lefts, seen, layout.split(part.values), strict=True):
             along += share**2 * float(np.multiply(x, q, dtype=np.float64).sum())
             norm += share**2 * _squared_norm(vectors, q)
         return self._scaled(step, along, norm, part, ranks, left)
@@ -192,40 +196,45 @@ def rebuilt(
         steps: of the tensors.
     """
     found = np.empty(layout.count, np.float32)
-    parts = element_layout(layout, ranks)[0].split(elements)
+    parts = element_layout(layout, ranks).split(elements)
     for out, share, vectors, part in zip(
         layout.split(found), steps.each(ranks), split_left(left, layout, ranks), parts, strict=True
     ):
         whole = (
-            part if vectors is None else product(vectors, part.reshape(len(vectors), -1) * weights(vectors)[:, None])
+            part
+            if vectors is None
+            else product(vectors, part.reshape(len(vectors), -1) * inverse_norms(vectors)[:, None])
         )
         np.multiply(whole.reshape(-1), np.float32(share), out=out)
     return found
 
 
-def left_layout(layout: Layout, ranks: Ranks) -> tuple[Layout, Trends]:
-    """Return the layout of all left vectors, and their trends, which are unknown."""
-    found = Layout(tuple((rank, shape[0]) for rank, shape in zip(ranks, layout.shapes, strict=True) if rank))
-    return found, np.zeros(found.count, np.int8)
+def left_layout(layout: Layout, ranks: Ranks) -> Layout:
+    """Return the layout of all left vectors."""
+    return Layout(tuple((rank, shape[0]) for rank, shape in zip(ranks, layout.shapes, strict=True) if rank))
 
 
-def element_layout(layout: Layout, ranks: Ranks, trends: Trends | None = None) -> tuple[Layout, Trends]:
-    """Return the layout of tensors of which some have right vectors, and the trends, which those have not."""
-    found = Layout(
-        tuple((rank, *shape[1:]) if rank else shape for rank, shape in zip(ranks, layout.shapes, strict=True))
-    )
-    if trends is None:
-        return found, np.zeros(0, np.int8)
-    parts = [
-        np.zeros(size, np.int8) if rank else part
-        for rank, size, part in zip(ranks, found.sizes, layout.split(trends), strict=True)
-    ]
-    return found, np.concatenate(parts)
+def element_layout(layout: Layout, ranks: Ranks) -> Layout:
+    """Return the layout of tensors of which some have right vectors."""
+    pairs = zip(ranks, layout.shapes, strict=True)
+    return Layout(tuple((rank, *shape[1:]) if rank else shape for rank, shape in pairs))
+
+
+def unknown_trends(layout: Layout) -> Trends:
+    """Return the trends of vectors of which nothing is known, int8 (d,)."""
+    return np.zeros(layout.count, np.int8)
+
+
+def element_trends(layout: Layout, ranks: Ranks, trends: Trends) -> Trends:
+    """Return the trends for `element_layout`, from those of all elements; right vectors have none."""
+    sizes = element_layout(layout, ranks).sizes
+    parts = zip(ranks, sizes, layout.split(trends), strict=True)
+    return np.concatenate([np.zeros(size, np.int8) if rank else part for rank, size, part in parts])
 
 
 def split_left(left: Float32Array, layout: Layout, ranks: Ranks) -> list[Float32Array | None]:
     """Return the left vectors of each tensor, float32 (r, n); None where it has no factors."""
-    parts = iter(left_layout(layout, ranks)[0].split(left))
+    parts = iter(left_layout(layout, ranks).split(left))
     return [
         next(parts).reshape(rank, shape[0]) if rank else None for rank, shape in zip(ranks, layout.shapes, strict=True)
     ]
@@ -246,12 +255,16 @@ def centroids(levels: Levels, offsets: Offsets) -> Float32Array:
     return np.copysign(values, levels, out=values, casting="same_kind")
 
 
+def root_mean_square(x: Float32Array) -> float:
+    """Return the root mean square of a vector, 0 for an empty one."""
+    return math.sqrt(float(np.square(x, dtype=np.float64).sum()) / max(1, x.size))
+
+
 def _squared_norm(vectors: Float32Array | None, q: Float32Array) -> float:
     """Return the squared norm of a tensor of elements, or of the products of left and right vectors."""
     if vectors is None:
         return float(np.square(q, dtype=np.float64).sum())
-    units, right = (vectors * weights(vectors)[:, None]).astype(np.float64), q.reshape(len(vectors), -1)
-    wide = right.astype(np.float64)
+    units, wide = unit_vectors(vectors).astype(np.float64), q.reshape(len(vectors), -1).astype(np.float64)
     return float(np.multiply(units @ units.T, wide @ wide.T).sum())
 
 

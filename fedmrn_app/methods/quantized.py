@@ -33,6 +33,8 @@ from fedmrn_app.kernels.level_tables import MAX_LEVEL
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.methods.method import Codec, CodecLimits, Method, MethodConfig, RunOptions
 from fedmrn_app.methods.quantization import (
+    LEFT,
+    OFFSETS,
     ONE_STEP,
     Exponents,
     Quantization,
@@ -41,8 +43,11 @@ from fedmrn_app.methods.quantization import (
     TensorSteps,
     UpdateQuantizer,
     element_layout,
+    element_trends,
     left_layout,
     rebuilt,
+    root_mean_square,
+    unknown_trends,
     values_of,
 )  # fmt: skip
 from fedmrn_app.methods.shared_context import SharedContext
@@ -59,8 +64,7 @@ from fedmrn_app.wire.body import FACTORED, Body, Coder
 from fedmrn_app.wire.factors import largest_rank, matrix_shape
 from fedmrn_app.wire.primitives import wrong_length
 
-_SCALE, _OFFSETS = struct.Struct("<f"), struct.Struct("<bbb")
-_LEFT = struct.Struct("<BBbbbI")  # forms of both parts; centroids as in `_OFFSETS`; number of bytes of the left vectors
+_SCALE = struct.Struct("<f")
 _LEAST_BYTES = 32  # of a body, so that an update of few weights is sent at all
 
 
@@ -99,7 +103,7 @@ class Quantized(MethodConfig):
 class UniformLevels(Codec):
     """Bodies of levels.
 
-    plain and coded form   scale; with `tensor_steps` an exponent per tensor; centroids; levels
+    plain and coded form   scale; centroids; with `tensor_steps` an exponent per tensor; levels
     factored form          scale; exponents; a rank per tensor, one byte each; the forms of the two parts that follow;
                            centroids, length and levels of the left vectors; centroids and levels of the right vectors
                            and of the tensors without factors
@@ -119,11 +123,11 @@ class UniformLevels(Codec):
 
     def write(self, found: Quantization, exponents: Exponents = ONE_STEP) -> Body:
         """Return the body of a quantized update."""
-        offsets = _OFFSETS.pack(*found.elements.offsets.tolist())
+        offsets = OFFSETS.pack(*found.elements.offsets.tolist())
         head = _SCALE.pack(found.scale)
         if found.left is not None:
             left, right = (level_body(part.coded, self.coder) for part in (found.left, found.elements))
-            fields = _LEFT.pack(left.form, right.form, *found.left.offsets.tolist(), len(left))
+            fields = LEFT.pack(left.form, right.form, *found.left.offsets.tolist(), len(left))
             parts = exponents.tobytes(), bytes(found.ranks), fields, left.data, offsets, right.data
             return Body(head + b"".join(parts), FACTORED)
         levels = level_body(found.elements.coded, self.coder)
@@ -141,7 +145,7 @@ class UniformLevels(Codec):
         """
         if self._exponent_count(layout) == 0:
             return ONE_STEP
-        sizes = [_rms(part) for part in layout.split(x)]
+        sizes = [root_mean_square(part) for part in layout.split(x)]
         largest = max(sizes, default=0.0)
         if not 0 < largest < math.inf:
             return np.zeros(len(sizes), np.int8)
@@ -171,11 +175,11 @@ class UniformLevels(Codec):
         if body.form == FACTORED and self.low_rank:
             return self._decode_factors(body, layout, trends_of(context.drift))
         count = self._exponent_count(layout)
-        head = _SCALE.size + _OFFSETS.size
+        head = _SCALE.size + OFFSETS.size
         if len(body) < head + count:
             raise wrong_length("body", body.data, f"less than its head of {head + count}")
         scale = _read_scale(body.data)
-        offsets = np.array(_OFFSETS.unpack_from(body.data, _SCALE.size), np.int8)
+        offsets = np.array(OFFSETS.unpack_from(body.data, _SCALE.size), np.int8)
         steps = TensorSteps.of(_read_exponents(body.data, count, head), layout)
         levels = read_levels(Body(memoryview(body.data)[head + count :], body.form), layout, trends_of(context.drift))
         update = values_of(levels, offsets)
@@ -186,20 +190,22 @@ class UniformLevels(Codec):
     def _decode_factors(self, body: Body, layout: Layout, trends: Trends) -> Float32Array:
         count, tensors = self._exponent_count(layout), len(layout.shapes)
         head = _SCALE.size + count + tensors
-        if len(body) < head + _LEFT.size:
-            raise wrong_length("body", body.data, f"less than its head of {head + _LEFT.size}")
+        if len(body) < head + LEFT.size:
+            raise wrong_length("body", body.data, f"less than its head of {head + LEFT.size}")
         scale = _read_scale(body.data)
         steps = TensorSteps.of(_read_exponents(body.data, count, _SCALE.size), layout)
         ranks = tuple(bytes(body.data[head - tensors : head]))
         _check_ranks(ranks, layout)
-        left_form, right_form, *left_offsets, size = _LEFT.unpack_from(body.data, head)
-        start, end = head + _LEFT.size, head + _LEFT.size + size
-        if len(body) < end + _OFFSETS.size:
+        left_form, right_form, *left_offsets, size = LEFT.unpack_from(body.data, head)
+        start, end = head + LEFT.size, head + LEFT.size + size
+        if len(body) < end + OFFSETS.size:
             raise wrong_length("body", body.data, f"less than its left vectors of {size}")
         view = memoryview(body.data)
-        left = read_levels(Body(view[start:end], left_form), *left_layout(layout, ranks))
-        levels = read_levels(Body(view[end + _OFFSETS.size :], right_form), *element_layout(layout, ranks, trends))
-        elements = values_of(levels, np.array(_OFFSETS.unpack_from(body.data, end), np.int8))
+        of_left, of_elements = left_layout(layout, ranks), element_layout(layout, ranks)
+        left = read_levels(Body(view[start:end], left_form), of_left, unknown_trends(of_left))
+        rest = Body(view[end + OFFSETS.size :], right_form)
+        levels = read_levels(rest, of_elements, element_trends(layout, ranks, trends))
+        elements = values_of(levels, np.array(OFFSETS.unpack_from(body.data, end), np.int8))
         vectors = values_of(left, np.array(left_offsets, np.int8))
         update = rebuilt(elements, vectors, layout, ranks, steps)
         with np.errstate(over="ignore"):
@@ -211,9 +217,9 @@ class UniformLevels(Codec):
     def limits(self, layout: Layout) -> CodecLimits:
         """Allow the plain form of the largest levels; 10 to 14 bytes per weight for trends, levels and values."""
         tensors = len(layout.shapes)
-        head = _SCALE.size + _OFFSETS.size + self._exponent_count(layout)
+        head = _SCALE.size + OFFSETS.size + self._exponent_count(layout)
         if self.low_rank:
-            head += tensors + _LEFT.size + max_level_bytes(0)
+            head += tensors + LEFT.size + max_level_bytes(0)  # the second part has a width of its own
         return CodecLimits(max_bytes=head + max_level_bytes(layout.count), read_copies=3.5 if self.low_rank else 2.5)
 
     def _exponent_count(self, layout: Layout) -> int:
@@ -238,7 +244,3 @@ def _check_ranks(ranks: Ranks, layout: Layout) -> None:
     most = [largest_rank(matrix_shape(shape)) for shape in layout.shapes]
     if not any(ranks) or any(rank > largest for rank, largest in zip(ranks, most, strict=True)):
         raise PayloadError("body has more factors than a tensor can have, or none at all", code="levels-ranks")
-
-
-def _rms(x: Float32Array) -> float:
-    return math.sqrt(float(np.square(x, dtype=np.float64).sum()) / max(1, x.size))

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedmrn_app.kernels.level_tables import MAX_LEVEL
 from fedmrn_app.layout import Float32Array
-from fedmrn_app.methods.quantization import Quantization, UpdateQuantizer
+from fedmrn_app.methods.quantization import Quantization, UpdateQuantizer, root_mean_square
 from fedmrn_app.wire.mask_model import stride
 
 TOLERANCE = 0.01  # of the size or the error
@@ -28,7 +28,7 @@ def search(quantizer: UpdateQuantizer, *, error: float | None = None, size: floa
         size: `Quantization.size`, in bytes.
     """
     x = quantizer.even
-    rms = math.sqrt(float(np.square(x, dtype=np.float64).sum()) / max(1, x.size))
+    rms = root_mean_square(x)
     if not rms > SMALLEST or not math.isfinite(rms):  # the server refuses a scale that is not finite
         return quantizer.zeros(0.0 if rms <= SMALLEST else math.nan)
     if error is None:

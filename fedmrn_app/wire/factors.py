@@ -48,10 +48,12 @@ class Spectrum:
     left: Float32Array
     _right: Float32Array = field(init=False, repr=False)
     _sizes: Float32Array = field(init=False, repr=False)
+    _square: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._right = np.zeros((0, self.matrix.shape[1]), np.float32)
         self._sizes = np.abs(self.matrix)
+        self._square = float(np.square(self.matrix, dtype=np.float64).sum())
 
     def right(self, count: int) -> Float32Array:
         """Return the first `count` right vectors times their singular values, float32 (count, m)."""
@@ -85,15 +87,17 @@ class Spectrum:
         if worth.size == 0:
             return 0
         rank = int(worth[-1]) + 1
-        total = float(np.square(self._sizes, dtype=np.float64).sum()) / step**2
-        factored = costs[:rank].sum() + max(total - float(energies[:rank].sum()), 0.0)
+        factored = costs[:rank].sum() + max(self._square / step**2 - float(energies[:rank].sum()), 0.0)
         return rank if factored < _cost(self._sizes, step, price).sum() else 0
 
 
 def spectrum(matrix: Float32Array) -> Spectrum | None:
-    """Return the singular vectors of a matrix, float32 (n, m); None if it can have no factors, or is zero."""
+    """Return the singular vectors of a matrix, float32 (n, m), or None.
+
+    A matrix has none if it is too small for factors, zero, or not finite.
+    """
     most = largest_rank(matrix.shape)
-    if most == 0:
+    if most == 0 or not np.isfinite(matrix).all():
         return None
     vectors, energies = _leading(matrix)
     count = int(np.count_nonzero(energies[:most] > 1e-12 * energies[0])) if energies[0] > 0 else 0
@@ -120,14 +124,19 @@ def fit(matrix: Float32Array, left: Float32Array) -> tuple[Float32Array, Float32
     Returns:
         The right vectors, and the products of the left ones of norm 1 with the matrix, float32 (r, m).
     """
-    units = left * weights(left)[:, None]
+    units = unit_vectors(left)
     wide = units.astype(np.float64)
     seen = (units @ matrix).astype(np.float32, copy=False)
     right = np.linalg.solve(wide @ wide.T + _RIDGE * np.eye(len(wide)), seen.astype(np.float64))
     return right.astype(np.float32), seen
 
 
-def weights(left: Float32Array) -> Float32Array:
+def unit_vectors(left: Float32Array) -> Float32Array:
+    """Return the left vectors at norm 1, float32 (r, n); a vector of zeros stays one."""
+    return left * inverse_norms(left)[:, None]
+
+
+def inverse_norms(left: Float32Array) -> Float32Array:
     """Return 1 over the norm of each left vector, float32 (r,); 0 for a vector of zeros.
 
     The values are levels at their centroids, so that their squares are exact and their sum has the same value on every

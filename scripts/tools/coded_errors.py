@@ -20,6 +20,7 @@ from rich.table import Table
 from fedmrn_app.layout import Layout
 from fedmrn_app.methods.quantized import UniformLevels
 from fedmrn_app.methods.shared_context import SharedContext
+from fedmrn_app.wire.adaptive_levels import trends_of
 
 
 def main() -> None:
@@ -34,17 +35,18 @@ def main() -> None:
             x, weights, first, shapes = (saved[name] for name in ("update", "weights", "first", "shapes"))
         layout = Layout(tuple(tuple(int(n) for n in shape if n) for shape in shapes))
         known = SharedContext(layout, weights, first)
-        known.drift  # noqa: B018  (computed once in a round)
+        trends = trends_of(known.drift)
         for wanted in arguments.errors:
             codec = UniformLevels(0.2, wanted, "auto", low_rank=not arguments.elements)
             start = time.process_time()
-            body = codec.encode(x, known, 0, 0)
+            found = codec.search(x, layout, trends)
+            body = codec.write(found)
             middle = time.process_time()
-            y = codec.decode(body, known, 0)
+            codec.decode(body, known, 0)
             times = [f"{seconds / x.size * 1e9:.0f}" for seconds in (middle - start, time.process_time() - middle)]
-            wide = x.astype(np.float64)
-            error = 1 - float(wide @ y) ** 2 / float((wide @ wide) * np.square(y, dtype=np.float64).sum())
-            table.add_row(f"{path.parent.name}/{path.stem}", f"{error:.3f}", f"{8 * len(body) / x.size:.4f}", *times)
+            table.add_row(
+                f"{path.parent.name}/{path.stem}", f"{found.error:.3f}", f"{8 * len(body) / x.size:.4f}", *times
+            )
     Console(width=100).print(table)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedmrn_app.layout import Float32Array
-from fedmrn_app.wire.factors import fit, largest_rank, matrix_shape, product, spectrum, weights
+from fedmrn_app.wire.factors import fit, inverse_norms, largest_rank, matrix_shape, product, spectrum
 
 RANDOM = np.random.default_rng(5)
 
@@ -61,9 +61,9 @@ def test_right_vectors_fit_even_if_left_ones_are_equal_or_zero() -> None:
     left = np.round(3 * normal(4, 20))
     left[2], left[3] = left[1], 0
     right, seen = fit(matrix, left)
-    units = left * weights(left)[:, None]
+    units = left * inverse_norms(left)[:, None]
     assert np.isfinite(right).all()
     assert seen == pytest.approx(units @ matrix, abs=1e-4)
     best = np.linalg.lstsq(units.T.astype(np.float64), matrix, rcond=1e-6)[0]
     assert units.T @ right == pytest.approx(units.T @ best, abs=0.02)
-    assert weights(left)[3] == 0
+    assert inverse_norms(left)[3] == 0
