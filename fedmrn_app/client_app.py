@@ -11,7 +11,7 @@ from functools import lru_cache
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedmrn_app.config.build import build_worker, check_node, check_targets, parse_config
+from fedmrn_app.config.build import build_worker, check_node, check_targets, parse_config, precision_remark
 from fedmrn_app.errors import FedMRNError, PayloadError
 from fedmrn_app.federation.client import ClientState, Reply
 from fedmrn_app.federation.protocol import Order
@@ -153,4 +153,6 @@ def _worker(packed: bytes, data_path: str | None, dataset_path: str | None, allo
         values["dataset"]["path"] = dataset_path
     config = parse_config(values)
     check_node(config)
+    if (remark := precision_remark(config)) is not None:
+        logging.getLogger("flwr").warning(remark)
     return build_worker(config, data_path)

@@ -26,6 +26,7 @@ from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.federation.worker import RunSettings, Worker
 from fedmrn_app.learning.flat import FlatModel, trained_parameters
 from fedmrn_app.learning.models.build import build_model
+from fedmrn_app.learning.sgd import emulates_bfloat16
 from fedmrn_app.methods import build_method
 from fedmrn_app.methods.method import Method, RunOptions
 from fedmrn_app.seeds import derive_seed
@@ -279,6 +280,16 @@ def torch_device(config: Config) -> torch.device:
         reason = "PyTorch finds no GPU here; take device=cpu, or give clients client_gpus"
         raise refusal("device", config.device, reason, "device")
     return torch.device(("cuda" if available else "cpu") if config.device == "auto" else config.device)
+
+
+def precision_remark(config: Config) -> str | None:
+    """Return a line for the log where the run's precision is slow on this machine, or None."""
+    if config.precision == "float32" or not emulates_bfloat16(torch_device(config)):
+        return None
+    return (
+        f"precision={config.precision}: this processor has no instructions for it, and PyTorch's emulation takes "
+        "about ten times as long as precision=float32"
+    )
 
 
 def locate(target: object, group: str) -> Callable[..., Any]:

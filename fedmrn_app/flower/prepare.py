@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from flwr.serverapp import Grid
 
-from fedmrn_app.config.build import build_flat_model, build_protocol, build_run_method
+from fedmrn_app.config.build import build_flat_model, build_protocol, build_run_method, precision_remark
 from fedmrn_app.config.compose import default_values
 from fedmrn_app.config.privacy_checks import open_privacy, privacy_lines
 from fedmrn_app.config.schema import Config, Values
@@ -70,6 +70,8 @@ def prepare(
     report(f"run folder {folder.path}" + (f", going on after round {done}" if done else ""))
     if config.validation is not None:
         report(f"evaluated on {len(splits.test)} rows held out of the training data, not on the test split")
+    if devices is None and (remark := precision_remark(config)) is not None:
+        report(remark)  # devices have other processors, and log this themselves
     for line in privacy_lines(config, privacy, protocol):
         report(line)
     packed, nodes = pack_config(values, folder.name), LiveNodes(grid, real=devices is not None)

@@ -118,3 +118,12 @@ def flushed_denormals() -> Iterator[None]:
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
     """Return the autocast context of a precision, which changes nothing for float32."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
+
+
+def emulates_bfloat16(device: torch.device) -> bool:
+    """Return whether PyTorch emulates bfloat16 on a device, which takes several times as long as float32.
+
+    It does so on x86 processors without AVX-512, and on ARM ones without the extension for bfloat16.
+    """
+    is_supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)  # missing where oneDNN is
+    return device.type == "cpu" and is_supported is not None and not is_supported()
