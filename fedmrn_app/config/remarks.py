@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from fedmrn_app.config.build import TARGET, build_run_method
 from fedmrn_app.config.schema import Config
+from fedmrn_app.methods.fedmrn import NoiseMask
 
 Remark = tuple[bool, str, str]  # whether it applies, the keys below a prefix, and why they have no effect
 
@@ -66,6 +68,10 @@ def _method(config: Config) -> Iterator[Remark]:
     yield not hasattr(codec, "noise"), "noise", f"strategy={name} masks no noise"
     yield not hasattr(codec, "noise"), "noise.alpha|distribution", f"strategy={name} masks no noise"
     yield not hasattr(codec, "coder"), "uplink.coder", f"strategy={name} codes no masks"
+    if name in ("fedmrn", "fedmrns"):
+        assert isinstance(codec, NoiseMask)
+        alone = codec.coder == "packed" or not replace(codec, low_rank=True).may_estimate
+        yield alone, "strategy.low_rank", "masks are sent without an estimate of the update in this run"
     if name != "submodel":
         return
     masking, channels = options["masking"], options["granularity"] == "channel"

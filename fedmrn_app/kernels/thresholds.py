@@ -45,30 +45,51 @@ class Rows:
     stride: int
 
 
-def measure(n: Float32Array, rows: Rows, key: int, scale: np.float32, signed: bool, trend: Float32Array) -> Evidence:
+def measure(
+    n: Float32Array,
+    rows: Rows,
+    key: int,
+    scale: np.float32,
+    signed: bool,
+    trend: Float32Array,
+    estimate: Float32Array | None = None,
+) -> Evidence:
     """Return the side information of the thresholds v n, or (2 v - 1) n for signed masks, of some rows of a vector.
+
+    A size is the distance of a threshold from the estimated update. The sign is the direction from the estimate to the
+    threshold, in which few updates lie beyond the latter.
 
     Args:
         n: the noise of the rows, float32 (rows, width).
         rows: the place of the rows in the vector.
         key: the 64-bit key of the uniforms v.
-        scale: the factor that maps the thresholds' magnitudes to sizes, which are capped at 1.
+        scale: the factor that maps the thresholds' magnitudes to sizes; sizes are capped at 1.
         signed: whether masks are signed.
         trend: the direction in which each weight of the whole vector has moved so far, float32 (d,) in [-1, 1].
+        estimate: the estimated update of the rows times `scale`, float32 (rows, width); None for zeros.
 
     Returns:
-        The sizes, the thresholds' signs, the trend times the sign, and the bits to invert: those whose threshold lacks
-        the noise's sign, or None for binary masks. Each has the shape (rows, width).
+        The sizes, the signs, the trend times the sign, and the bits to invert: those whose sign is not the noise's, or
+        None for binary masks without an estimate, of which there are none. Each has the shape (rows, width).
     """
     size, sign, drift = np.empty_like(n), np.empty_like(n), np.empty_like(n)
-    inverted = np.empty(n.shape if signed else (0, 0), np.bool_)
+    inverts = signed or estimate is not None
+    inverted = np.empty(n.shape if inverts else (0, 0), np.bool_)
     low, high = map(np.uint32, first_word(key, rows.start))
-    _measure(signed)(n, low, high, rows.stride, scale, trend[rows.start :], size, sign, drift, inverted)
-    return Evidence(size, sign, drift, inverted if signed else None)
+    loop = _measure(signed, estimate is not None)
+    expected = n if estimate is None else estimate
+    loop(n, low, high, rows.stride, scale, trend[rows.start :], expected, size, sign, drift, inverted)
+    return Evidence(size, sign, drift, inverted if inverts else None)
 
 
 def measure_plain(
-    n: Float32Array, rows: Rows, key: int, scale: np.float32, signed: bool, trend: Float32Array
+    n: Float32Array,
+    rows: Rows,
+    key: int,
+    scale: np.float32,
+    signed: bool,
+    trend: Float32Array,
+    estimate: Float32Array | None = None,
 ) -> Evidence:
     """Return the same as `measure`, by NumPy's operations."""
     places = rows.start + rows.stride * np.arange(len(n))[:, None] + np.arange(n.shape[1])
@@ -79,7 +100,14 @@ def measure_plain(
         v = v + v - np.float32(1)
         inverted = v < 0
         sign = np.where(inverted, -sign, sign)
-    size = np.minimum(np.abs(n) * scale * np.abs(v), np.float32(1))
+    size = np.abs(n) * scale * np.abs(v)
+    if estimate is not None:
+        size = size - sign * estimate
+        beyond = size < 0
+        size = np.abs(size)
+        sign = np.where(beyond, -sign, sign)
+        inverted = beyond if inverted is None else inverted ^ beyond
+    size = np.minimum(size, np.float32(1))
     return Evidence(size, sign, trend[places] * sign, inverted)
 
 
@@ -99,31 +127,40 @@ def _fill(low: Any, high: Any, v: Any) -> None:
 
 
 @cache
-def _measure(signed: bool) -> Callable[..., Any]:
+def _measure(signed: bool, estimated: bool) -> Callable[..., Any]:
     one, zero = np.float32(1), np.float32(0)
 
     def measure(
-        n: Any, low: Any, high: Any, stride: Any, scale: Any, trend: Any,
+        n: Any, low: Any, high: Any, stride: Any, scale: Any, trend: Any, estimate: Any,
         size: Any, sign: Any, drift: Any, inverted: Any,
     ) -> None:  # fmt: skip
         for row in range(n.shape[0]):
             first = np.uint32(low + np.uint32(row * stride))
             noise, trends = n[row], trend[row * stride : row * stride + n.shape[1]]
-            sizes, signs, drifts = size[row], sign[row], drift[row]
+            sizes, signs, drifts, expected = size[row], sign[row], drift[row], estimate[row]
             for i in range(noise.size):
                 v = uniform(i, first, high)
                 s = one if noise[i] > zero else -one
+                against = False
                 if signed:
                     v = v + v - one
                     against = v < zero
-                    inverted[row, i] = against
                     s = -s if against else s
                 x = abs(noise[i]) * scale * abs(v)
+                if estimated:
+                    x = x - s * expected[i]
+                    beyond = x < zero
+                    s = -s if beyond else s
+                    x = abs(x)
+                    against = against ^ beyond
+                if signed or estimated:
+                    inverted[row, i] = against
                 sizes[i] = x if x < one else one
                 signs[i] = s
                 drifts[i] = trends[i] * s
 
     flags, word, number = types.Array(types.boolean, 2, "C"), types.uint32, types.float32
     outputs = (FLOAT_ROWS, FLOAT_ROWS, FLOAT_ROWS, flags)
-    signature = types.void(READ_ONLY_FLOAT_ROWS, word, word, types.int64, number, READ_ONLY_FLOATS, *outputs)
+    inputs = (word, word, types.int64, number, READ_ONLY_FLOATS, READ_ONLY_FLOAT_ROWS)
+    signature = types.void(READ_ONLY_FLOAT_ROWS, *inputs, *outputs)
     return compile_loop(signature, measure)

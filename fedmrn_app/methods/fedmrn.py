@@ -14,11 +14,15 @@ The uniforms v of the last draw follow from the server's seed. The mask has the 
 uniforms, and both sides know the threshold v n, or (2 v - 1) n for signed masks, which `u` exceeds or not. Masks are
 coded with that side information. The last draw is therefore not private randomness: a bit tells on which side of a
 known number `u` lies. The draws during training are not private either, because their seed follows from the run's.
+
+With `low_rank` a coarse estimate of `u` is sent beside the mask where that takes fewer bytes, see `mask_estimate.py`.
+It makes the bits more predictable and changes none of them. It tells the server more about `u` than the mask does.
 """
 
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +30,7 @@ from typing import ClassVar, Literal, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmrn_app.kernels.counter_rng import known_key, step_key
@@ -35,6 +40,7 @@ from fedmrn_app.kernels.thresholds import uniforms
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel, to_tensor
 from fedmrn_app.methods.mask_decoding import MaskBits, MaskedNoise, ReplyNoise, ThresholdSideInfo
+from fedmrn_app.methods.mask_estimate import Estimate, QuantizedEstimate
 from fedmrn_app.methods.method import (
     Codec,
     CodecLimits,
@@ -50,10 +56,12 @@ from fedmrn_app.methods.randomized_response import RandomizedResponse
 from fedmrn_app.methods.rate_control import RateControl
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import Noise
-from fedmrn_app.wire.body import CODED, Body, Coder
+from fedmrn_app.wire.body import CODED, FACTORED, Body, Coder
 from fedmrn_app.wire.mask_model import SideInformation, SideInfoSource
-from fedmrn_app.wire.masks import decode_mask, pack_mask
-from fedmrn_app.wire.primitives import pack_bits, packed_bits, packed_size
+from fedmrn_app.wire.masks import code_mask, decode_mask, pack_mask
+from fedmrn_app.wire.primitives import pack_bits, packed_bits, packed_size, wrong_length
+
+_LENGTH = struct.Struct("<I")
 
 # How masks are learned (sections 5.3 and 5.4).
 Masking = Literal[
@@ -73,6 +81,7 @@ class FedMRN(MethodConfig):
     Attributes:
         masking: how masks are learned.
         shared_noise: whether all clients of a round mask the same noise, so that the sum of their masks gives the mean.
+        low_rank: whether masks are coded with an estimate of low rank where that takes fewer bytes.
     """
 
     name = "fedmrn"
@@ -81,6 +90,7 @@ class FedMRN(MethodConfig):
 
     masking: Masking = "psm"
     shared_noise: bool = False
+    low_rank: bool = False
 
     def build(self, run: RunOptions) -> Method:
         """Return training with masked noise, or plain SGD before the only draw, and a codec of masks."""
@@ -96,7 +106,7 @@ class FedMRN(MethodConfig):
             raise conflict(
                 "privacy.flip", flip, "is not corrected in a sum of masks of shared noise; say privacy.flip=null"
             )
-        own_noise = NoiseMask(run.noise, kind, run.coder, run.randomized_response)
+        own_noise = NoiseMask(run.noise, kind, run.coder, run.randomized_response, self.low_rank)
         training = MaskedTraining(run.noise, kind, progressive=self.masking in ("psm", "pm"))
         return Method(
             name=self.name,
@@ -161,12 +171,17 @@ def draw_mask(u: Tensor, n: Tensor, kind: MaskKind, key: int) -> Tensor:
 
 @dataclass(frozen=True)
 class NoiseMask(Codec):
-    """Body: a mask, 1 where the noise is kept, 0 where it is dropped or, signed, negated."""
+    """Body: a mask, 1 where the noise is kept, 0 where it is dropped or, signed, negated.
+
+    plain and coded form   as `wire/masks.py` describes them
+    factored form          number of bytes of the estimate (uint32); the estimate; the coded form
+    """
 
     noise: Noise
     kind: MaskKind
     coder: Coder
     randomized_response: RandomizedResponse | None = None
+    low_rank: bool = False
 
     def encode(self, x: Float32Array, context: SharedContext, seed: int, private_seed: int) -> Body:
         """Draw the mask of the update `x` with uniforms that the server knows, and pack it."""
@@ -175,7 +190,21 @@ class NoiseMask(Codec):
         if self.randomized_response is not None:
             mask = self.randomized_response.apply(mask, private_seed)
         noise = ReplyNoise(context.scaled(self.noise), seed, n)
-        return pack_mask(mask, partial(self.side_info, noise, context), self.coder)
+        body = pack_mask(mask, partial(self.side_info, noise, context), self.coder)
+        if body.form != CODED or not self.may_estimate:
+            return body
+        return min(body, self._with_estimate(mask, x, noise, context) or body, key=len)
+
+    def _with_estimate(
+        self, mask: NDArray[np.bool_], x: Float32Array, noise: ReplyNoise, context: SharedContext
+    ) -> Body | None:
+        """Return the factored form, or None if `x` has no estimate."""
+        found = QuantizedEstimate.of(x, context.layout, noise.noise)
+        if found is None:
+            return None
+        coded = code_mask(mask, self.side_info(noise, context, found.estimate(_to_unit(noise))))
+        written = found.to_bytes(self.coder)
+        return Body(_LENGTH.pack(len(written)) + written + coded, FACTORED)
 
     def decode(self, body: Body, context: SharedContext, seed: int) -> Float32Array:
         """Return `G(seed) * m`, float32 (d,)."""
@@ -186,13 +215,15 @@ class NoiseMask(Codec):
     def read(self, body: Body, context: SharedContext, seed: int) -> MaskedNoise:
         """Return the mask with its noise, which is kept as a vector only where the coder needs all of it."""
         noise = ReplyNoise(context.scaled(self.noise), seed)
-        if body.form != CODED:
+        data, estimate = memoryview(body.data), None
+        if body.form == FACTORED and self.may_estimate:
+            estimate, data = _read_estimate(data, noise, context.layout)
+        elif body.form != CODED:
             body.must_be_plain()
-            bits = packed_bits(body.data, context.count)
-        else:
-            if not self._streams:
-                noise = replace(noise, vector=noise.noise(seed, context.count))
-            bits = np.packbits(decode_mask(body.data, self.side_info(noise, context)), bitorder="little")
+            return MaskedNoise(packed_bits(data, context.count), noise, self.kind.signed, self.randomized_response)
+        if not self._streams:
+            noise = replace(noise, vector=noise.noise(seed, context.count))
+        bits = np.packbits(decode_mask(data, self.side_info(noise, context, estimate)), bitorder="little")
         return MaskedNoise(bits, noise, self.kind.signed, self.randomized_response)
 
     def limits(self, layout: Layout) -> CodecLimits:
@@ -204,17 +235,27 @@ class NoiseMask(Codec):
         return CodecLimits(
             max_bytes=packed_size(layout.count),
             max_norm=norm,
-            read_copies=0.5 if self._streams else None,  # a byte per weight, and the bits of replies that wait
+            read_copies=self._read_copies if self._streams else None,
         )
+
+    @property
+    def _read_copies(self) -> float:
+        # a byte per weight, and the bits of replies that wait; factors have a quarter as many elements as weights
+        return 1.25 if self.may_estimate else 0.5
+
+    @property
+    def may_estimate(self) -> bool:
+        """Whether a body may hold an estimate: not where the mask alone is private, or tells only the update's sign."""
+        return self.low_rank and self.randomized_response is None and not self.kind.deterministic
 
     @property
     def _streams(self) -> bool:
         """Whether noise and thresholds can be generated block by block."""
         return self.noise.distribution == "uniform" and not self.kind.deterministic
 
-    def side_info(self, noise: ReplyNoise, context: SharedContext) -> SideInfoSource:
+    def side_info(self, noise: ReplyNoise, context: SharedContext, estimate: Estimate | None = None) -> SideInfoSource:
         """Return what masks are coded with: their thresholds, or the noise itself if masks are deterministic."""
-        scale = np.float32(1 / (self.noise.largest * context.scaled(self.noise).alpha))  # makes sizes at most 1
+        scale = _to_unit(noise)
         if not self.kind.deterministic:
             return ThresholdSideInfo(
                 layout=context.layout,
@@ -223,11 +264,25 @@ class NoiseMask(Codec):
                 scale=scale,
                 signed=self.kind.signed,
                 drift=context.drift,
+                estimate=estimate,
             )
         assert noise.vector is not None
         sign = np.copysign(np.float32(1), noise.vector)
         size = np.minimum(np.abs(noise.vector) * scale, np.float32(1))
         return SideInformation(context.layout, size, sign, context.drift * sign)
+
+
+def _to_unit(noise: ReplyNoise) -> np.float32:
+    """Return the factor that makes thresholds at most 1."""
+    return np.float32(1 / noise.largest)
+
+
+def _read_estimate(data: memoryview, noise: ReplyNoise, layout: Layout) -> tuple[Estimate, memoryview]:
+    """Return the estimate at the start of a body, times `_to_unit`, and the rest of the body."""
+    if len(data) < _LENGTH.size:
+        raise wrong_length("body", data, f"less than {_LENGTH.size}")
+    end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
+    return QuantizedEstimate.from_bytes(data[_LENGTH.size : end], layout).estimate(_to_unit(noise)), data[end:]
 
 
 @dataclass(frozen=True)

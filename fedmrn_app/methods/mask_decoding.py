@@ -15,6 +15,7 @@ from fedmrn_app.kernels.mask_rans_plain import Evidence
 from fedmrn_app.kernels.thresholds import Rows, measure
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.methods.contribution import BLOCK, Contribution
+from fedmrn_app.methods.mask_estimate import Estimate
 from fedmrn_app.methods.randomized_response import RandomizedResponse
 from fedmrn_app.noise import Noise
 from fedmrn_app.wire.mask_model import Part
@@ -33,6 +34,11 @@ class ReplyNoise:
     noise: Noise
     seed: int
     vector: Float32Array | None = None
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude of the noise."""
+        return self.noise.largest * self.noise.alpha
 
     def rows(self, part: Part, runs: slice) -> Float32Array:
         """Return the noise of some runs of a part, float32 (runs, width); only uniform noise can be generated."""
@@ -121,7 +127,8 @@ class ThresholdSideInfo:
     """Side information of a stochastic mask: its thresholds, computed block by block.
 
     A bit, inverted where the threshold has not the sign of the noise, is set if the update exceeds the threshold. That
-    is rare where the threshold is large, and where the weight has moved in the other direction so far.
+    is rare where the threshold is large, and where the weight has moved in the other direction so far. With an estimate
+    of the update it is rare where the threshold is far from the estimate.
 
     Attributes:
         layout: layout of the tensors.
@@ -130,6 +137,7 @@ class ThresholdSideInfo:
         scale: factor of the thresholds' magnitudes, which makes them at most 1.
         signed: whether masks are signed, so that thresholds can have either sign.
         drift: direction in which each weight has moved so far, float32 (d,) in [-1, 1].
+        estimate: of the update, times `scale`; None for zeros.
         has_drift: always true here.
     """
 
@@ -139,9 +147,11 @@ class ThresholdSideInfo:
     scale: np.float32
     signed: bool
     drift: Float32Array
+    estimate: Estimate | None = None
     has_drift: bool = True
 
     def read(self, part: Part, runs: slice) -> Evidence:
         """Return the side information of some runs of a part."""
         rows = Rows(part.start + runs.start * part.run + part.first, part.run)
-        return measure(self.noise.rows(part, runs), rows, self.key, self.scale, self.signed, self.drift)
+        estimate = None if self.estimate is None else self.estimate.rows(part, runs)
+        return measure(self.noise.rows(part, runs), rows, self.key, self.scale, self.signed, self.drift, estimate)

@@ -11,9 +11,10 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmrn_app.kernels.outer_products import product
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.wire.adaptive_levels import CodedLevels, Levels, Trends, quantize
-from fedmrn_app.wire.factors import fit, inverse_norms, matrix_shape, product, spectrum, unit_vectors
+from fedmrn_app.wire.factors import fit, inverse_norms, matrix_shape, spectrum, unit_vectors
 
 Exponents = NDArray[np.int8]
 Offsets = NDArray[np.int8]

@@ -25,7 +25,6 @@ MAX_RANK = 255
 _GRAM = 512  # rows of the largest Gram matrix
 _DIRECTIONS = 256  # random ones, to which larger matrices are reduced
 _COLUMNS = 1 << 12  # of a part of a matrix that is widened to float64 at a time
-_PIECE = 1 << 15  # elements of the rows that are multiplied at a time, which stay in the cache
 _LEAST = 0.05  # of a squared step: components with less energy per element are never tried
 _RIDGE = 1e-3  # of rows of norm 1, which can be equal once they are quantized
 # of the estimate of what a quantized vector costs; chosen so that what it prefers is shorter on kept updates
@@ -145,23 +144,6 @@ def inverse_norms(left: Float32Array) -> Float32Array:
     squares = np.square(left, dtype=np.float64).sum(axis=1)
     inverse: Float64Array = 1 / np.sqrt(np.where(squares > 0, squares, np.inf))
     return inverse.astype(np.float32)
-
-
-def product(left: Float32Array, right: Float32Array) -> Float32Array:
-    """Return the sum of the outer products of left (r, n) and right (r, m) vectors, float32 (n, m).
-
-    One product is added after the other, in float32, so that every machine computes the same matrix.
-    """
-    n, m = left.shape[1], right.shape[1]
-    found = np.zeros((n, m), np.float32)
-    rows = max(1, _PIECE // m)
-    piece = np.empty((min(rows, n), m), np.float32)
-    for start in range(0, n, rows):
-        part = found[start : start + rows]
-        scratch = piece[: len(part)]
-        for a, b in zip(left[:, start : start + rows], right, strict=True):
-            part += np.multiply(a[:, None], b, out=scratch)
-    return found
 
 
 def _leading(matrix: Float32Array) -> tuple[Float32Array, Float64Array]:

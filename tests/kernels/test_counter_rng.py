@@ -33,14 +33,17 @@ def test_compiled_uniforms_equal_the_plain_form() -> None:
     assert known_key(3) == step_key(3, 0)
 
 
+@pytest.mark.parametrize("estimated", [False, True])
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize(("rows", "width"), [(Rows(7, 130), 31), (Rows(0, 1), 50_001), (Rows(100, 9), 9)])
-def test_compiled_thresholds_equal_the_plain_form(signed: bool, rows: Rows, width: int) -> None:
+def test_compiled_thresholds_equal_the_plain_form(signed: bool, estimated: bool, rows: Rows, width: int) -> None:
     random = np.random.default_rng(0)
     trend = random.normal(size=50_001).astype(np.float32)
     count = 1 if width == trend.size else 300
     n = random.normal(size=(count, width)).astype(np.float32)
+    estimate = 0.2 * random.normal(size=(count, width)).astype(np.float32) if estimated else None
     for key in (KEY, 0x12345678FFFFFFF0):
-        compiled, plain = (form(n, rows, key, np.float32(0.4), signed, trend) for form in (measure, measure_plain))
+        arguments = n, rows, key, np.float32(0.4), signed, trend, estimate
+        compiled, plain = (form(*arguments) for form in (measure, measure_plain))
         for name in ("size", "sign", "trend", "flipped"):
             assert np.array_equal(getattr(compiled, name), getattr(plain, name))
