@@ -141,6 +141,16 @@ def moved(shapes: Sequence[Shape]) -> SharedContext:
     return SharedContext(layout, vector, np.where(vector > 1, np.float32(0), vector))
 
 
+def low_rank_update(layout: Layout, rank: int, noise: float = 0.01) -> Float32Array:
+    """Return an update whose matrices are sums of `rank` products, and noise."""
+    random = np.random.default_rng(rank)
+    parts = []
+    for shape, size in zip(layout.shapes, layout.sizes, strict=True):
+        left, right = random.normal(size=(shape[0], rank)), random.normal(size=(rank, size // shape[0]))
+        parts.append((left @ right + noise * random.normal(size=(shape[0], size // shape[0]))).reshape(-1))
+    return np.concatenate(parts).astype(np.float32)
+
+
 def updates(kind: str, count: int) -> Float32Array:
     """A `random`, `sparse`, `constant` or `zero` update."""
     random = np.random.default_rng(4)

@@ -287,8 +287,8 @@ def precision_remark(config: Config) -> str | None:
     if config.precision == "float32" or not emulates_bfloat16(torch_device(config)):
         return None
     return (
-        f"precision={config.precision}: this processor has no instructions for it, and PyTorch's emulation takes "
-        "about ten times as long as precision=float32"
+        f"precision={config.precision}: this processor has no instructions for it, and PyTorch's emulation can "
+        "take ten times as long as precision=float32"
     )
 
 

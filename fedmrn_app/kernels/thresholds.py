@@ -45,62 +45,62 @@ class Rows:
     stride: int
 
 
-def measure(
-    n: Float32Array,
-    rows: Rows,
-    key: int,
-    scale: np.float32,
-    signed: bool,
-    trend: Float32Array,
-    estimate: Float32Array | None = None,
-) -> Evidence:
-    """Return the side information of the thresholds v n, or (2 v - 1) n for signed masks, of some rows of a vector.
+@dataclass(frozen=True)
+class Thresholds:
+    """The thresholds v n of a binary mask, or (2 v - 1) n of a signed one, for a whole vector.
 
-    A size is the distance of a threshold from the estimated update. The sign is the direction from the estimate to the
-    threshold, in which few updates lie beyond the latter.
-
-    Args:
-        n: the noise of the rows, float32 (rows, width).
-        rows: the place of the rows in the vector.
+    Attributes:
         key: the 64-bit key of the uniforms v.
         scale: the factor that maps the thresholds' magnitudes to sizes; sizes are capped at 1.
-        signed: whether masks are signed.
-        trend: the direction in which each weight of the whole vector has moved so far, float32 (d,) in [-1, 1].
-        estimate: the estimated update of the rows times `scale`, float32 (rows, width); None for zeros.
+        signed: whether the mask is signed.
+        trend: the direction in which each weight has moved so far, float32 (d,) in [-1, 1].
+    """
+
+    key: int
+    scale: np.float32
+    signed: bool
+    trend: Float32Array
+
+
+def measure(thresholds: Thresholds, n: Float32Array, rows: Rows, estimate: Float32Array | None = None) -> Evidence:
+    """Return the side information of the thresholds of some rows of a vector.
+
+    A size is the distance of a threshold from the estimated update, and a sign is the direction from the estimate to
+    the threshold. Few updates lie beyond a threshold that is far from the estimate.
+
+    Args:
+        thresholds: those of the whole vector.
+        n: the noise of the rows, float32 (rows, width).
+        rows: the place of the rows in the vector.
+        estimate: the estimated update of the rows times the scale, float32 (rows, width); None for zeros.
 
     Returns:
-        The sizes, the signs, the trend times the sign, and the bits to invert: those whose sign is not the noise's, or
-        None for binary masks without an estimate, of which there are none. Each has the shape (rows, width).
+        The sizes, the signs, the trend times the sign, and the bits to invert: those whose sign is not the noise's.
+        Binary masks without an estimate have none, and None stands for them. Each has the shape (rows, width).
     """
     size, sign, drift = np.empty_like(n), np.empty_like(n), np.empty_like(n)
-    inverts = signed or estimate is not None
+    inverts = thresholds.signed or estimate is not None
     inverted = np.empty(n.shape if inverts else (0, 0), np.bool_)
-    low, high = map(np.uint32, first_word(key, rows.start))
-    loop = _measure(signed, estimate is not None)
-    expected = n if estimate is None else estimate
-    loop(n, low, high, rows.stride, scale, trend[rows.start :], expected, size, sign, drift, inverted)
+    low, high = map(np.uint32, first_word(thresholds.key, rows.start))
+    loop = _measure(thresholds.signed, estimate is not None)
+    expected, trend = n if estimate is None else estimate, thresholds.trend[rows.start :]
+    loop(n, low, high, rows.stride, thresholds.scale, trend, expected, size, sign, drift, inverted)
     return Evidence(size, sign, drift, inverted if inverts else None)
 
 
 def measure_plain(
-    n: Float32Array,
-    rows: Rows,
-    key: int,
-    scale: np.float32,
-    signed: bool,
-    trend: Float32Array,
-    estimate: Float32Array | None = None,
+    thresholds: Thresholds, n: Float32Array, rows: Rows, estimate: Float32Array | None = None
 ) -> Evidence:
     """Return the same as `measure`, by NumPy's operations."""
     places = rows.start + rows.stride * np.arange(len(n))[:, None] + np.arange(n.shape[1])
-    v = unit_floats(random_words(key, int(places.max()) + 1)).numpy()[places]
+    v = unit_floats(random_words(thresholds.key, int(places.max()) + 1)).numpy()[places]
     sign = np.copysign(np.float32(1), n)
     inverted = None
-    if signed:
+    if thresholds.signed:
         v = v + v - np.float32(1)
         inverted = v < 0
         sign = np.where(inverted, -sign, sign)
-    size = np.abs(n) * scale * np.abs(v)
+    size = np.abs(n) * thresholds.scale * np.abs(v)
     if estimate is not None:
         size = size - sign * estimate
         beyond = size < 0
@@ -108,7 +108,7 @@ def measure_plain(
         sign = np.where(beyond, -sign, sign)
         inverted = beyond if inverted is None else inverted ^ beyond
     size = np.minimum(size, np.float32(1))
-    return Evidence(size, sign, trend[places] * sign, inverted)
+    return Evidence(size, sign, thresholds.trend[places] * sign, inverted)
 
 
 @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]

@@ -36,7 +36,7 @@ from torch import Tensor
 from fedmrn_app.kernels.counter_rng import known_key, step_key
 from fedmrn_app.kernels.masked_step import masked_step
 from fedmrn_app.kernels.masking import MaskKind, Vectors, mask_probability
-from fedmrn_app.kernels.thresholds import uniforms
+from fedmrn_app.kernels.thresholds import Thresholds, uniforms
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel, to_tensor
 from fedmrn_app.methods.mask_decoding import MaskBits, MaskedNoise, ReplyNoise, ThresholdSideInfo
@@ -193,7 +193,8 @@ class NoiseMask(Codec):
         body = pack_mask(mask, partial(self.side_info, noise, context), self.coder)
         if body.form != CODED or not self.may_estimate:
             return body
-        return min(body, self._with_estimate(mask, x, noise, context) or body, key=len)
+        factored = self._with_estimate(mask, x, noise, context)
+        return body if factored is None else min(body, factored, key=len)
 
     def _with_estimate(
         self, mask: NDArray[np.bool_], x: Float32Array, noise: ReplyNoise, context: SharedContext
@@ -257,15 +258,8 @@ class NoiseMask(Codec):
         """Return what masks are coded with: their thresholds, or the noise itself if masks are deterministic."""
         scale = _to_unit(noise)
         if not self.kind.deterministic:
-            return ThresholdSideInfo(
-                layout=context.layout,
-                noise=noise,
-                key=known_key(noise.seed),
-                scale=scale,
-                signed=self.kind.signed,
-                drift=context.drift,
-                estimate=estimate,
-            )
+            thresholds = Thresholds(known_key(noise.seed), scale, self.kind.signed, context.drift)
+            return ThresholdSideInfo(layout=context.layout, noise=noise, thresholds=thresholds, estimate=estimate)
         assert noise.vector is not None
         sign = np.copysign(np.float32(1), noise.vector)
         size = np.minimum(np.abs(noise.vector) * scale, np.float32(1))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedmrn_app.kernels import philox
 from fedmrn_app.kernels.mask_rans_plain import Evidence
-from fedmrn_app.kernels.thresholds import Rows, measure
+from fedmrn_app.kernels.thresholds import Rows, Thresholds, measure
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.methods.contribution import BLOCK, Contribution
 from fedmrn_app.methods.mask_estimate import Estimate
@@ -133,20 +133,14 @@ class ThresholdSideInfo:
     Attributes:
         layout: layout of the tensors.
         noise: noise of the reply.
-        key: key of the uniforms from which the mask is drawn.
-        scale: factor of the thresholds' magnitudes, which makes them at most 1.
-        signed: whether masks are signed, so that thresholds can have either sign.
-        drift: direction in which each weight has moved so far, float32 (d,) in [-1, 1].
-        estimate: of the update, times `scale`; None for zeros.
+        thresholds: of the mask.
+        estimate: of the update, times the scale of the thresholds; None for zeros.
         has_drift: always true here.
     """
 
     layout: Layout
     noise: ReplyNoise
-    key: int
-    scale: np.float32
-    signed: bool
-    drift: Float32Array
+    thresholds: Thresholds
     estimate: Estimate | None = None
     has_drift: bool = True
 
@@ -154,4 +148,4 @@ class ThresholdSideInfo:
         """Return the side information of some runs of a part."""
         rows = Rows(part.start + runs.start * part.run + part.first, part.run)
         estimate = None if self.estimate is None else self.estimate.rows(part, runs)
-        return measure(self.noise.rows(part, runs), rows, self.key, self.scale, self.signed, self.drift, estimate)
+        return measure(self.thresholds, self.noise.rows(part, runs), rows, estimate)

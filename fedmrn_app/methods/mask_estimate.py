@@ -10,9 +10,9 @@ the bit is nearly certain. Local training changes a layer in few directions, so 
 hundredths of a bit per weight, and saves more than that in the mask. The mask is the same with and without an
 estimate, and the server adds nothing but the mask times the noise.
 
-A finer step of a tensor makes the mask shorter in proportion to the error's root mean square over the scale of the
-noise, and the estimate longer by half a bit per halved squared error. Their sum is least at steps in proportion to the
-geometric mean of the two sizes.
+A finer step makes the estimate longer and the mask shorter. The mask takes bits in proportion to the estimate's error
+over the scale of the noise, so that both together are shortest if the step of a tensor is in proportion to the
+geometric mean of the sizes of its update and of the noise.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from fedmrn_app.wire.factors import Spectrum, fit, inverse_norms, largest_rank, 
 from fedmrn_app.wire.primitives import wrong_length
 
 _OFFSETS: Final = 6  # bytes of centroids, three of the left and three of the right vectors
-_STEP = 2.4  # geometric means of the update's and the noise's root mean square; chosen on kept updates
-_SHARE = 4  # of a matrix's elements for each one of its factors, which bounds the memory of a decoder
+_STEP = 2.4  # times the geometric mean of the update's and the noise's root mean square; chosen on kept updates
+_SHARE = 4  # a matrix has at least this many elements for each one of its factors, which bounds a decoder's memory
 _LARGEST = np.float32(1e20)  # of the sizes of right vectors, so that no sum of products is infinite
 
 
@@ -160,7 +160,7 @@ class QuantizedEstimate:
         return cls(layout, ranks, steps, np.frombuffer(data, np.int8, _OFFSETS, start), levels)
 
     def estimate(self, scale: np.float32) -> Estimate:
-        """Return the estimate times a scale; sizes that no update has are cut."""
+        """Return the estimate times a scale. Vectors are limited to sizes that an update can have."""
         count = left_layout(self.layout, self.ranks).count
         left = values_of(self.levels[:count], self.offsets[:3])
         right = values_of(self.levels[count:], self.offsets[3:])

@@ -3,7 +3,7 @@
 form 0   plain, always readable
 form 1   coded with what both sides know; written only if it is shorter
 form 2   coded in several lanes, for long bodies, see `wire/entropy.py`
-form 3   factors of matrices, see `wire/factors.py`
+form 3   with factors of matrices, see `wire/factors.py`
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedmrn_app.kernels.counter_rng import known_key, random_words, step_key, unit_floats
-from fedmrn_app.kernels.thresholds import Rows, measure, measure_plain, uniforms
+from fedmrn_app.kernels.thresholds import Rows, Thresholds, measure, measure_plain, uniforms
 
 KEY = 0xDEADBEEF12345678
 
@@ -43,7 +43,7 @@ def test_compiled_thresholds_equal_the_plain_form(signed: bool, estimated: bool,
     n = random.normal(size=(count, width)).astype(np.float32)
     estimate = 0.2 * random.normal(size=(count, width)).astype(np.float32) if estimated else None
     for key in (KEY, 0x12345678FFFFFFF0):
-        arguments = n, rows, key, np.float32(0.4), signed, trend, estimate
-        compiled, plain = (form(*arguments) for form in (measure, measure_plain))
+        thresholds = Thresholds(key, np.float32(0.4), signed, trend)
+        compiled, plain = (form(thresholds, n, rows, estimate) for form in (measure, measure_plain))
         for name in ("size", "sign", "trend", "flipped"):
             assert np.array_equal(getattr(compiled, name), getattr(plain, name))

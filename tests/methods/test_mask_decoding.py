@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from fedmrn_app.kernels.thresholds import Thresholds
 from fedmrn_app.layout import Layout
 from fedmrn_app.methods.contribution import BLOCK
 from fedmrn_app.methods.mask_decoding import MaskedNoise, ReplyNoise, ThresholdSideInfo
@@ -19,8 +20,8 @@ NOISE = Noise("uniform", 0.3)
 
 def thresholds(noise: ReplyNoise, signed: bool) -> ThresholdSideInfo:
     drift = generate_noise(1, LAYOUT.count, "uniform", 1.0)
-    scale = np.float32(1 / 0.3)
-    return ThresholdSideInfo(layout=LAYOUT, noise=noise, key=KEY, scale=scale, signed=signed, drift=drift)
+    of_mask = Thresholds(KEY, np.float32(1 / 0.3), signed, drift)
+    return ThresholdSideInfo(layout=LAYOUT, noise=noise, thresholds=of_mask)
 
 
 def as_vectors(side_info: ThresholdSideInfo) -> SideInformation:
@@ -33,7 +34,7 @@ def as_vectors(side_info: ThresholdSideInfo) -> SideInformation:
         part.view(size)[:], part.view(sign)[:], part.view(drift)[:] = block.size, block.sign, block.trend
         if block.flipped is not None:
             part.view(inverted)[:] = block.flipped
-    return SideInformation(LAYOUT, size, sign, drift, inverted if side_info.signed else None)
+    return SideInformation(LAYOUT, size, sign, drift, inverted if side_info.thresholds.signed else None)
 
 
 @pytest.mark.parametrize("signed", [False, True])

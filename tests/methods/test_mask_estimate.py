@@ -6,23 +6,17 @@ import numpy as np
 import pytest
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.layout import Layout
 from fedmrn_app.methods.fedmrn import NoiseMask
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import Noise
 from fedmrn_app.wire.body import CODED, FACTORED, Body
-from tests.helpers import make_method
+from tests.helpers import low_rank_update, make_method
 
 LAYOUT = Layout(((32, 1, 3, 3), (64, 32, 3, 3), (10, 64), (64,)))
 
 
-def update(rank: int) -> Float32Array:
-    random = np.random.default_rng(3)
-    parts = []
-    for shape, size in zip(LAYOUT.shapes, LAYOUT.sizes, strict=True):
-        left, right = random.normal(size=(shape[0], rank)), random.normal(size=(rank, size // shape[0]))
-        parts.append((0.003 * left @ right + 0.0003 * random.normal(size=(shape[0], size // shape[0]))).reshape(-1))
-    return np.concatenate(parts).astype(np.float32)
+UPDATE = np.float32(0.003) * low_rank_update(LAYOUT, 2, noise=0.1)
 
 
 def codec_of(name: str, distribution: str = "uniform", *, low_rank: bool = True) -> NoiseMask:
@@ -40,9 +34,9 @@ def known() -> SharedContext:
 @pytest.mark.parametrize("distribution", ["uniform", "gaussian", "bernoulli"])
 @pytest.mark.parametrize("name", ["fedmrn", "fedmrns"])
 def test_an_estimate_makes_a_mask_shorter_and_does_not_change_it(name: str, distribution: str) -> None:
-    x, context = update(2), known()
+    context = known()
     alone, factored = (
-        codec_of(name, distribution, low_rank=low_rank).encode(x, context, 7, 1) for low_rank in (False, True)
+        codec_of(name, distribution, low_rank=low_rank).encode(UPDATE, context, 7, 1) for low_rank in (False, True)
     )
     assert (alone.form, factored.form) == (CODED, FACTORED)
     assert len(factored) < 0.9 * len(alone)
@@ -60,7 +54,7 @@ def test_a_mask_of_an_update_without_directions_has_no_estimate() -> None:
 
 def test_wrong_estimates_are_refused() -> None:
     codec, context, tensors = codec_of("fedmrn"), known(), len(LAYOUT.shapes)
-    data = bytes(codec.encode(update(2), context, 7, 1).data)
+    data = bytes(codec.encode(UPDATE, context, 7, 1).data)
     wrong = {
         "less than 4": data[:3],
         "more factors": data[:4] + b"\xff" + data[5:],

@@ -14,7 +14,7 @@ from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.wire.adaptive_levels import encode_levels, trends_of
 from fedmrn_app.wire.body import CODED, FACTORED, Body
 from fedmrn_app.wire.factors import largest_rank, matrix_shape
-from tests.helpers import make_method
+from tests.helpers import low_rank_update, make_method
 
 LAYOUT = Layout(((32, 16, 3, 3), (64, 32, 3, 3), (10, 64)))
 
@@ -171,20 +171,10 @@ def test_an_error_is_met_where_all_elements_are_about_as_large(error: float) -> 
     assert lost(sent(x, False, error=error)[1], x) == pytest.approx(error, rel=0.03)
 
 
-def low_rank_update(rank: int, noise: float = 0.01) -> Float32Array:
-    """An update whose matrices are sums of `rank` products, and noise."""
-    random = np.random.default_rng(rank)
-    parts = []
-    for shape, size in zip(LAYOUT.shapes, LAYOUT.sizes, strict=True):
-        left, right = random.normal(size=(shape[0], rank)), random.normal(size=(rank, size // shape[0]))
-        parts.append((left @ right + noise * random.normal(size=(shape[0], size // shape[0]))).reshape(-1))
-    return np.concatenate(parts).astype(np.float32)
-
-
 @pytest.mark.parametrize("tensor_steps", [0.0, 0.5])
 @pytest.mark.parametrize("rank", [1, 3])
 def test_factors_take_less_for_an_update_of_few_directions(rank: int, tensor_steps: float) -> None:
-    x = low_rank_update(rank)
+    x = low_rank_update(LAYOUT, rank)
     options = {"error": 0.1, "tensor_steps": tensor_steps}
     body, y = sent(x, True, **options)
     elements, _z = sent(x, True, low_rank=False, **options)
@@ -196,7 +186,7 @@ def test_factors_take_less_for_an_update_of_few_directions(rank: int, tensor_ste
 @pytest.mark.parametrize("bits", [0.05, 0.2, 1.0])
 @pytest.mark.parametrize("rank", [2, 12])
 def test_bits_are_met_with_factors(rank: int, bits: float) -> None:
-    x = low_rank_update(rank, 0.3)
+    x = low_rank_update(LAYOUT, rank, 0.3)
     body, y = sent(x, False, bits=bits)
     assert 8 * len(body) / x.size == pytest.approx(bits, rel=0.02)
     assert lost(y, x) < 1.01 * lost(sent(x, False, bits=bits, low_rank=False)[1], x)
@@ -207,7 +197,7 @@ def test_bits_are_met_with_factors(rank: int, bits: float) -> None:
     [("auto", 2, False), ("auto", 0, True), ("unbiased", 2, True), ("least_mse", 2, False), ("least_mse", 0, False)],
 )
 def test_the_length_is_right_along_the_update_or_that_of_the_least_error(scale: str, rank: int, unbiased: bool) -> None:
-    x = low_rank_update(2)
+    x = low_rank_update(LAYOUT, 2)
     if rank == 0:
         x[np.random.default_rng(2).random(x.size) < 0.98] = 0
     body, y = sent(x, False, bits=0.1, scale=scale)
@@ -217,7 +207,7 @@ def test_the_length_is_right_along_the_update_or_that_of_the_least_error(scale: 
 
 
 def test_a_factored_update_keeps_half_of_its_length() -> None:
-    x = low_rank_update(30, 0.5)
+    x = low_rank_update(LAYOUT, 30, 0.5)
     body, y = sent(x, False, error=0.8)
     assert body.form == FACTORED
     assert lost(y, x) == pytest.approx(0.8, rel=0.02)
@@ -273,10 +263,10 @@ def test_a_body_says_itself_whether_it_has_factors() -> None:
     x = update_of(4)
     body = make_method("quantized", low_rank=False).codec.encode(x, context, 1, 2)
     assert np.dot(codec.decode(body, context, 1), x) == pytest.approx(np.dot(x, x), rel=1e-3)
-    factored = codec.encode(low_rank_update(2), context, 1, 2)
+    factored = codec.encode(low_rank_update(LAYOUT, 2), context, 1, 2)
     with pytest.raises(PayloadError, match="form 3"):
         make_method("quantized", low_rank=False).codec.decode(factored, context, 1)
-    packed = make_method("quantized", coder="packed").codec.encode(low_rank_update(2), context, 1, 2)
+    packed = make_method("quantized", coder="packed").codec.encode(low_rank_update(LAYOUT, 2), context, 1, 2)
     assert packed.form == FACTORED
     assert len(packed) > len(factored)
     assert np.array_equal(codec.decode(packed, context, 1), codec.decode(factored, context, 1))
@@ -284,7 +274,7 @@ def test_a_body_says_itself_whether_it_has_factors() -> None:
 
 def test_factors_that_no_encoder_writes_are_refused() -> None:
     codec, context = make_method("quantized").codec, context_of(True)
-    data = bytes(codec.encode(low_rank_update(2), context, 1, 2).data)
+    data = bytes(codec.encode(low_rank_update(LAYOUT, 2), context, 1, 2).data)
     no_ranks, tensors = bytes(3), len(LAYOUT.shapes)
     wrong = {
         "more factors": data[:4] + b"\xff" + data[5:],
