@@ -1,5 +1,6 @@
 """A round of the protocol in one process, with clients that drop out in a phase."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
@@ -30,11 +31,12 @@ def run_round(
     lost: Mapping[str, Iterable[int]] | None = None,
     settings: GraphSettings | None = None,
     seen: dict[int, bytes] | None = None,
+    random: Callable[[int], bytes] = os.urandom,
 ) -> tuple[list[int], list[Words]]:
     """Run a round of clients 0, 1, ...; `lost` names those that drop out before they send a message."""
     gone = {phase: set(clients) for phase, clients in (lost or {}).items()}
     count, size = masks.shape
-    server = SecureServer(7, range(count), fields_of(size), settings)
+    server = SecureServer(7, range(count), fields_of(size), settings, random=random)
     states: dict[int, bytes | None] = {}
 
     def ask(phase: Phase, asked: Mapping[int, bytes]) -> dict[int, bytes | PayloadError]:

@@ -1,5 +1,8 @@
 """The secure sum is exact, survives dropouts up to the threshold, and reveals nothing else."""
 
+import os
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -18,8 +21,13 @@ def masks_of(clients: int, size: int = 1001, seed: int = 0) -> Masks:
     return np.random.default_rng(seed).integers(0, 2, (clients, size), np.uint8)
 
 
-def check(masks: Masks, lost: dict[str, list[int]], settings: GraphSettings | None = None) -> None:
-    clients, (total, dense) = run_round(masks, lost=lost, settings=settings)
+def check(
+    masks: Masks,
+    lost: dict[str, list[int]],
+    settings: GraphSettings | None = None,
+    random: Callable[[int], bytes] = os.urandom,
+) -> None:
+    clients, (total, dense) = run_round(masks, lost=lost, settings=settings, random=random)
     gone = {client for phase in PHASES[:3] for client in lost.get(phase, ())}
     assert clients == [client for client in range(len(masks)) if client not in gone]
     np.testing.assert_array_equal(total, masks[clients].sum(0))
@@ -38,7 +46,9 @@ def test_dropouts_in_each_phase(phase: str) -> None:
 
 def test_dropouts_in_all_phases_of_a_sparse_graph() -> None:
     settings = GraphSettings(neighbours=12, threshold=0.5)
-    check(masks_of(40, 100), {"keys": [0], "shares": [5, 17], "masked": [9, 30], "revealed": [2, 39]}, settings)
+    lost = {"keys": [0], "shares": [5, 17], "masked": [9, 30], "revealed": [2, 39]}
+    # in one of a hundred graphs these are too many neighbours of some client
+    check(masks_of(40, 100), lost, settings, np.random.default_rng(0).bytes)
 
 
 @pytest.mark.parametrize("phase", PHASES)
