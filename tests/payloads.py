@@ -21,7 +21,13 @@ D, M, SEED = LAYOUT.count, sum(DENSE_SIZES), 123456789
 SAMPLES = 600
 IN_LANES = "@lanes"
 IN_FACTORS = "@factors"
-NAMES = [*CASES, f"eden-bits-3{IN_LANES}", f"quantized{IN_FACTORS}", f"quantized-tensor_steps-1{IN_FACTORS}"]
+FACTORED_SCALES = {  # of the updates; a mask has factors only where the update is about as large as the noise
+    f"fedmrn-low_rank-True{IN_FACTORS}": 10,
+    f"fedmrns-low_rank-True{IN_FACTORS}": 10,
+    f"quantized{IN_FACTORS}": 1,
+    f"quantized-tensor_steps-1{IN_FACTORS}": 1,
+}
+NAMES = [*CASES, f"eden-bits-3{IN_LANES}", *FACTORED_SCALES]
 
 
 def values(seed: int, count: int, alpha: float = 1.0) -> Float32Array:
@@ -48,13 +54,13 @@ def known_of(method: Method) -> SharedContext:
     return SharedContext(LAYOUT, vector if held is None else vector * held.astype(np.float32), values(2, D), held)
 
 
-def factored() -> Float32Array:
+def factored(name: str) -> Float32Array:
     """Return an update whose matrices have two large singular values each, beside many small ones."""
     parts = []
     for number, (shape, size) in enumerate(zip(LAYOUT.shapes, LAYOUT.sizes, strict=True)):
         left, right = values(10 + number, 2 * shape[0], 0.1), values(20 + number, 2 * size // shape[0], 0.01)
         parts.append((left.reshape(-1, 2, 1) * right.reshape(1, 2, -1)).sum(axis=1).reshape(-1))
-    return (np.concatenate(parts) + values(6, D, 1e-4)).astype(np.float32)
+    return (np.concatenate(parts) + values(6, D, 1e-4)).astype(np.float32) * np.float32(FACTORED_SCALES[name])
 
 
 class Toy(nn.Module):
@@ -93,7 +99,7 @@ def make(name: str, x: Float32Array | None = None) -> bytes:
     method = build(name)
     known = known_of(method)
     if x is None:
-        x = factored() if name.endswith(IN_FACTORS) else trained(method, known)
+        x = factored(name) if name in FACTORED_SCALES else trained(method, known)
     with pytest.MonkeyPatch.context() as patch:
         if name.endswith(IN_LANES):
             patch.setattr("fedmrn_app.wire.entropy.LONG", 0)

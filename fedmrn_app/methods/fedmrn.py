@@ -87,6 +87,7 @@ class FedMRN(MethodConfig):
     name = "fedmrn"
     code = 2
     signed: ClassVar[bool] = False
+    layouts = ({}, {"low_rank": True})
 
     masking: Masking = "psm"
     shared_noise: bool = False

@@ -249,6 +249,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parsers["round"].add_argument("overrides", nargs="*", help="of the run, such as strategy=fedavg")
     parsers["round"].add_argument("--keep", type=Path, help="folder for the two runs and the devices' logs")
     given = parser.parse_args(words)
+    if given.command != "write" and not Path(QEMU).is_file():  # `write` is what the userland runs
+        print(f"{QEMU} is missing; install it, on Debian with: apt install qemu-user-static", file=sys.stderr)
+        return 2
     try:
         if given.command == "make":
             make_userland(given.folder.resolve(), given.mirror, given.suite, given.index, given.wanted)

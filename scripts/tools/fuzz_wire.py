@@ -5,8 +5,8 @@ Usage: python scripts/tools/fuzz_wire.py [--n 200000] [--seed 0] [--start 0] [--
 The payloads come from clients that trained on the digits, in every form of body and dense part; every other message is
 an order of the server, in every type of downlink. Forms for long bodies are written for these short ones too. A
 message must be refused with a reason or be read as finite numbers, within a second and ten times the model's memory;
-anything else is printed with what reproduces it, and the exit code is 1. The tables of `quantized`, whose size is the
-same for every model, do not count as memory.
+anything else is printed with what reproduces it, and the exit code is 1. The tables of `quantized` and of estimates,
+whose size is the same for every model, do not count as memory.
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ from fedmrn_app.federation.server import OpenRound, close_round, open_round
 from fedmrn_app.federation.upload import read_upload
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods import find_methods
-from fedmrn_app.wire.body import CODERS, LANED
+from fedmrn_app.wire.body import CODERS, FACTORED, LANED
 from fedmrn_app.wire.payload import HEADER_SIZE
 from scripts.tools.fuzz_downlink import ORDER_MUTATIONS, TABLES, OrderSample, in_lanes, make_orders
 
 MAX_SECONDS = 1.0
 MAX_MODELS = 10
 CHECKSUM_OFFSET = HEADER_SIZE - 4
+# a client of one label has an update of few directions, so that its mask is written with an estimate
+ESTIMATED = ("clients=100", "partition=label_shard", "partition.labels_per_client=1", "noise.alpha=0.003")
 FIELDS = {"B": [0, 1, 2, 3, 4, 5], "I": [6, 18, 22, 26], "Q": [10], "f": [30, 34, 38]}  # offsets in the header
 
 
@@ -76,7 +78,7 @@ class Sample:
 
     @property
     def table_bytes(self) -> int:
-        return TABLES if self.opened.protocol.method.name == "quantized" else 0
+        return TABLES if self.form == FACTORED or self.opened.protocol.method.name == "quantized" else 0
 
     @property
     def form(self) -> int:
@@ -96,7 +98,12 @@ def make_samples(names: list[str]) -> list[Sample]:
     samples = []
     for name in names:
         for options in find_methods()[name].layouts:
-            method = (f"strategy={name}", *(f"strategy.{option}={value}" for option, value in options.items()))
+            method: tuple[str, ...] = (
+                f"strategy={name}",
+                *(f"strategy.{option}={value}" for option, value in options.items()),
+            )
+            if name in ("fedmrn", "fedmrns") and options.get("low_rank"):
+                method += ESTIMATED
             made = [make_sample(method, *wire) for wire in product(CODERS, (6, 16, 32))]
             with in_lanes():
                 laned = make_sample(method, "auto", 6)
