@@ -22,8 +22,8 @@ SAMPLES = 600
 IN_LANES = "@lanes"
 IN_FACTORS = "@factors"
 FACTORED_SCALES = {  # of the updates; a mask has factors only where the update is about as large as the noise
-    f"fedmrn-low_rank-True{IN_FACTORS}": 10,
-    f"fedmrns-low_rank-True{IN_FACTORS}": 10,
+    f"fedmrn{IN_FACTORS}": 10,
+    f"fedmrns{IN_FACTORS}": 10,
     f"quantized{IN_FACTORS}": 1,
     f"quantized-tensor_steps-1{IN_FACTORS}": 1,
 }

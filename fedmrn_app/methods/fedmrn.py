@@ -81,17 +81,18 @@ class FedMRN(MethodConfig):
     Attributes:
         masking: how masks are learned.
         shared_noise: whether all clients of a round mask the same noise, so that the sum of their masks gives the mean.
-        low_rank: whether masks are coded with an estimate of low rank where that takes fewer bytes.
+        low_rank: whether masks are coded with an estimate of low rank where that takes fewer bytes; None for where the
+            noise has a given scale. With a budget shorter masks have smaller noise, which bounds what a round moves.
     """
 
     name = "fedmrn"
     code = 2
     signed: ClassVar[bool] = False
-    layouts = ({}, {"low_rank": True})
+    layouts = ({}, {"low_rank": False})
 
     masking: Masking = "psm"
     shared_noise: bool = False
-    low_rank: bool = False
+    low_rank: bool | None = None
 
     def build(self, run: RunOptions) -> Method:
         """Return training with masked noise, or plain SGD before the only draw, and a codec of masks."""
@@ -107,7 +108,8 @@ class FedMRN(MethodConfig):
             raise conflict(
                 "privacy.flip", flip, "is not corrected in a sum of masks of shared noise; say privacy.flip=null"
             )
-        own_noise = NoiseMask(run.noise, kind, run.coder, run.randomized_response, self.low_rank)
+        low_rank = run.bits is None if self.low_rank is None else self.low_rank
+        own_noise = NoiseMask(run.noise, kind, run.coder, run.randomized_response, low_rank)
         training = MaskedTraining(run.noise, kind, progressive=self.masking in ("psm", "pm"))
         return Method(
             name=self.name,
@@ -192,7 +194,7 @@ class NoiseMask(Codec):
             mask = self.randomized_response.apply(mask, private_seed)
         noise = ReplyNoise(context.scaled(self.noise), seed, n)
         body = pack_mask(mask, partial(self.side_info, noise, context), self.coder)
-        if body.form != CODED or not self.may_estimate:
+        if self.coder == "packed" or not self.may_estimate:
             return body
         factored = self._with_estimate(mask, x, noise, context)
         return body if factored is None else min(body, factored, key=len)

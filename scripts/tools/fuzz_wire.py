@@ -102,7 +102,7 @@ def make_samples(names: list[str]) -> list[Sample]:
                 f"strategy={name}",
                 *(f"strategy.{option}={value}" for option, value in options.items()),
             )
-            if name in ("fedmrn", "fedmrns") and options.get("low_rank"):
+            if name in ("fedmrn", "fedmrns") and not options:
                 method += ESTIMATED
             made = [make_sample(method, *wire) for wire in product(CODERS, (6, 16, 32))]
             with in_lanes():

@@ -49,6 +49,9 @@ KINDS: dict[str, Callable[[FedAvg], Any]] = {
     "quantized, bits=1": lambda strategy: Compressed(strategy, options={"bits": 1.0}),
     "eden": lambda strategy: Compressed(strategy, "eden"),
     "fedmrn, alpha=auto": lambda strategy: Compressed(strategy, "fedmrn", alpha="auto"),
+    "fedmrn, alpha=auto, low_rank=false": lambda strategy: Compressed(
+        strategy, "fedmrn", alpha="auto", options={"low_rank": False}
+    ),
 }
 Rows = tuple[Tensor, Tensor]
 

@@ -7,10 +7,12 @@ import pytest
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.layout import Layout
+from fedmrn_app.methods import build_method
 from fedmrn_app.methods.fedmrn import NoiseMask
+from fedmrn_app.methods.method import RunOptions
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import Noise
-from fedmrn_app.wire.body import CODED, FACTORED, Body
+from fedmrn_app.wire.body import CODED, FACTORED, PLAIN, Body
 from tests.helpers import low_rank_update, make_method
 
 LAYOUT = Layout(((32, 1, 3, 3), (64, 32, 3, 3), (10, 64), (64,)))
@@ -66,6 +68,23 @@ def test_wrong_estimates_are_refused() -> None:
     for reason, damaged in wrong.items():
         with pytest.raises(PayloadError, match=reason):
             codec.decode(Body(damaged, FACTORED), context, 7)
+
+
+def test_a_mask_whose_noise_is_small_is_shorter_than_its_bits() -> None:
+    context = known()
+    alone, factored = (
+        make_method("fedmrn", noise=Noise("uniform", 0.001), low_rank=low_rank).codec.encode(UPDATE, context, 7, 1)
+        for low_rank in (False, True)
+    )
+    assert (alone.form, factored.form) == (PLAIN, FACTORED)
+    assert len(factored) < 0.9 * len(alone)
+
+
+def test_masks_have_estimates_by_default_where_the_noise_has_a_given_scale() -> None:
+    for bits, expected in ((None, True), (0.5, False)):
+        codec = build_method("fedmrn", {}, RunOptions(Noise(), seed=3, bits=bits)).codec
+        assert isinstance(codec, NoiseMask)
+        assert codec.may_estimate == expected
 
 
 def test_private_and_deterministic_masks_have_none() -> None:
