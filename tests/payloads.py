@@ -94,12 +94,20 @@ def trained(method: Method, known: SharedContext) -> Float32Array:
         return method.training.train(model, TrainContext(batches, 0.01, "float32", SEED, known, private_seed=5)).x
 
 
+def vector_of(name: str) -> Float32Array:
+    """Return what the codec of a payload encodes."""
+    if name in FACTORED_SCALES:
+        return factored(name)
+    method = build(name)
+    return trained(method, known_of(method))
+
+
 def make(name: str, x: Float32Array | None = None) -> bytes:
     """Return a payload of the method, with `x` instead of what it trains or encodes here."""
     method = build(name)
     known = known_of(method)
     if x is None:
-        x = factored(name) if name in FACTORED_SCALES else trained(method, known)
+        x = vector_of(name)
     with pytest.MonkeyPatch.context() as patch:
         if name.endswith(IN_LANES):
             patch.setattr("fedmrn_app.wire.entropy.LONG", 0)

@@ -81,8 +81,8 @@ class FedMRN(MethodConfig):
     Attributes:
         masking: how masks are learned.
         shared_noise: whether all clients of a round mask the same noise, so that the sum of their masks gives the mean.
-        low_rank: whether masks are coded with an estimate of low rank where that takes fewer bytes; None for where the
-            noise has a given scale. With a budget shorter masks have smaller noise, which bounds what a round moves.
+        low_rank: whether masks are coded with an estimate of low rank where that takes fewer bytes. None stands for
+            True, and for False if there is a budget of bits.
     """
 
     name = "fedmrn"

@@ -80,7 +80,7 @@ def test_a_mask_whose_noise_is_small_is_shorter_than_its_bits() -> None:
     assert len(factored) < 0.9 * len(alone)
 
 
-def test_masks_have_estimates_by_default_where_the_noise_has_a_given_scale() -> None:
+def test_masks_have_estimates_by_default_unless_there_is_a_budget() -> None:
     for bits, expected in ((None, True), (0.5, False)):
         codec = build_method("fedmrn", {}, RunOptions(Noise(), seed=3, bits=bits)).codec
         assert isinstance(codec, NoiseMask)

@@ -19,7 +19,7 @@ from fedmrn_app.methods.drive import RotatedSigns
 from fedmrn_app.methods.eden import EdenLevels
 from tests.helpers import CASES
 from tests.paths import ROOT
-from tests.payloads import FACTORED_SCALES, NAMES, build, factored, known_of, make, read, trained
+from tests.payloads import FACTORED_SCALES, NAMES, build, make, read, vector_of
 
 FOLDER = ROOT / "tests" / "vectors"
 ANSWERS = FOLDER / "answers.json"
@@ -69,8 +69,7 @@ def test_a_payload_can_be_written_for_any_method(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["drive", "eden-bits-3", "fedmrn", *FACTORED_SCALES, "fedpm"])
 def test_an_update_is_written_as_the_same_bytes_with_any_number_of_threads(name: str) -> None:
-    method = build(name)
-    x = factored(name) if name in FACTORED_SCALES else trained(method, known_of(method))
+    x = vector_of(name)
     data = make(name, x)
     torch.set_num_threads(4)
     try:
