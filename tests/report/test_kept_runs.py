@@ -4,11 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from fedmrn_app.config.compose import compose_values
 from fedmrn_app.errors import RunError
 from fedmrn_app.report.comparison import HIGHER, LOWER, SAME
 from fedmrn_app.report.runs import find_summaries, read_run
+from fedmrn_app.results.resume import flatten
 from scripts.tools.tables import ROOT, filled, parse
 
 FILES = [ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "scale.md"]
@@ -49,6 +51,15 @@ def test_kept_runs_agree_with_their_rounds() -> None:
         assert len(run.rounds) == run.summary["rounds"], path
         assert run.rounds[metric].iloc[-1] == pytest.approx(run.summary[f"final_{metric}"], abs=1e-4), path
         assert run.summary["clients_failed"] == 0, path
+
+
+def test_settings_are_read_as_omegaconf_reads_them() -> None:
+    for path in RUNS[::4]:
+        values = flatten(OmegaConf.to_container(OmegaConf.load(path.with_name("config.yaml"))))  # type: ignore[arg-type]
+        settings = read_run(path).settings
+        assert {key: repr(settings[key]) for key in values if key in settings} == {
+            key: repr(value) for key, value in values.items() if key in settings
+        }, path
 
 
 def test_every_kept_run_is_in_a_table() -> None:

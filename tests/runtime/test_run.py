@@ -138,6 +138,7 @@ def test_late_client_is_left_out(tmp_path: Path) -> None:
     assert left_behind() == []
 
 
+@pytest.mark.slow
 def test_run_without_any_usable_reply_fails_and_keeps_the_model(tmp_path: Path) -> None:
     overrides = (*SMALL, "clients=3", "clients_per_round=3")
     with pytest.raises(RunError) as caught:
