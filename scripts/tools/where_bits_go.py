@@ -27,6 +27,7 @@ SETTINGS = {
     "fedavg, downlink.dtype=float32": ("strategy=fedavg", "downlink.dtype=float32", "uplink.dense_bits=32"),
     "eden, downlink.dtype=float32": ("strategy=eden", "downlink.dtype=float32"),
     "eden": ("strategy=eden",),
+    "fedmrn": ("strategy=fedmrn", "uplink.bits=null"),
     "fedmrn uplink.bits=0.5": ("strategy=fedmrn", "uplink.bits=0.5"),
     "fedmrn uplink.bits=0.2": ("strategy=fedmrn", "uplink.bits=0.2"),
     "quantized": ("strategy=quantized",),
