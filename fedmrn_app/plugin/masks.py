@@ -85,7 +85,7 @@ class Masks:
         self._w, self._u, self._out = (list(self.layout.views(vector)) for vector in (self.w, self.u, self.out))
         self.take_step = masked_step(self.kind, Vectors(self.u, self.n, self.w, self.out))
         own_scales = _sets_scales(client_round, alpha)
-        self.scales = OwnScales(self.layout, codec.noise.alpha) if own_scales else None
+        self.scales = OwnScales(self.layout, codec.noise.alpha, self.w) if own_scales else None
         self.gain = 1.0 if self.scales is None else gain_of(self.kind)
         client_round.learned = Learned(self.names, self.update, self.left_in_model, on_difference, self.scales)
         if loaded:  # otherwise the app has not loaded the arrays yet, and the first step checks that it has

@@ -8,6 +8,11 @@ A mask stands for a part of the update only: noise of the wrong sign is dropped,
 clipped. With noise of twice the update's root mean square a mask has the least error for its length. It then stands on
 average for 0.31 of a normally distributed update and for 0.27 of a Laplace distributed one, or twice that if masks are
 signed. Masks are therefore drawn for a multiple of the update, which makes the mean update about as long as it is.
+
+The noise of a mask is several times as long as the update. Where an update is about as large as the weights themselves,
+such noise would drown them, and the gradients that it causes would make the update, and with it the noise, still
+larger. Scales therefore end at a multiple of the root mean square of the weights that were sent, and larger updates are
+clipped, as with a scale that the server sets.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ from fedmrn_app.layout import Float32Array, Layout
 
 SCALES = "scales"  # field of a reply with the exponents; of a message whether the server wants them and can read them
 RATIO = 2.0  # of the scale to the root mean square of what is masked
+LIMIT = 2.0  # of the scale to the root mean square of the weights; with 1 some small apps learn less, with 4 too
 MAX_EXPONENT = 64
 
 Exponents = NDArray[np.int8]
@@ -43,9 +49,17 @@ class OwnScales:
         exponents: of each tensor, int8 (tensors,).
     """
 
-    def __init__(self, layout: Layout, alpha: float) -> None:
+    def __init__(self, layout: Layout, alpha: float, w: Tensor) -> None:
+        """Take the scales as they are before the training.
+
+        Args:
+            layout: of the masked tensors.
+            alpha: scale of the noise that the exponents multiply.
+            w: the weights that were sent, float32 (d,). A tensor of zeros limits no scale.
+        """
         self._layout, self._alpha = layout, alpha
         self.exponents: Exponents = np.zeros(len(layout.sizes), np.int8)
+        self._largest = [LIMIT * size or math.inf for size in self._sizes(w)]
 
     def follow(self, u: Tensor, n: Tensor) -> bool:
         """Set the scales by what has been learned, rescale the noise in place, and return whether any changed.
@@ -54,19 +68,22 @@ class OwnScales:
             u: what is masked, float32 (d,).
             n: the noise, float32 (d,).
         """
-        slices = self._layout.slices
-        norms = torch.stack([u[part].norm() for part in slices]).tolist()
         changed = False
-        for number, (part, size, norm) in enumerate(zip(slices, self._layout.sizes, norms, strict=True)):
-            if not 0 < norm < math.inf:
+        for number, (part, size) in enumerate(zip(self._layout.slices, self._sizes(u), strict=True)):
+            if not 0 < size < math.inf:
                 continue
-            wanted = round(math.log2(RATIO * norm / math.sqrt(size) / self._alpha))
+            wanted = round(math.log2(min(RATIO * size, self._largest[number]) / self._alpha))
             wanted = max(-MAX_EXPONENT, min(MAX_EXPONENT, wanted))
             if wanted != self.exponents[number]:
                 n[part] *= 2.0 ** (wanted - int(self.exponents[number]))
                 self.exponents[number] = wanted
                 changed = True
         return changed
+
+    def _sizes(self, x: Tensor) -> list[float]:
+        """Return the root mean square of each tensor of a vector (d,); 0 for an empty tensor."""
+        norms = torch.stack([x[part].norm() for part in self._layout.slices]).tolist()
+        return [norm / math.sqrt(max(1, size)) for norm, size in zip(norms, self._layout.sizes, strict=True)]
 
 
 def rescaled(vector: Float32Array, layout: Layout, exponents: Exponents, sign: int) -> Float32Array:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.layout import Layout
 from fedmrn_app.plugin import Compressed, MaskedSGD, compress_uplink, learn_masks
-from fedmrn_app.plugin.scales import RATIO, SCALES, OwnScales
+from fedmrn_app.plugin.scales import LIMIT, RATIO, SCALES, OwnScales
 from tests.plugin_app import NODES, STEPS, LocalGrid, accuracy, inner, learned, masked, new_app, new_net, run
 
 Make = Callable[[nn.Module, Message, float], torch.optim.Optimizer]
@@ -53,7 +53,7 @@ def loop_of(make: Make, lr: float) -> Callable[[Any, Message], None]:
 
 @pytest.mark.parametrize("make", [masked_sgd, sgd])
 @pytest.mark.parametrize("method", ["fedmrn", "fedmrns"])
-@pytest.mark.parametrize("lr", [1e-2, 1.0])
+@pytest.mark.parametrize("lr", [1e-4, 1e-3])
 def test_masks_are_about_as_long_as_the_update_of_each_tensor(make: Make, method: str, lr: float) -> None:
     arrived, ended = learned(loop_of(make, lr), two_layers, "auto", method)
     first = two_layers().state_dict()
@@ -68,7 +68,7 @@ def test_scales_are_powers_of_two_near_the_ratio() -> None:
     layout, random = Layout(((30, 40), (0, 5), (20, 50))), torch.Generator().manual_seed(2)
     u = torch.randn(layout.count, generator=random)
     u[:1200] *= 1e-7
-    n, own = torch.full_like(u, 0.01), OwnScales(layout, 0.01)
+    n, own = torch.full_like(u, 0.01), OwnScales(layout, 0.01, torch.ones_like(u))
     assert own.follow(u, n)
     assert not own.follow(u, n)
     for part, size in zip(layout.slices, layout.sizes, strict=True):
@@ -78,6 +78,25 @@ def test_scales_are_powers_of_two_near_the_ratio() -> None:
     assert own.exponents[1] == 0
     u[:1200] = torch.nan
     assert not own.follow(u, n)
+
+
+def test_scales_end_at_a_multiple_of_the_weights() -> None:
+    layout = Layout(((30, 40), (20, 50), (10, 10)))
+    w = torch.cat([torch.full((1200,), -0.1), torch.full((1000,), 1e-3), torch.zeros(100)])
+    u, n = torch.full_like(w, 5.0), torch.full_like(w, 0.01)
+    OwnScales(layout, 0.01, w).follow(u, n)
+    scales = [float(n[part].max()) for part in layout.slices]
+    for scale, size in zip(scales, (LIMIT * 0.1, LIMIT * 1e-3, RATIO * 5), strict=True):
+        assert 2**-0.5 <= scale / size <= 2**0.5
+
+
+@pytest.mark.parametrize("make", [masked_sgd, sgd])
+@pytest.mark.parametrize("method", ["fedmrn", "fedmrns"])
+def test_updates_beyond_the_weights_are_clipped(make: Make, method: str) -> None:
+    arrived, ended = learned(loop_of(make, 1e4), two_layers, "auto", method)
+    for name, first in two_layers().state_dict().items():
+        torch.testing.assert_close(arrived[name], ended[name], rtol=0, atol=0)
+        assert float((arrived[name] - first).abs().max() / first.square().mean().sqrt()) <= LIMIT * 2**0.5
 
 
 @pytest.mark.parametrize("options", [{}, {"alpha": "auto"}, {"alpha": 0.1}, {"bits": 2.0}])
