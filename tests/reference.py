@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from fedmrn_app.config.build import build_worker, resolve_from_data
 from fedmrn_app.config.compose import compose_values
+from fedmrn_app.federation.downlinks import downlink_of
 from fedmrn_app.federation.loop import run_rounds
 from fedmrn_app.federation.protocol import GlobalState, Order, RunProtocol
 from fedmrn_app.flower.messages import content_bytes, order_content
@@ -43,8 +44,9 @@ def reference_run(overrides: tuple[str, ...], left_out: frozenset[int] = frozens
     """Train in a plain loop and return the final `weights_sha256`; clients `left_out` never contribute."""
     _, config, _ = resolve_from_data(compose_values(overrides))
     worker = build_worker(config)
-    state = run_rounds(worker, left_out=left_out)
-    return state_sha256(worker.method.server.weights(state.vector, worker.model()[1].layout), state.dense)
+    state, (_, protocol) = run_rounds(worker, left_out=left_out), worker.model()
+    vector = downlink_of(protocol).model(state)
+    return state_sha256(worker.method.server.weights(vector, protocol.layout), state.dense)
 
 
 def reference_downlink(

@@ -114,6 +114,10 @@ class Downlink(ABC):
             PayloadError: the order is malformed or not finite, or its noise scale is out of range.
         """
 
+    def model(self, state: GlobalState) -> Float32Array:
+        """Return the global vector that is evaluated and saved as the model of the run, float32 (d,)."""
+        return state.vector
+
     def new_versions(self) -> Versions | None:
         """Return an empty record of the versions that clients keep; None where they keep none."""
         return None

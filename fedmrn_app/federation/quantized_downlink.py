@@ -7,6 +7,9 @@ dead zone that minimizes squared error plus a price per bit, as `strategy=quanti
 leaves out is part of the next round's difference, which is error feedback on the server (Seide et al. 2014; Tang et al.
 2019, "DoubleSqueeze", section 3). If a step changes, the change starts at the point of the new lattice nearest to p. A
 client that holds an older version is sent the difference from that version.
+
+Clients train p, and the statistics of batch norm are those of p. The model of a run is therefore p. The exact w also
+holds what was never sent, and can be far less accurate.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from numpy.typing import NDArray
 
 from fedmrn_app.federation.downlink import Held, LatticeBroadcast, LatticeDownlink
 from fedmrn_app.federation.protocol import GlobalState
+from fedmrn_app.layout import Float32Array
+from fedmrn_app.methods.submodel_selection import SubmodelSelector
 from fedmrn_app.wire.adaptive_levels import quantize
 from fedmrn_app.wire.lattice import FAR, Lattice
 from fedmrn_app.wire.lattice_levels import LatticeLevels
@@ -51,6 +56,12 @@ class QuantizedDownlink(LatticeDownlink):
         coded = quantize(x, 1.0, protocol.layout, self._code.trends(last), PRICE)
         counts = np.concatenate([np.clip(before + coded.levels.astype(np.int32), -FAR, FAR), rounded.counts[count:]])
         return Lattice(rounded.steps, counts)
+
+    def model(self, state: GlobalState) -> Float32Array:
+        """Return the vector that the next round sends, float32 (d,); the exact one where clients hold parts of it."""
+        if type(self.protocol.method.selection) is not SubmodelSelector:
+            return state.vector
+        return self.broadcast(state).received(None).vector
 
     @property
     def _code(self) -> LatticeLevels:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedmrn_app.federation.downlinks import downlink_of
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.federation.report import RoundReport
 from fedmrn_app.learning.evaluate import evaluate, measured_norms
@@ -86,7 +87,7 @@ class Progress:
         """
         sampled = self._sampled(state, done.number)
         server, layout = self.protocol.method.server, self.protocol.layout
-        self.model.load(server.weights(state.vector, layout), state.dense)
+        self.model.load(server.weights(downlink_of(self.protocol).model(state), layout), state.dense)
         with measured_norms(self.model, self.task, self.splits.norms):
             reached = evaluate(self.model, self.task, self.splits.test)
             train = None if self.splits.train is None else evaluate(self.model, self.task, self.splits.train)

@@ -68,6 +68,18 @@ def test_what_a_round_leaves_out_goes_with_the_next() -> None:
     assert max(error(one, vector) for one, vector in zip(published(moving), moving, strict=True)) < 0.3
 
 
+def test_model_of_a_run_is_what_the_next_round_sends() -> None:
+    moving, last = models(5), None
+    for vector in moving:
+        state = GlobalState(vector, np.zeros(M, np.float32), None, last)
+        sent = DOWNLINK.broadcast(state)
+        assert np.array_equal(DOWNLINK.model(state), sent.received(None).vector)
+        assert not np.array_equal(DOWNLINK.model(state), vector)
+        last = sent.published
+    grid = downlink_of(protocol_of("grid"))
+    assert grid.model(GlobalState(moving[-1], np.zeros(M, np.float32))) is moving[-1]
+
+
 def test_it_takes_fewer_bytes_than_the_grid() -> None:
     sizes: dict[str, list[int]] = {"grid": [], "quantized": []}
     moving = models(12)

@@ -1,26 +1,36 @@
-"""The row of a round: what counts as a client's uplink."""
+"""The row of a round and the model that is saved with it."""
 
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedmrn_app.config.build import build_protocol, build_run_method
+from fedmrn_app.federation.downlinks import downlink_of
+from fedmrn_app.federation.protocol import GlobalState
 from fedmrn_app.federation.report import RoundReport
+from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.results.progress import Progress, Splits
 from fedmrn_app.results.run_folder import RunFolder
-from tests.run_folder import begun
+from fedmrn_app.results.trained import load_trained
+from tests.run_folder import Begun, begun
 
 
-def test_bytes_of_rejected_replies_count_as_uplink_of_the_usable_ones(tmp_path: Path) -> None:
-    run = begun("strategy=fedavg", "rounds=2")
-    folder = RunFolder(tmp_path / "run")
+def progress_of(run: Begun, path: Path, lines: list[str]) -> tuple[Progress, RunFolder]:
+    folder = RunFolder(path / "run")
     folder.create(run.values, run.model, run.state)
-    lines: list[str] = []
     progress = Progress(
         protocol=build_protocol(run.config, build_run_method(run.config), run.model), model=run.model, task=run.task,
         splits=Splits(run.task.load("test")), folder=folder, rounds=2, report=lines.append,
     )  # fmt: skip
+    return progress, folder
+
+
+def test_bytes_of_rejected_replies_count_as_uplink_of_the_usable_ones(tmp_path: Path) -> None:
+    run = begun("strategy=fedavg", "rounds=2")
+    lines: list[str] = []
+    progress, folder = progress_of(run, tmp_path, lines)
     progress.end_round(run.state, RoundReport(1), [100, 300], [400] * 3, rejected_uplink=50)
     progress.end_round(run.state, RoundReport(2), [], [400], rejected_uplink=50)
     first, second = folder.rounds
@@ -28,3 +38,21 @@ def test_bytes_of_rejected_replies_count_as_uplink_of_the_usable_ones(tmp_path: 
     assert first.uplink_bits_per_parameter == pytest.approx(8 * 225 / run.model.parameter_count)
     assert math.isnan(second.uplink_bytes)
     assert "uplink 225 B per client" in lines[0]
+
+
+def test_a_quantized_downlink_saves_what_clients_are_sent_and_resumes_from_the_exact_vector(tmp_path: Path) -> None:
+    run = begun("strategy=quantized", "downlink.dtype=quantized", "rounds=2")
+    progress, folder = progress_of(run, tmp_path, [])
+    random = np.random.default_rng(0)
+    vector = run.state.vector + random.laplace(0, 0.01, run.state.vector.size).astype(np.float32)
+    published = downlink_of(progress.protocol).broadcast(run.state).published
+    state = GlobalState(vector, run.state.dense, None, published)
+    sent = downlink_of(progress.protocol).broadcast(state).received(None).vector
+    progress.end_round(state, RoundReport(1), [100], [400])
+    assert np.array_equal(FlatModel(load_trained(folder.path).model).state()[0], sent)
+    resumed = RunFolder(folder.path).resume(run.values, run.model, run.state)
+    assert np.array_equal(resumed.vector, vector)
+    assert not np.array_equal(sent, vector)
+    assert resumed.published is not None
+    assert published is not None
+    assert np.array_equal(resumed.published, published)
