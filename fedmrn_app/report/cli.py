@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,10 +41,12 @@ def main() -> int:
     if arguments.last > 1 and not (_takes_means(arguments) or arguments.page):
         parser.error(f"--last {arguments.last}: goes with --mean, --across, --against, --within, --choose or --page")
     try:
-        print("\n".join(_report(arguments)))
+        print("\n".join(_report(arguments)), flush=True)
     except FedMRNError as error:
         print(f"fedmrn-report: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # the reader has all that it wants, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

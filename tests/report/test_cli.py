@@ -1,6 +1,8 @@
 """The `fedmrn-report` command: its output, and its errors in one line."""
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ from fedmrn_app.report.cli import main
 from fedmrn_app.results.run_folder import RunFolder
 from fedmrn_app.results.summary import summarize
 from fedmrn_app.tasks.validation import load_training
+from tests.paths import ROOT
 from tests.run_folder import begun, make_run, row
 
 Report = Callable[..., tuple[object, str, str]]
@@ -168,3 +171,12 @@ def test_models_are_evaluated_on_the_test_split(tmp_path: Path, overrides: tuple
         (tmp_path / "run" / state).unlink()
     code, _, err = report("--test", tmp_path)
     assert (code, err.count("\n"), "model.safetensors" in err) == (2, 1, True)
+
+
+def test_a_reader_may_stop_early() -> None:
+    command = [str(Path(sys.executable).with_name("fedmrn-report")), str(ROOT / "results" / "digits" / "methods")]
+    closed, end = os.pipe()
+    os.close(closed)
+    ended = subprocess.run(command, stdout=end, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    os.close(end)
+    assert (ended.returncode, ended.stderr) == (0, "")
