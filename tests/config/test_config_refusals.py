@@ -20,7 +20,7 @@ from fedmrn_app.errors import ConfigError
 FEDMRN = str(Path(sys.executable).with_name("fedmrn"))
 SNAPSHOT = Path(__file__).with_name("refusals.txt")
 ARROW = " -> "
-PARTS = 8  # of the snapshot, which several processes can test side by side
+PARTS = 8  # of the snapshot; two are tested with the quick tests
 
 
 def refused(command_line: str) -> ConfigError:
@@ -39,7 +39,7 @@ def texts(lines: list[str]) -> list[str]:
     return [f"{line}{ARROW}{refused(line)}" for line in command_lines]
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", [0, 1, *(pytest.param(part, marks=pytest.mark.slow) for part in range(2, PARTS))])
 def test_texts_are_those_of_the_snapshot(part: int) -> None:
     lines = SNAPSHOT.read_text().splitlines()[part::PARTS]
     assert texts(lines) == lines

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests.paths import ROOT
 
 KINDS = (
@@ -12,6 +14,7 @@ KINDS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_wrong_command_lines_are_refused_or_remarked_on() -> None:
     command = [sys.executable, "-m", "scripts.tools.wrong_commands", "--only", *KINDS]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
