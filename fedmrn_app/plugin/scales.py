@@ -11,8 +11,8 @@ signed. Masks are therefore drawn for a multiple of the update, which makes the 
 
 The noise of a mask is several times as long as the update. Where an update is about as large as the weights themselves,
 such noise would drown them, and the gradients that it causes would make the update, and with it the noise, still
-larger. Scales therefore end at a multiple of the root mean square of the weights that were sent, and larger updates are
-clipped, as with a scale that the server sets.
+larger. Scales are therefore limited to a multiple of the root mean square of the weights that were sent. Larger updates
+are clipped, as with a scale that the server sets.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fedmrn_app.layout import Float32Array, Layout
 
 SCALES = "scales"  # field of a reply with the exponents; of a message whether the server wants them and can read them
 RATIO = 2.0  # of the scale to the root mean square of what is masked
-LIMIT = 2.0  # of the scale to the root mean square of the weights; with 1 some small apps learn less, with 4 too
+LIMIT = 2.0  # of the scale to the root mean square of the weights; with 1 or 4 some small apps learn less
 MAX_EXPONENT = 64
 
 Exponents = NDArray[np.int8]

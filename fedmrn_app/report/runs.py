@@ -21,7 +21,7 @@ from fedmrn_app.wire.downlink import ON_LATTICE
 
 # Settings that do not change what is computed, or that stand in columns of their own.
 _NOT_IN_NAMES = {"seed", "resume", "restarts", "round_timeout", "node_timeout", "strategy.name", "dataset.path"}
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a tenth of the time that OmegaConf takes
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a sixth of the time that OmegaConf takes
 REMARK = "remark.txt"
 LATTICE_ONLY = ("downlink.step", "downlink.memory")  # without effect where the downlink has another form
 # The values of keys that a run of an older version does not have.

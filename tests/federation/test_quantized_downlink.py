@@ -76,8 +76,11 @@ def test_model_of_a_run_is_what_the_next_round_sends() -> None:
         assert np.array_equal(DOWNLINK.model(state), sent.received(None).vector)
         assert not np.array_equal(DOWNLINK.model(state), vector)
         last = sent.published
-    grid = downlink_of(protocol_of("grid"))
-    assert grid.model(GlobalState(moving[-1], np.zeros(M, np.float32))) is moving[-1]
+    state = GlobalState(moving[-1], np.zeros(M, np.float32))
+    assert downlink_of(protocol_of("grid")).model(state) is moving[-1]
+    parts = build_method("submodel", {"capacities": [0.5]}, RunOptions(Noise(), downlink="quantized"))
+    assert parts.packing == "quantized"
+    assert downlink_of(dataclasses.replace(PROTOCOL, method=parts)).model(state) is moving[-1]
 
 
 def test_it_takes_fewer_bytes_than_the_grid() -> None:

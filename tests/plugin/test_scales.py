@@ -80,7 +80,7 @@ def test_scales_are_powers_of_two_near_the_ratio() -> None:
     assert not own.follow(u, n)
 
 
-def test_scales_end_at_a_multiple_of_the_weights() -> None:
+def test_scales_are_at_most_a_multiple_of_the_weights() -> None:
     layout = Layout(((30, 40), (20, 50), (10, 10)))
     w = torch.cat([torch.full((1200,), -0.1), torch.full((1000,), 1e-3), torch.zeros(100)])
     u, n = torch.full_like(w, 5.0), torch.full_like(w, 0.01)
