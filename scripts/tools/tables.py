@@ -1,6 +1,6 @@
 """Rewrite the tables of Markdown files from the stored runs; the line above each table says how.
 
-    python -m scripts.tools.tables README.md docs/results.md docs/scale.md
+    python -m scripts.tools.tables
 
 A line such as `<!-- fedmrn-report --mean results/digits -->` stands above a table; folders are the repository's. A line
 such as `<!-- claims results/claims.yaml -->` stands above a table of claims, each beside the difference of two runs.
@@ -37,12 +37,18 @@ _HEAD = [
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", type=Path)
-    for file in parser.parse_args().files:
+    parser.add_argument("files", nargs="*", type=Path, help="default: all pages that have such a line")
+    for file in parser.parse_args().files or pages():
         before = file.read_text()
         after = filled(before)
         file.write_text(after)
         print(f"{file}: {len(_TABLE.findall(after))} tables, {'as before' if after == before else 'rewritten'}")
+
+
+def pages() -> list[Path]:
+    """Return README.md and the files of docs/ that have a table of the stored runs."""
+    files = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [file for file in files if _TABLE.search(file.read_text())]
 
 
 def filled(text: str) -> str:
