@@ -1,6 +1,6 @@
 """Compare other frameworks' compression of one client's update with `method="quantized"` at the same error.
 
-Usage: python scripts/tools/pipelines.py [UPDATE.npz ...] [--nncodec PYTHON] [--summary]
+Usage: python scripts/tools/pipelines.py [UPDATE.npz ...] [--nncodec PYTHON] [--summary] [--figure OUT.svg]
 
 Without an UPDATE, as `save_updates.py` keeps them, the update is that of one client of examples/quickstart: the 8x8
 digits, 10 local epochs. Written here in NumPy, at OpenFL's default settings: KC (k-means with 6 clusters, then gzip of
@@ -13,7 +13,8 @@ NNCodec (ISO/IEC 15938-17) runs in the Python that `--nncodec` names, since it n
 of `nn.encode`: for each of six steps there is a row for the options that do best against `quantized`.
 
 `--summary` prints one row per update: how many times shorter `quantized` is than NNCodec with the options that do best
-near an error, in brackets with the best ones of `nn.encode`, and than the best of all other codecs.
+near an error, in brackets with the best ones of `nn.encode`, and than the best of all other codecs. `--figure`
+draws bytes over errors instead, a panel for each update, without results that others of the codec beat in both.
 
 An error is 1 - <x, x'>^2 / (||x||^2 ||x'||^2), the squared error at the best length of x', as a share. Only the
 tensors of two and more dimensions are coded, the vector in memory order. `quantized` knows nothing of earlier rounds,
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import io
 import json
 import subprocess
 import sys
@@ -34,8 +36,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
@@ -87,9 +91,11 @@ WITH_PRICE: dict[str, dict[str, Any]] = {
     "lambda_scale=1, codebook_mode=1": {"lambda_scale": 1, "codebook_mode": 1},
 }
 AIMS = 0.6, 0.4, 0.2, 0.1  # errors of the summary
+STEPS = -8, -4, 0, 4, 7, 10  # of NNCodec in the table
+FIGURE_STEPS = range(-6, 17, 2)  # and in the figure
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Update:
     """An update, float32 (d,) in memory order, and the shapes of its tensors."""
 
@@ -103,9 +109,13 @@ def main() -> None:
     parser.add_argument("updates", nargs="*", type=Path, metavar="UPDATE.npz")
     parser.add_argument("--nncodec", metavar="PYTHON", help="a Python in which nncodec is installed")
     parser.add_argument("--summary", action="store_true", help="print one row per update; needs --nncodec")
+    parser.add_argument("--figure", type=Path, metavar="OUT.svg", help="draw bytes over errors")
     arguments = parser.parse_args()
     updates = [saved(path) for path in arguments.updates] or [quickstart_update()]
     console = Console(width=140)
+    if arguments.figure is not None:
+        arguments.figure.write_text(draw({update: curves(update, arguments.nncodec) for update in updates}))
+        return
     if arguments.summary:
         if arguments.nncodec is None:
             parser.error("--summary needs --nncodec")
@@ -137,6 +147,46 @@ def summary(update: Update, python: str) -> Iterator[str]:
     for chosen in [pair for pair in rows if 0.09 < pair[1][2] < 0.65], rows:
         ratio, (name, _, e) = min(chosen)
         yield f"{ratio:.2f}, {name}, {e:.2f}"
+
+
+def curves(update: Update, python: str | None) -> dict[str, list[tuple[float, int]]]:
+    """Return the errors and bytes of each codec, by its name without options."""
+    found: dict[str, list[tuple[float, int]]] = {"quantized": []}
+    for aim in (0.8, *ERRORS):
+        size, decoded = quantized(update, aim)
+        found["quantized"].append((error(update.x, decoded), size))
+    priced = nncodec(update, python, NN_ENCODE | WITH_PRICE, FIGURE_STEPS) if python else []
+    for name, size, e in [*others(update), *(row for _, row in priced)]:
+        found.setdefault(name.split(",")[0], []).append((e, size))
+    return {name: shortest(points) for name, points in found.items()}
+
+
+def shortest(points: list[tuple[float, int]]) -> list[tuple[float, int]]:
+    """Return the pairs of an error and a size to which no other pair is equal or better in both, by error."""
+    kept: list[tuple[float, int]] = []
+    for e, size in sorted(points):
+        if not kept or size < kept[-1][1]:
+            kept.append((e, size))
+    return kept
+
+
+def draw(panels: dict[Update, dict[str, list[tuple[float, int]]]]) -> str:
+    """Return a figure of bytes over squared errors as SVG, both on logarithmic scales."""
+    with matplotlib.rc_context({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "fedmrn"}):
+        figure = Figure(figsize=(4.5 * len(panels), 4), layout="constrained")
+        axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        for panel, (update, codecs) in zip(axes, panels.items(), strict=True):
+            for number, (name, points) in enumerate(codecs.items()):
+                own = name == "quantized"
+                style = {"color": "black" if own else f"C{number - 1}", "linewidth": 2.0 if own else 1.0}
+                panel.plot(*zip(*points, strict=True), "o-", markersize=3, label=name, **style)
+            panel.set(xscale="log", yscale="log", xlabel="squared error, as a share of the squared norm")
+            panel.set(ylabel="bytes", title=f"{update.name}, {update.x.size:,} weights")
+            panel.spines[["top", "right"]].set_visible(False)
+        axes[-1].legend(fontsize=8)
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()
 
 
 def times_shorter(update: Update, row: Row) -> float:
@@ -210,7 +260,7 @@ def by_method(update: Update, name: str, options: dict[str, Any]) -> Coded:
 def best_by_step(update: Update, python: str | None) -> Iterator[Row]:
     """Yield, for each step, the result of NNCodec that is shortest against `quantized` at its error."""
     found: dict[int, list[Row]] = {}
-    for step, row in nncodec(update, python, NN_ENCODE, (-8, -4, 0, 4, 7, 10)) if python else ():
+    for step, row in nncodec(update, python, NN_ENCODE, STEPS) if python else ():
         found.setdefault(step, []).append(row)
     yield from (min(rows, key=lambda row: times_shorter(update, row)) for _, rows in sorted(found.items()))
 
