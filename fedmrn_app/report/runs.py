@@ -36,8 +36,11 @@ _DEFAULTS = {
     for field in fields(section)
     if field.default is not MISSING
 }
-# Those of the options of a method, where the option came with another default.
-_EARLIER = {"quantized": {"strategy.low_rank": False, "strategy.scale": "auto", "strategy.tensor_steps": 0.0}}
+# Those of options of methods, which are in effect in such a run.
+_EARLIER: dict[str, dict[str, Any]] = {
+    "eden": {"strategy.share": 1.0},
+    "quantized": {"strategy.low_rank": False, "strategy.scale": "auto", "strategy.tensor_steps": 0.0},
+}
 
 
 @dataclass(frozen=True, kw_only=True)

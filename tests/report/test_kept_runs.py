@@ -17,9 +17,10 @@ FILES = pages()
 README = ROOT / "README.md"
 RESULTS = "\n".join(file.read_text() for file in sorted((ROOT / "docs").glob("results*.md")))
 RUNS = sorted((ROOT / "results").rglob("summary.json"))
-MADE_AGAIN = {
-    ("table1", f"ls_{name}_s{seed}") for name in ("drive", "eden") for seed in range(3)
-}  # with the repaired estimators of EDEN and DRIVE
+MADE_AGAIN = {  # with the repaired estimators of EDEN and DRIVE
+    *(("table1", f"ls_{name}_s{seed}") for name in ("drive", "eden") for seed in range(3)),
+    *(("server_lr_15_rounds", f"val_slr064_{name}") for name in ("drive", "eden")),
+}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
@@ -65,6 +66,12 @@ def test_settings_are_read_as_omegaconf_reads_them() -> None:
         assert {key: repr(settings[key]) for key in values if key in settings} == {
             key: repr(value) for key, value in values.items() if key in settings
         }, path
+
+
+def test_options_that_a_run_is_older_than_have_the_value_in_effect_then() -> None:
+    folder = ROOT / "results" / "fashion_mnist" / "learning_rates_rotated" / "eden_0.03"
+    assert "share" not in OmegaConf.load(folder / "config.yaml").strategy
+    assert read_run(folder / "summary.json").settings["strategy.share"] == 1.0
 
 
 def test_every_kept_run_is_in_a_table() -> None:
