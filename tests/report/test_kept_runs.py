@@ -20,6 +20,7 @@ RUNS = sorted((ROOT / "results").rglob("summary.json"))
 MADE_AGAIN = {  # with the repaired estimators of EDEN and DRIVE
     *(("table1", f"ls_{name}_s{seed}") for name in ("drive", "eden") for seed in range(3)),
     *(("server_lr_15_rounds", f"val_slr064_{name}") for name in ("drive", "eden")),
+    ("lower_rates_15_rounds", "val_share0.25_eden"),
 }
 
 
