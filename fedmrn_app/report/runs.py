@@ -36,7 +36,7 @@ _DEFAULTS = {
     for field in fields(section)
     if field.default is not MISSING
 }
-# Those of options of methods, which are in effect in such a run.
+# What a run did that is older than an option of its method; the option's default may differ.
 _EARLIER: dict[str, dict[str, Any]] = {
     "eden": {"strategy.share": 1.0},
     "quantized": {"strategy.low_rank": False, "strategy.scale": "auto", "strategy.tensor_steps": 0.0},

@@ -14,7 +14,8 @@ of `nn.encode`: for each of six steps there is a row for the options that do bes
 
 `--summary` prints one row per update: how many times shorter `quantized` is than NNCodec with the options that do best
 near an error, in brackets with the best ones of `nn.encode`, and than the best of all other codecs. `--figure`
-draws bytes over errors instead, a panel for each update, without results that others of the codec beat in both.
+draws bytes over errors, a panel for each update. It shows the results of a codec that none of its other settings beats
+in both bytes and error.
 
 An error is 1 - <x, x'>^2 / (||x||^2 ||x'||^2), the squared error at the best length of x', as a share. Only the
 tensors of two and more dimensions are coded, the vector in memory order. `quantized` knows nothing of earlier rounds,
