@@ -2,7 +2,7 @@
 
 Usage: fedmrn-report FOLDER [FOLDER ...] [--mean | --across | --against SETTINGS | --until VALUE | --within MB,... |
 --choose KEY | --test]
-[--last ROUNDS] [--tables] [--page FOLDER] [--keep FOLDER]
+[--rounds ROUNDS] [--last ROUNDS] [--tables] [--page FOLDER] [--keep FOLDER]
 
 It reads every summary.json in and below the folders.
 """
@@ -54,7 +54,7 @@ def _report(arguments: argparse.Namespace) -> list[str]:
     """Write the page and the copies that the arguments ask for, and return the lines to print."""
     summaries = find_summaries(arguments.folders)
     lines = table_of(summaries, arguments)
-    groups = read_groups(summaries) if arguments.page or arguments.tables else []
+    groups = read_groups(summaries, arguments.rounds) if arguments.page or arguments.tables else []
     if arguments.tables:
         for title, table in tables.extra_tables(groups).items():
             lines += ["", *tables.titled(title, table)]
@@ -92,6 +92,9 @@ def add_kinds(parser: argparse.ArgumentParser) -> None:
     kind.add_argument("--choose", metavar="KEY", help="a column for each value of a setting, the best one in bold")
     kind.add_argument("--test", action="store_true", help="results of the runs' models on the test split")
     parser.add_argument(
+        "--rounds", type=_rounds, metavar="ROUNDS", help="read only this number of first rounds of each run"
+    )
+    parser.add_argument(
         "--last",
         type=_rounds,
         default=1,
@@ -107,8 +110,8 @@ def table_of(summaries: Sequence[Path], kind: argparse.Namespace) -> list[str]:
         RunError: a file of a run cannot be read, or the runs lack what the options ask for.
     """
     if not (_takes_means(kind) or kind.test or kind.until is not None):
-        return tables.each_run(summaries)
-    groups = read_groups(summaries)
+        return tables.each_run(summaries, kind.rounds)
+    groups = read_groups(summaries, kind.rounds)
     table = _of_groups(groups, kind)
     return [*tables.markdown(table), *notes(table, groups, *([kind.choose] if kind.choose else []))]
 

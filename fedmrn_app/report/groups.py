@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedmrn_app.errors import RunError
 from fedmrn_app.report.published import published
 from fedmrn_app.report.run_names import name_runs
-from fedmrn_app.report.runs import Run, read_run
+from fedmrn_app.report.runs import Run, begin_of, read_run
 
 Floats = NDArray[np.float64]
 
@@ -136,13 +136,18 @@ class Group:
         return np.array([run.rounds[self.metric].to_numpy()[-last:].mean() for run in self.runs])
 
 
-def read_groups(summaries: Sequence[Path]) -> list[Group]:
+def read_groups(summaries: Sequence[Path], rounds: int | None = None) -> list[Group]:
     """Read the runs that summaries belong to and group them, in the order of the first run of each group.
 
+    Args:
+        summaries: paths of the runs' summary.json.
+        rounds: number of rounds to read of each run, all by default; see `begin_of`.
+
     Raises:
-        RunError: a file of a run cannot be read.
+        RunError: a file of a run cannot be read, or a run has fewer rounds.
     """
-    runs = pd.Series([read_run(path) for path in summaries], dtype=object)
+    found = [read_run(path) for path in summaries]
+    runs = pd.Series([run if rounds is None else begin_of(run, rounds) for run in found], dtype=object)
     alike = [json.dumps([run.strategy, run.naming_settings], sort_keys=True, default=str) for run in runs]
     groups = [sorted(found, key=seed_of) for _, found in runs.groupby(alike, sort=False)]
     names = name_runs([group[0] for group in groups])

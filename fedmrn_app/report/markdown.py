@@ -20,7 +20,7 @@ from fedmrn_app.report.intervals import percent, spread
 from fedmrn_app.report.notes import dense_note, remarks
 from fedmrn_app.report.published import PARTITIONS
 from fedmrn_app.report.run_names import format_setting
-from fedmrn_app.report.runs import data_of, read_run, unreadable
+from fedmrn_app.report.runs import begin_of, data_of, read_run, unreadable
 
 
 def markdown(table: pd.DataFrame, separator: str | None = None) -> list[str]:
@@ -34,13 +34,18 @@ def without_empty_columns(table: pd.DataFrame) -> pd.DataFrame:
     return table.loc[:, (table != "").any().to_numpy()]
 
 
-def each_run(summaries: Sequence[Path]) -> list[str]:
+def each_run(summaries: Sequence[Path], rounds: int | None = None) -> list[str]:
     """Return the lines of a table with a row for each run. If the headline metrics differ, each value names its own.
 
+    Args:
+        summaries: paths of the runs' summary.json.
+        rounds: number of rounds to read of each run, all by default.
+
     Raises:
-        RunError: a run's files are not those of a finished run.
+        RunError: a run's files are not those of a finished run, or it has fewer rounds.
     """
-    runs = [read_run(path, with_settings=(path.parent / "config.yaml").is_file()) for path in summaries]
+    found = [read_run(path, with_settings=(path.parent / "config.yaml").is_file()) for path in summaries]
+    runs = [run if rounds is None else begin_of(run, rounds) for run in found]
     metrics = {run.summary.get("metric") for run in runs}
     metric = f" {str(metrics.pop()).replace('_', ' ')}" if len(metrics) == 1 else ""
     head = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from fedmrn_app.data.partitions import PartitionConfig
 from fedmrn_app.errors import RunError
 from fedmrn_app.privacy.mechanism import PrivacyConfig
 from fedmrn_app.results.resume import flatten
+from fedmrn_app.results.round_row import from_row
+from fedmrn_app.results.summary import summarize
 from fedmrn_app.wire.downlink import ON_LATTICE
 
 # Settings that do not change what is computed, or that stand in columns of their own.
@@ -24,6 +26,7 @@ _NOT_IN_NAMES = {"seed", "resume", "restarts", "round_timeout", "node_timeout", 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a sixth of the time that OmegaConf takes
 REMARK = "remark.txt"
 LATTICE_ONLY = ("downlink.step", "downlink.memory")  # without effect where the downlink has another form
+_PLANNED = ("strategy.output_lr", "privacy.epsilon")  # what a run does in a round depends on the number of rounds
 # The values of keys that a run of an older version does not have.
 _DEFAULTS = {
     prefix + field.name: field.default
@@ -130,6 +133,35 @@ def read_run(path: Path, *, with_settings: bool = True) -> Run:
         return Run(folder=folder, summary=summary, settings=settings, rounds=rounds, remark=words)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, YAMLError) as error:
         raise unreadable(folder, error) from error
+
+
+def begin_of(run: Run, rounds: int) -> Run:
+    """Return a run as it would be had it ended after its first rounds.
+
+    Args:
+        run: the run.
+        rounds: number of rounds to keep.
+
+    Raises:
+        RunError: the run has fewer rounds, or its training depends on how many rounds are still to come.
+    """
+    option: dict[str, Any] = {"key": "--rounds", "value": rounds}
+    if len(run.rounds) < rounds:
+        message = f"--rounds {rounds}: {run.folder} has {len(run.rounds)} rounds"
+        raise RunError(message, code="too-few-rounds", **option)
+    planned = next((key for key in _PLANNED if run.settings.get(key) is not None), None)
+    if planned and len(run.rounds) > rounds:
+        message = f"--rounds {rounds}: {run.folder} has {planned}={run.settings[planned]}, which depends on the number "
+        raise RunError(
+            f"{message}of rounds, so that a shorter run would have been another one", code="planned", **option
+        )
+    kept = run.rounds.head(rounds)
+    headline = run.summary["metric"]
+    others = (key for key in kept if f"best_{key}" in run.summary and key not in ("round", headline))
+    metrics = [headline, *others]
+    summary = summarize([from_row(row, metrics) for row in kept.to_dict("records")], {})
+    settings = {**run.settings, "rounds": rounds}
+    return replace(run, rounds=kept, settings=settings, summary={**run.summary, **summary})
 
 
 def unreadable(folder: Path, error: Exception) -> RunError:

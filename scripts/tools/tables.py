@@ -95,13 +95,13 @@ def _claims(file: Path) -> list[str]:
     """
     rows: list[list[str]] = []
     below: dict[str, None] = {}
-    read: dict[tuple[Path, ...], list[Group]] = {}
+    read: dict[tuple[object, ...], list[Group]] = {}
     for entry in yaml.safe_load(file.read_text()):
         cells = [entry.get("runs", ""), "", "", "", "", ""]
         if "report" in entry:
             said = parse(entry["report"])
-            folders = tuple(said.folders)
-            groups = read[folders] = read.get(folders) or read_groups(find_summaries(folders))
+            key = (said.rounds, *said.folders)
+            groups = read[key] = read.get(key) or read_groups(find_summaries(said.folders), said.rounds)
             cells = _difference(entry, against(groups, said.against, said.last), said.last)
             named = [(run, group.strategy) for group in groups for run in group.runs if group.label in cells[0]]
             below |= dict.fromkeys(remarks(named))
