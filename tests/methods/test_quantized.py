@@ -192,6 +192,23 @@ def test_bits_are_met_with_factors(rank: int, bits: float) -> None:
     assert lost(y, x) < 1.01 * lost(sent(x, False, bits=bits, low_rank=False)[1], x)
 
 
+@pytest.mark.parametrize(("bits", "most"), [(0.1, 65), (0.2, 49), (0.4, 49), (1.0, 49)])
+def test_few_attempts_find_a_size(bits: float, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = Layout(((64, 64, 3, 3), (128, 400)))
+    codec, trends = UniformLevels(bits, None, "auto"), np.zeros(layout.count, np.int8)
+    attempts: list[float] = []
+    at = UpdateQuantizer.at
+
+    def counted(self: UpdateQuantizer, step: float, ranks: Any = None) -> Any:
+        attempts.append(step)
+        return at(self, step, ranks)
+
+    monkeypatch.setattr(UpdateQuantizer, "at", counted)
+    for rank in range(2, 22, 2):
+        codec.search(low_rank_update(layout, rank, 1.0), layout, trends)
+    assert len(attempts) <= most
+
+
 @pytest.mark.parametrize(
     ("scale", "rank", "unbiased"),
     [("auto", 2, False), ("auto", 0, True), ("unbiased", 2, True), ("least_mse", 2, False), ("least_mse", 0, False)],
@@ -224,7 +241,7 @@ def test_short_bodies_have_factors_only_where_their_error_is_less() -> None:
         for low_rank in (True, False):
             codec = make_method("quantized", low_rank=low_rank).codec
             errors.append(lost(codec.decode(codec.encode(x, known, 1, 2), known, 1), x))
-        assert errors[0] <= 1.03 * errors[1]  # sizes are met within one percent
+        assert errors[0] <= 1.03 * errors[1]  # sizes are met within 1.5%
 
 
 @pytest.mark.parametrize("coder", ["auto", "packed"])

@@ -104,8 +104,8 @@ def test_other_strategies_are_refused_at_construction() -> None:
 
 
 def test_default_needs_no_change_in_the_training() -> None:
-    result, _ = run(Compressed(inner()), rounds=3)
-    assert accuracy(result.arrays) > 0.6
+    result, _ = run(Compressed(inner()), rounds=10)  # the last class is learned after the sixth
+    assert accuracy(result.arrays) > 0.95
     assert result.train_metrics_clientapp[3]["uplink_bytes"] < SIZE / 4  # type: ignore[operator]
 
 
