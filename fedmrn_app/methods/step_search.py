@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -13,11 +14,30 @@ from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods.quantization import Quantization, UpdateQuantizer, root_mean_square
 from fedmrn_app.wire.mask_model import stride
 
-TOLERANCE = 0.015  # of the size or the error
-_ROUGH = 0.15  # of the size, while factors are chosen; errors near 1 differ less
+_SIZE_TOLERANCE, _ERROR_TOLERANCE = 0.015, 0.01
+_ROUGH = 0.15  # tolerance of the size while factors are chosen; errors near 1 differ less
 SMALLEST = 1e-30  # updates with smaller elements are sent as zero
 _SECANTS, _MAX_TRIALS = 6, 16
 _SHORT = 1000  # bytes; what factors cost in ranks and lengths is not in the estimate of what they are worth
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What a search is for.
+
+    Attributes:
+        measure: a size, which falls with the step, or an error, which grows with it.
+        wanted: the measure to reach.
+        tolerance: difference of the logarithms at which an attempt is taken.
+    """
+
+    measure: Callable[[Quantization], float]
+    wanted: float
+    tolerance: float
+
+    def away(self, found: Quantization) -> float:
+        """Return the logarithm of the measure over the wanted one."""
+        return math.log(max(self.measure(found), 1e-9) / self.wanted)
 
 
 def search(quantizer: UpdateQuantizer, *, error: float | None = None, size: float = 0.0) -> Quantization:
@@ -33,23 +53,23 @@ def search(quantizer: UpdateQuantizer, *, error: float | None = None, size: floa
     if not rms > SMALLEST or not math.isfinite(rms):  # the server refuses a scale that is not finite
         return quantizer.zeros(0.0 if rms <= SMALLEST else math.nan)
     if error is None:
-        start, wanted, measure = first_step(x, 8 * size / x.size), size, _size
+        aim, start = Aim(_size, size, _SIZE_TOLERANCE), first_step(x, 8 * size / x.size)
     else:
-        start, wanted, measure = (2 * rms * math.sqrt(error), 0.8), error, _error
+        aim, start = Aim(_error, error, _ERROR_TOLERANCE), (2 * rms * math.sqrt(error), 0.8)
     if not quantizer.may_factor:
-        return closest(quantizer.at, measure, wanted, start)
+        return closest(quantizer.at, aim, start)
     no_ranks = (0,) * len(quantizer.layout.shapes)
-    slope, rough = start[1], TOLERANCE
+    rough, slope = aim, start[1]
     if error is None:
-        rough = _ROUGH
+        rough = replace(aim, tolerance=_ROUGH)
         if any(quantizer.ranks(start[0])):
             start, slope = with_factors(start, 8 * size / x.size)
-    found = closest(quantizer.at, measure, wanted, start, _SECANTS, rough)
+    found = closest(quantizer.at, rough, start, _SECANTS)
     # another step may be worth other factors; with the same ones for all steps sizes and errors are smooth in it
     chosen, slope = (found.ranks, slope) if found.ranks else (no_ranks, start[1])
-    found = closest(partial(quantizer.at, ranks=chosen), measure, wanted, (found.step, slope), known=found)
+    found = closest(partial(quantizer.at, ranks=chosen), aim, (found.step, slope), known=found)
     if found.ranks and found.size < _SHORT:
-        elements = closest(partial(quantizer.at, ranks=no_ranks), measure, wanted, start)
+        elements = closest(partial(quantizer.at, ranks=no_ranks), aim, start)
         other = _error if error is None else _size
         sent = elements.scale > 0 or found.scale == 0
         return elements if sent and other(elements) < other(found) else found
@@ -90,11 +110,9 @@ def with_factors(start: tuple[float, float], bits: float) -> tuple[tuple[float, 
 
 def closest(
     attempt: Callable[[float], Quantization],
-    measure: Callable[[Quantization], float],
-    wanted: float,
+    aim: Aim,
     start: tuple[float, float],
     trials: int = _MAX_TRIALS,
-    tolerance: float = TOLERANCE,
     known: Quantization | None = None,
 ) -> Quantization:
     """Return the attempt with the measure that was wanted, or else the largest smaller one.
@@ -104,19 +122,17 @@ def closest(
 
     Args:
         attempt: quantizes with a step.
-        measure: a size, which falls with the step, or an error, which grows with it.
-        wanted: the measure to reach.
+        aim: the measure to reach.
         start: the first step, and how the logarithm of the measure changes with that of the step about there.
         trials: the largest number of attempts.
-        tolerance: difference of the measure's logarithm from the wanted one at which an attempt is taken.
         known: the attempt with the first step, if it has been made.
     """
     best, rank = None, (True, True, math.inf)
-    for found, away in _approach(attempt, measure, wanted, start, trials, known):
-        own = found.scale == 0, away > tolerance, abs(away)
+    for found, away in _approach(attempt, aim, start, trials, known):
+        own = found.scale == 0, away > aim.tolerance, abs(away)
         if best is None or own < rank:
             best, rank = found, own
-        if not rank[0] and rank[2] < tolerance:
+        if not rank[0] and rank[2] < aim.tolerance:
             break
     assert best is not None
     return best
@@ -124,18 +140,17 @@ def closest(
 
 def _approach(
     attempt: Callable[[float], Quantization],
-    measure: Callable[[Quantization], float],
-    wanted: float,
+    aim: Aim,
     start: tuple[float, float],
-    trials: int = _MAX_TRIALS,
-    known: Quantization | None = None,
+    trials: int,
+    known: Quantization | None,
 ) -> Iterator[tuple[Quantization, float]]:
-    """Yield attempts and the logarithms of measure over wanted: secants, kept within what is known to enclose it."""
+    """Yield attempts and how far away they are: secants, kept within what is known to enclose it."""
     step, slope = math.log(start[0]), start[1]
-    enclosed: dict[bool, tuple[float, float]] = {}  # by the sign: log step and log measure over wanted
+    enclosed: dict[bool, tuple[float, float]] = {}  # by the sign: log step and how far away
     for trial in range(trials):
         found = known if known and not trial else attempt(math.exp(step))
-        away = math.log(max(measure(found), 1e-9) / wanted)
+        away = aim.away(found)
         yield found, away
         before = enclosed.get(away > 0)
         enclosed[away > 0] = step, away
@@ -147,4 +162,4 @@ def _approach(
             continue
         if before is not None and (away - before[1]) * (step - before[0]) * slope > 0:
             slope = (away - before[1]) / (step - before[0])
-        step -= min(max(1.05 * away / slope, -3.0), 3.0)  # a bit too far, so that the next two enclose it
+        step -= min(max(1.1 * away / slope, -3.0), 3.0)  # a bit too far, so that the next two enclose it

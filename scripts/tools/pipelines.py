@@ -1,6 +1,7 @@
 """Compare other frameworks' compression of one client's update with `method="quantized"` at the same error.
 
-Usage: python scripts/tools/pipelines.py [UPDATE.npz ...] [--nncodec PYTHON] [--summary] [--figure OUT.svg]
+Usage: python scripts/tools/pipelines.py [UPDATE.npz ...] [--names NAME ...] [--nncodec PYTHON]
+    [--summary | --figure OUT.svg]
 
 Without an UPDATE, as `save_updates.py` keeps them, the update is that of one client of examples/quickstart: the 8x8
 digits, 10 local epochs. Written here in NumPy, at OpenFL's default settings: KC (k-means with 6 clusters, then gzip of
@@ -32,7 +33,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -109,10 +110,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Compare codecs of one client's update.")
     parser.add_argument("updates", nargs="*", type=Path, metavar="UPDATE.npz")
     parser.add_argument("--nncodec", metavar="PYTHON", help="a Python in which nncodec is installed")
-    parser.add_argument("--summary", action="store_true", help="print one row per update; needs --nncodec")
-    parser.add_argument("--figure", type=Path, metavar="OUT.svg", help="draw bytes over errors")
+    parser.add_argument("--names", nargs="+", help="names of the updates; default: those of their files")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--summary", action="store_true", help="print one row per update; needs --nncodec")
+    form.add_argument("--figure", type=Path, metavar="OUT.svg", help="draw bytes over errors")
     arguments = parser.parse_args()
     updates = [saved(path) for path in arguments.updates] or [quickstart_update()]
+    if arguments.names:
+        if len(arguments.names) != len(updates):
+            parser.error(f"--names: {len(arguments.names)} for {len(updates)} updates")
+        updates = [replace(update, name=name) for update, name in zip(updates, arguments.names, strict=True)]
     console = Console(width=140)
     if arguments.figure is not None:
         arguments.figure.write_text(draw({update: curves(update, arguments.nncodec) for update in updates}))
