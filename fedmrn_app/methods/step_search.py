@@ -59,12 +59,12 @@ def search(quantizer: UpdateQuantizer, *, error: float | None = None, size: floa
     if not quantizer.may_factor:
         return closest(quantizer.at, aim, start)
     no_ranks = (0,) * len(quantizer.layout.shapes)
-    rough, slope = aim, start[1]
+    rough, first, slope = aim, start, start[1]
     if error is None:
         rough = replace(aim, tolerance=_ROUGH)
         if any(quantizer.ranks(start[0])):
-            start, slope = with_factors(start, 8 * size / x.size)
-    found = closest(quantizer.at, rough, start, _SECANTS)
+            first, slope = with_factors(start, 8 * size / x.size)
+    found = closest(quantizer.at, rough, first, _SECANTS)
     # another step may be worth other factors; with the same ones for all steps sizes and errors are smooth in it
     chosen, slope = (found.ranks, slope) if found.ranks else (no_ranks, start[1])
     found = closest(partial(quantizer.at, ranks=chosen), aim, (found.step, slope), known=found)
