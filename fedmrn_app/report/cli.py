@@ -40,6 +40,8 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.last > 1 and not (_takes_means(arguments) or arguments.page):
         parser.error(f"--last {arguments.last}: goes with --mean, --across, --against, --within, --choose or --page")
+    if arguments.rounds and arguments.test:
+        parser.error(f"--rounds {arguments.rounds}: does not go with --test, because a run keeps only its last model")
     try:
         print("\n".join(_report(arguments)), flush=True)
     except FedMRNError as error:

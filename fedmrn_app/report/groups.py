@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedmrn_app.errors import RunError
 from fedmrn_app.report.published import published
 from fedmrn_app.report.run_names import name_runs
-from fedmrn_app.report.runs import Run, begin_of, read_run
+from fedmrn_app.report.runs import Run, read_run
 
 Floats = NDArray[np.float64]
 
@@ -146,8 +146,7 @@ def read_groups(summaries: Sequence[Path], rounds: int | None = None) -> list[Gr
     Raises:
         RunError: a file of a run cannot be read, or a run has fewer rounds.
     """
-    found = [read_run(path) for path in summaries]
-    runs = pd.Series([run if rounds is None else begin_of(run, rounds) for run in found], dtype=object)
+    runs = pd.Series([read_run(path, rounds) for path in summaries], dtype=object)
     alike = [json.dumps([run.strategy, run.naming_settings], sort_keys=True, default=str) for run in runs]
     groups = [sorted(found, key=seed_of) for _, found in runs.groupby(alike, sort=False)]
     names = name_runs([group[0] for group in groups])

@@ -20,7 +20,7 @@ from fedmrn_app.report.intervals import percent, spread
 from fedmrn_app.report.notes import dense_note, remarks
 from fedmrn_app.report.published import PARTITIONS
 from fedmrn_app.report.run_names import format_setting
-from fedmrn_app.report.runs import begin_of, data_of, read_run, unreadable
+from fedmrn_app.report.runs import data_of, read_run, unreadable
 
 
 def markdown(table: pd.DataFrame, separator: str | None = None) -> list[str]:
@@ -44,8 +44,7 @@ def each_run(summaries: Sequence[Path], rounds: int | None = None) -> list[str]:
     Raises:
         RunError: a run's files are not those of a finished run, or it has fewer rounds.
     """
-    found = [read_run(path, with_settings=(path.parent / "config.yaml").is_file()) for path in summaries]
-    runs = [run if rounds is None else begin_of(run, rounds) for run in found]
+    runs = [read_run(path, rounds, with_settings=(path.parent / "config.yaml").is_file()) for path in summaries]
     metrics = {run.summary.get("metric") for run in runs}
     metric = f" {str(metrics.pop()).replace('_', ' ')}" if len(metrics) == 1 else ""
     head = [

@@ -110,27 +110,29 @@ def find_summaries(folders: Sequence[Path]) -> list[Path]:
     )
 
 
-def read_run(path: Path, *, with_settings: bool = True) -> Run:
+def read_run(path: Path, rounds: int | None = None, *, with_settings: bool = True) -> Run:
     """Read the run that a summary belongs to.
 
     Args:
         path: the run's summary.json.
+        rounds: number of first rounds to read, all by default; see `begin_of`.
         with_settings: whether to read config.yaml, too.
 
     Raises:
-        RunError: a file of the run is missing or damaged, or has no rounds.
+        RunError: a file of the run is missing or damaged, or has no rounds, or `begin_of` refuses the run.
     """
     folder = path.parent
     try:
         settings = _read_settings(folder / "config.yaml") if with_settings else {}
         # Python's own conversion is exact in all versions of pandas
-        rounds = pd.read_csv(folder / "rounds.csv", dtype=object, keep_default_na=False).astype(float)
+        rows = pd.read_csv(folder / "rounds.csv", dtype=object, keep_default_na=False).astype(float)
         summary = json.loads(path.read_text())
-        if rounds.empty or "strategy" not in summary:
-            raise ValueError("rounds.csv has no rounds" if rounds.empty else "summary.json names no strategy")
+        if rows.empty or "strategy" not in summary:
+            raise ValueError("rounds.csv has no rounds" if rows.empty else "summary.json names no strategy")
         remark = folder / REMARK
         words = " ".join(remark.read_text().split()) if remark.is_file() else ""
-        return Run(folder=folder, summary=summary, settings=settings, rounds=rounds, remark=words)
+        run = Run(folder=folder, summary=summary, settings=settings, rounds=rows, remark=words)
+        return run if rounds is None else begin_of(run, rounds)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, YAMLError) as error:
         raise unreadable(folder, error) from error
 

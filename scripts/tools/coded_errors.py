@@ -1,4 +1,4 @@
-"""Print how many bits take updates to given squared errors, or the reverse, as `strategy=quantized` codes them.
+"""Print the size of updates at given squared errors, or their error at given sizes, with `strategy=quantized`.
 
 Usage: python scripts/tools/coded_errors.py FILE... [--errors 0.62 0.53 ... | --bits 0.05 0.1 ...] [--elements]
 

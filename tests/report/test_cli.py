@@ -118,6 +118,13 @@ def test_folders_without_a_finished_run_are_refused_in_one_line(tmp_path: Path, 
         assert err.startswith(f"fedmrn-report: {tmp_path / name}: ")
 
 
+def test_first_rounds_of_a_run_without_all_columns_are_refused_in_one_line(tmp_path: Path, report: Report) -> None:
+    run = leave_summary(tmp_path / "run")
+    code, out, err = report(run, "--rounds", "2")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"fedmrn-report: {run}: cannot be read")
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -127,6 +134,8 @@ def test_folders_without_a_finished_run_are_refused_in_one_line(tmp_path: Path, 
         ["--mean", "--last", "4"],
         ["--last", "2"],
         ["--mean", "--last", "0"],
+        ["--rounds", "4"],
+        ["--rounds", "2", "--test"],
     ],
 )
 def test_options_that_the_runs_cannot_satisfy_are_refused(words: list[str], tmp_path: Path, report: Report) -> None:
