@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -16,11 +14,10 @@ _FIRST, _SECOND = (tl.constexpr(multiplier) for multiplier in MULTIPLIERS)
 
 
 @triton.jit(do_not_specialize=["count", "low", "high"])  # type: ignore[untyped-decorator]
-def _kernel(
-    u_start: Any, n_start: Any, w_start: Any, out_start: Any, grad_start: Any,
-    count: Any, lr: Any, progress: Any, low: Any, high: Any,
+def _kernel(  # type: ignore[no-untyped-def]  # Triton compiles annotations and knows no type but its own
+    u_start, n_start, w_start, out_start, grad_start, count, lr, progress, low, high,
     signed: tl.constexpr, deterministic: tl.constexpr, block: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     i = tl.program_id(0) * block + tl.arange(0, block)
     inside = i < count
     x = i.to(tl.uint32) + low.to(tl.uint32, bitcast=True)

@@ -65,6 +65,21 @@ def test_cuda_kernel_gives_the_bits_of_the_plain_form() -> None:
     assert process.returncode == 0, process.stderr
 
 
+def test_cuda_kernel_compiles() -> None:
+    """Triton compiles for a GPU without one; what it cannot compile its interpreter may still run."""
+    compiler = pytest.importorskip("triton.compiler")
+    target = pytest.importorskip("triton.backends.compiler").GPUTarget("cuda", 90, 32)
+    from fedmrn_app.kernels.masked_step_cuda import BLOCK, _kernel
+
+    types = dict.fromkeys(("u_start", "n_start", "w_start", "out_start", "grad_start"), "*fp32")
+    types |= {"lr": "fp32", "progress": "fp32"} | dict.fromkeys(("count", "low", "high"), "i32")
+    for kind in KINDS:
+        constants = {"signed": kind.signed, "deterministic": kind.deterministic, "block": BLOCK}
+        source = compiler.ASTSource(_kernel, types | dict.fromkeys(constants, "constexpr"), constexprs=constants)
+        compiled = compiler.compile(source, target=target, options={"enable_fp_fusion": False})
+        assert "fma.rn" not in compiled.asm["ptx"]
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_cuda_kernel_on_a_gpu() -> None:
     def to_gpu(kind: MaskKind, vectors: Vectors) -> MaskedStep:
