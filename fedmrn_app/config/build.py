@@ -193,7 +193,7 @@ def build_flat_model(config: Config, task: Task, method: Method, width: float = 
     """Return `build_module` on the run's device, with its weights in the method's order."""
     module = build_module(config, task, width)
     _check_model(module, config, method)
-    return FlatModel(module, torch_device(config), whole=method.whole_model)
+    return FlatModel(module, torch_device(config), whole=method.whole_model, static=not names_own_model(config))
 
 
 def build_protocol(config: Config, method: Method, model: FlatModel) -> RunProtocol:

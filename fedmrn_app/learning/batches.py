@@ -57,6 +57,11 @@ class Batches:
     def __len__(self) -> int:
         return self._steps
 
+    @property
+    def masks_labels(self) -> bool:
+        """Whether the loss depends on which labels the client has."""
+        return self._labels is not None
+
     def labels(self) -> NDArray[Any]:
         """Return the labels of which there are samples, ascending."""
         return np.unique(np.asarray(self._samples.y))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmrn_app.layout import Float32Array, Layout, flatten
+from fedmrn_app.learning.step_graphs import StepGraphs
 
 # Modules whose matrices and kernels are masked, as in the published code of Li et al. 2024; all else is dense.
 _MASKED_MODULES = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)
@@ -31,9 +32,20 @@ class FlatModel:
         dense_sizes: the number of elements of each tensor in `dense`.
         dense_grads: float32, the gradients of the parameters at the beginning of `dense`; autograd adds to them.
         parameter_count: number of trained parameters, masked and dense, without running statistics.
+        graphs: recorded passes through the module on a GPU, where it is `static`; None elsewhere.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device | str = "cpu", *, whole: bool = False) -> None:
+    def __init__(
+        self, module: nn.Module, device: torch.device | str = "cpu", *, whole: bool = False, static: bool = False
+    ) -> None:
+        """Take over a module.
+
+        Args:
+            module: its parameters become views of the buffers.
+            device: where the module is moved to.
+            whole: whether all trained parameters are weights.
+            static: whether the module runs the same operations for each batch of a shape.
+        """
         self.module = module.to(device)
         weights, rest = trained_parameters(module, whole=whole)
         statistics = [b for b in module.buffers() if b.is_floating_point()]
@@ -48,6 +60,7 @@ class FlatModel:
             for parameter, view in zip(rest, _views(self.dense_grads, rest), strict=True):
                 parameter.grad = view
         self.parameter_count = self.weights.numel() + self.dense_grads.numel()
+        self.graphs = StepGraphs(weights) if static and self.device.type == "cuda" else None
 
     @property
     def device(self) -> torch.device:

@@ -93,13 +93,19 @@ def _backward(
     model: FlatModel, batches: Batches, x: Tensor, y: Tensor, precision: Precision, weight_decay: float
 ) -> Tensor:
     """Compute the gradients of one batch, and return its loss."""
-    model.zero_grads()
-    with autocast(model.device, precision):
-        loss: Tensor = batches.loss(model.module(x), y)
-    torch.autograd.backward(loss)
-    if weight_decay:
-        model.add_weight_decay(weight_decay)
-    return loss.detach()
+
+    def passes(x: Tensor, y: Tensor) -> Tensor:
+        model.zero_grads()
+        with autocast(model.device, precision):
+            loss: Tensor = batches.loss(model.module(x), y)
+        torch.autograd.backward(loss)
+        if weight_decay:
+            model.add_weight_decay(weight_decay)
+        return loss.detach()
+
+    if model.graphs is None or batches.masks_labels:
+        return passes(x, y)
+    return model.graphs.run(passes, x, y, precision, weight_decay)
 
 
 @contextmanager
