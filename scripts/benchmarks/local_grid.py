@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -19,6 +20,7 @@ from fedmrn_app.errors import RunError
 from fedmrn_app.flower.messages import content_bytes
 
 App = Callable[[Message, Context], Message]
+_NO_HEARTBEAT = 1e10  # seconds between heartbeats
 
 
 def set_message_id(message: Message, name: str) -> None:
@@ -44,6 +46,7 @@ class LiveNodes:
         allow_messages()
         self.app = app
         self.sent: list[Message] = []
+        self._count = 0
         self.failures: dict[int, Exception] = {}
         self.contexts = {
             node: Context(
@@ -61,7 +64,8 @@ class LiveNodes:
 
     def deliver(self, message: Message) -> Message:
         """Return the reply; an exception becomes an error reply, as in Flower."""
-        set_message_id(message, f"message {len(self.sent)}")
+        self._count += 1
+        set_message_id(message, f"message {self._count}")
         self.sent.append(message)
         received = copy.copy(message)
         received.__dict__ = copy.copy(message.__dict__)
@@ -93,6 +97,32 @@ class LocalGrid(LiveNodes):
             self.reply_bytes.append(content_bytes(reply.content))
             replies.append(reply)
         return replies
+
+
+class SimulatedNodes(LiveNodes):
+    """Nodes that answer a message while it is sent. They send no heartbeats, as those of Flower's simulation."""
+
+    def __init__(self, app: App, nodes: int, config: Mapping[str, Any]) -> None:
+        super().__init__(app, range(1, nodes + 1), config)
+        self._replies: dict[str, Message] = {}
+
+    def get_nodes(self) -> list[SimpleNamespace]:
+        return [
+            SimpleNamespace(node_id=node, online_until=0.0, heartbeat_interval=_NO_HEARTBEAT, last_activated_at="")
+            for node in self.contexts
+        ]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        names = []
+        for message in messages:
+            reply = self.deliver(message)
+            self.sent.clear()  # a long run sends many models
+            names.append(message.metadata.message_id)
+            self._replies[names[-1]] = reply
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return [self._replies.pop(name) for name in message_ids if name in self._replies]
 
 
 def run_app(folder: Path, config: Mapping[str, Any], nodes: int) -> LocalGrid:

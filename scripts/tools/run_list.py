@@ -1,0 +1,92 @@
+"""Train the runs of a list, several at a time, each with its server and its clients in one process.
+
+Flower's simulation trains the clients of one run in parallel; this trains runs in parallel, which suits many small runs
+on one GPU. A run's messages, files and, on a CPU, weights are those of the `fedmrn` command. Its seconds are not: the
+runs share the machine.
+
+Each line of the list is a name and the run's overrides; lines that begin with # are left out. A run whose folder has a
+summary is left out too, and one that was interrupted continues after its last round. Prints a line for each run; exits
+with 1 if one failed.
+
+    python -m scripts.tools.run_list runs.txt FOLDER --at-once 16 -- dataset.path=DATA
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import cast
+
+from flwr.app import Context, RecordDict
+from flwr.serverapp import Grid
+
+from fedmrn_app import client_app, server_app
+from fedmrn_app.config.build import resolve_from_data
+from fedmrn_app.config.compose import compose_values, parse_overrides
+from fedmrn_app.config.resolved import write_resolved
+from fedmrn_app.environment import STATE_FOLDER, VERSIONS_FOLDER
+from fedmrn_app.errors import FedMRNError
+from fedmrn_app.results.resume import holds_run
+from fedmrn_app.runtime.simulation import NODES
+from scripts.benchmarks.local_grid import SimulatedNodes, allow_messages
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Train the runs of a list, each in one process.")
+    parser.add_argument("list", type=Path, help="a run per line: its name, then its overrides")
+    parser.add_argument("folder", type=Path, help="of the runs' folders")
+    parser.add_argument("--at-once", type=int, default=1, help="number of runs at a time")
+    words, common = sys.argv[1:], []
+    if "--" in words:
+        words, common = words[: words.index("--")], words[words.index("--") + 1 :]
+    arguments = parser.parse_args(words)
+    runs = read_list(arguments.list)
+    wanted = {name: more for name, more in runs.items() if not (arguments.folder / name / "summary.json").is_file()}
+    failed, begin = 0, time.monotonic()
+    context = multiprocessing.get_context("spawn")  # a forked process cannot use the GPU
+    with ProcessPoolExecutor(arguments.at_once, context) as pool:
+        futures = {
+            pool.submit(train, arguments.folder.resolve() / name, [*more, *common]): name
+            for name, more in wanted.items()
+        }
+        for number, future in enumerate(as_completed(futures), 1):
+            reason = future.result()
+            failed += reason is not None
+            minutes = (time.monotonic() - begin) / 60
+            print(f"{number}/{len(futures)}  {minutes:.1f} min  {futures[future]}: {reason or 'done'}", flush=True)
+    return 1 if failed else 0
+
+
+def read_list(path: Path) -> dict[str, list[str]]:
+    """Return the overrides of each run of a list by the run's name."""
+    lines = [line.split(maxsplit=1) for line in path.read_text().splitlines() if line.strip() and line[0] != "#"]
+    return {name: list(parse_overrides(" ".join(more))) for name, *more in lines}
+
+
+def train(folder: Path, overrides: Sequence[str]) -> str | None:
+    """Train a run to its end in this process and return None, or the reason why it failed."""
+    if holds_run(folder):
+        overrides = [*overrides, "resume=true"]
+    try:
+        values, config, _ = resolve_from_data(compose_values(overrides))
+        with tempfile.TemporaryDirectory() as versions:
+            os.environ |= {STATE_FOLDER: str(folder / "clients"), VERSIONS_FOLDER: versions}
+            allow_messages()
+            settings = {"config": write_resolved(values), "run-dir": str(folder)}
+            grid = SimulatedNodes(client_app.app, config.simulation.nodes or min(NODES, config.clients), {})
+            context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config={**settings})
+            server_app.app(cast(Grid, grid), context)
+    except FedMRNError as error:
+        return str(error)
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
