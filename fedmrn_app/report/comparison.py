@@ -19,7 +19,8 @@ HIGHER, LOWER, SAME = "higher", "lower", "not distinguishable"
 def against(groups: Sequence[Group], chosen: str, last: int) -> pd.DataFrame:
     """Return each group's difference from a chosen group over the seeds that both have.
 
-    The chosen group has the same data and as many rounds. Differences are those of the metric's mean over the last
+    The chosen group has the same data and as many rounds. Settings that choose a group of several strategies, such as
+    `local.lr=0.03`, compare each strategy with itself. Differences are those of the metric's mean over the last
     rounds, and of the best round. A pair of runs has the same seed, so the same division of the data and the same
     draws of clients.
 
@@ -29,7 +30,7 @@ def against(groups: Sequence[Group], chosen: str, last: int) -> pd.DataFrame:
         last: number of rounds of the mean.
 
     Raises:
-        RunError: the settings choose no group, or several with the same data, or a run has fewer rounds.
+        RunError: the settings choose no group, or several of one strategy on the same data, or a run has fewer rounds.
     """
     others = _others(groups, chosen)
     name = metric_of(groups)
@@ -39,7 +40,7 @@ def against(groups: Sequence[Group], chosen: str, last: int) -> pd.DataFrame:
     ]  # fmt: skip
     rows = []
     for group in groups:
-        other = others.get(_place(group))
+        other = _other(group, others)
         if other is group:
             continue
         labels = [group.label, "" if other is None else other.label, group.data, str(group.least_rounds)]
@@ -95,26 +96,33 @@ def _place(group: Group) -> tuple[str, int]:
     return group.data, group.least_rounds
 
 
-def _others(groups: Sequence[Group], chosen: str) -> dict[tuple[str, int], Group]:
-    """Return the chosen group for each place."""
+def _others(groups: Sequence[Group], chosen: str) -> dict[tuple[str, int], dict[str, Group]]:
+    """Return the chosen groups of each place by their strategies."""
     settings = dict(word.partition("=")[::2] for word in chosen.split())
     option = {"key": "--against", "value": chosen}
     if not settings or not all(settings.values()):
         message = f"--against {chosen}: must be settings, such as strategy=fedavg"
         raise RunError(message, code="no-setting", **option)
-    others: dict[tuple[str, int], Group] = {}
+    others: dict[tuple[str, int], dict[str, Group]] = {}
     for group in groups:
         if not _has(group.runs[0], settings):
             continue
-        if (rival := others.get(_place(group))) is not None:
+        rivals = others.setdefault(_place(group), {})
+        if (rival := rivals.get(group.strategy)) is not None:
             both = f"'{rival.name}' and '{group.name}' on {group.data}"
             message = f"--against {chosen}: chooses {both}; add a setting in which they differ"
             raise RunError(message, code="ambiguous", **option)
-        others[_place(group)] = group
+        rivals[group.strategy] = group
     if not others:
         names = ", ".join(dict.fromkeys(group.name for group in groups))
         raise RunError(f"--against {chosen}: no run has these settings; the runs are {names}", code="no-run", **option)
     return others
+
+
+def _other(group: Group, others: Mapping[tuple[str, int], Mapping[str, Group]]) -> Group | None:
+    """Return the group to compare with: the only one of the place, or that of the same strategy."""
+    rivals = others.get(_place(group), {})
+    return next(iter(rivals.values())) if len(rivals) == 1 else rivals.get(group.strategy)
 
 
 def _has(run: Run, settings: Mapping[str, str]) -> bool:

@@ -22,7 +22,10 @@ from fedmrn_app.results.summary import summarize
 from fedmrn_app.wire.downlink import ON_LATTICE
 
 # Settings that do not change what is computed, or that stand in columns of their own.
-_NOT_IN_NAMES = {"seed", "resume", "restarts", "round_timeout", "node_timeout", "strategy.name", "dataset.path"}
+_NOT_IN_NAMES = {
+    "seed", "resume", "restarts", "round_timeout", "node_timeout", "device", "client_gpus", "strategy.name",
+    "dataset.path",
+}  # fmt: skip
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a sixth of the time that OmegaConf takes
 REMARK = "remark.txt"
 LATTICE_ONLY = ("downlink.step", "downlink.memory")  # without effect where the downlink has another form
@@ -42,6 +45,8 @@ _DEFAULTS = {
 # What a run did that is older than an option of its method; the option's default may differ.
 _EARLIER: dict[str, dict[str, Any]] = {
     "eden": {"strategy.share": 1.0},
+    "fedmrn": {"strategy.shared_noise": False},
+    "fedmrns": {"strategy.shared_noise": False},
     "quantized": {"strategy.low_rank": False, "strategy.scale": "auto", "strategy.tensor_steps": 0.0},
 }
 

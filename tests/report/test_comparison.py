@@ -116,3 +116,18 @@ def test_the_other_run_is_chosen_by_its_settings(tmp_path: Path) -> None:
         with pytest.raises(RunError) as refused:
             against(groups, chosen, 1)
         assert (refused.value.code, refused.value.key, refused.value.value) == (code, "--against", chosen)
+
+
+def test_settings_of_several_strategies_compare_each_with_itself(tmp_path: Path) -> None:
+    accuracies = {("eden", 0.03): 0.5, ("eden", 0.1): 0.6, ("topk", 0.03): 0.4, ("topk", 0.1): 0.3, ("drive", 0.1): 0.2}
+    groups = read_groups(
+        [
+            make_run(tmp_path / f"{name}{rate}", name, 0, (accuracy,), top={"server_lr": rate})
+            for (name, rate), accuracy in accuracies.items()
+        ]
+    )
+    assert rows(against(groups, "server_lr=0.03", last=1), 0, 1, 5) == [
+        ["eden", "eden server_lr=0.03", "+10.00"],
+        ["topk", "topk server_lr=0.03", "-10.00"],
+        ["drive", "", ""],
+    ]
