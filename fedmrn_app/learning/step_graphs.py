@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 _STEPS = 30  # eager passes of a batch's shape before its graph is recorded, which takes about as long
-_GRAPHS = 8  # shapes that have a graph; clients' last batches may have many others
+_GRAPHS = 2  # of a model, since each one holds its activations: of full batches, and of one size of last batches
+_ELEMENTS = 1 << 18  # of a batch's inputs, at most; larger batches keep a GPU busy without graphs
 
 Passes = Callable[[Tensor, Tensor], Tensor]  # computes gradients in place and returns the loss
 
@@ -56,10 +57,10 @@ class StepGraphs:
             settings: everything else that `passes` depends on.
         """
         key = (x.shape, x.dtype, y.shape, y.dtype, *settings)
-        self._seen[key] += 1
-        if self._works and key not in self._recorded and self._seen[key] > _STEPS and len(self._recorded) < _GRAPHS:
-            self._record(key, passes, x, y)
         recorded = self._recorded.get(key)
+        if recorded is None and self._works and x.numel() <= _ELEMENTS and len(self._recorded) < _GRAPHS:
+            self._seen[key] += 1
+            recorded = self._record(key, passes, x, y) if self._seen[key] > _STEPS else None
         if recorded is None:
             return passes(x, y)
         recorded.x.copy_(x)
@@ -70,7 +71,7 @@ class StepGraphs:
         self.replays += 1
         return recorded.loss
 
-    def _record(self, key: object, passes: Passes, x: Tensor, y: Tensor) -> None:
+    def _record(self, key: object, passes: Passes, x: Tensor, y: Tensor) -> _Recorded | None:
         graph, x, y = torch.cuda.CUDAGraph(), x.clone(), y.clone()
         try:
             with torch.cuda.graph(graph):
@@ -78,5 +79,6 @@ class StepGraphs:
         except RuntimeError as error:
             self._works = False
             logging.getLogger("flwr").info("the passes are not recorded: %s", str(error).splitlines()[0])
-            return
-        self._recorded[key] = _Recorded(graph, x, y, loss, [parameter.grad for parameter in self.parameters])
+            return None
+        grads = [parameter.grad for parameter in self.parameters]
+        return self._recorded.setdefault(key, _Recorded(graph, x, y, loss, grads))
