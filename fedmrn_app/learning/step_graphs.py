@@ -78,7 +78,7 @@ class StepGraphs:
                 loss = passes(x, y)
         except RuntimeError as error:
             self._works = False
-            logging.getLogger("flwr").info("the passes are not recorded: %s", str(error).splitlines()[0])
+            logging.getLogger(__name__).info("the passes are not recorded: %s", str(error).splitlines()[0])
             return None
         grads = [parameter.grad for parameter in self.parameters]
         return self._recorded.setdefault(key, _Recorded(graph, x, y, loss, grads))
