@@ -10,9 +10,10 @@ from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods.contribution import Contribution
+from fedmrn_app.methods.rate_control import least_mask_bits
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.wire.body import Body
-from fedmrn_app.wire.dense import max_dense_bytes, pack_dense, unpack_dense
+from fedmrn_app.wire.dense import max_dense_bytes, pack_dense, unpack_dense, usual_dense_bytes
 from fedmrn_app.wire.payload import HEADER_SIZE, Header, Payload, decode_payload, encode_payload
 
 
@@ -76,6 +77,12 @@ def max_payload_bytes(protocol: RunProtocol) -> int:
     """Return the largest number of bytes that a payload of this run may have."""
     body = protocol.method.codec.limits(protocol.layout).max_bytes
     return HEADER_SIZE + body + max_dense_bytes(protocol.dense_sizes, protocol.dense_bits)
+
+
+def least_reply_bits(protocol: RunProtocol) -> float:
+    """Return about how many bits per parameter the shortest replies take at which a rate control aims, with framing."""
+    beside = HEADER_SIZE + usual_dense_bytes(protocol.dense_sizes, protocol.dense_bits) + protocol.framing_bytes
+    return (8 * beside + least_mask_bits() * protocol.layout.count) / protocol.parameters
 
 
 def write_upload(protocol: RunProtocol, header: Header, update: Update, dense: Float32Array) -> bytes:

@@ -13,6 +13,7 @@ from fedmrn_app.config.privacy_checks import open_privacy, privacy_lines
 from fedmrn_app.config.schema import Config, Values
 from fedmrn_app.federation.fedbuff import WAVES
 from fedmrn_app.federation.protocol import RunProtocol
+from fedmrn_app.federation.upload import least_reply_bits
 from fedmrn_app.flower.client_directory import ClientDirectory
 from fedmrn_app.flower.device_records import DeviceRecords
 from fedmrn_app.flower.liveness import LiveNodes
@@ -72,6 +73,8 @@ def prepare(
         report(f"evaluated on {len(splits.test)} rows held out of the training data, not on the test split")
     if devices is None and (remark := precision_remark(config)) is not None:
         report(remark)  # devices have other processors, and log this themselves
+    if (line := budget_remark(protocol)) is not None:
+        report(line)
     for line in privacy_lines(config, privacy, protocol):
         report(line)
     packed, nodes = pack_config(values, folder.name), LiveNodes(grid, real=devices is not None)
@@ -114,6 +117,17 @@ def _residual_notes(config: Config, method: Method, folder: RunFolder, report: R
     per_round, go_on = WAVES if config.server == "async" else 1, config.resume == "anyway"
     return ResidualNotes(
         folder.residuals, lambda: len(folder.rounds) * per_round, per_round=per_round, go_on=go_on, report=report
+    )
+
+
+def budget_remark(protocol: RunProtocol) -> str | None:
+    """Return a line for the log where replies cannot be as short as their budget, or None."""
+    control = protocol.method.rate_control
+    if control is None or control.bits >= (least := least_reply_bits(protocol)):
+        return None
+    return (
+        f"uplink.bits={control.bits:g}: replies of this model take at least about {least:.2f} bits per parameter. "
+        "Shorter masks would have so much noise that nothing is learned; the rest is biases, batch norm and framing"
     )
 
 

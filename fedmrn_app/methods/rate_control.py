@@ -3,7 +3,7 @@
 Coded masks are short where the noise is large compared with the update, because set bits are rare then. Their length
 depends on the ratio r of the updates' size to the scale of the noise. From the length of the last masks the server
 infers r, and so the size of the updates; it extrapolates that size to the next round and divides it by the ratio that
-meets the budget.
+meets the budget. The first replies decide the second scale alone, however far it is from the first one.
 
 The papers have a fixed scale. One scale serves all tensors: with scales in proportion to the updates of each tensor,
 masks of the same length learned less, because the few large updates of a tensor exceed its noise.
@@ -24,8 +24,10 @@ from numpy.typing import NDArray
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.noise import MAX_ALPHA, MIN_ALPHA
 
-MIN_RATIO, MAX_RATIO = 1e-3, 0.6  # masks of 0.013 and of 0.89 bits per weight; a target beyond them gains nothing
-GROWTH, SHRINKAGE = 2.5, 8.0  # largest factors of the scale per round; updates shrink quickly at first
+# Masks of 0.058 and of 0.89 bits per weight. Shorter ones have so much noise that nothing is learned; longer ones gain
+# nothing.
+MIN_RATIO, MAX_RATIO = 6e-3, 0.6
+GROWTH, SHRINKAGE = 2.5, 8.0  # largest factors of the scale per round after the first; updates shrink quickly at first
 GAIN, MAX_TREND = 0.5, 0.2  # share of a change of the log size that enters its trend, and the largest trend
 
 
@@ -58,12 +60,21 @@ class RateControl:
         """
         ratios, bits = rate_curve()
         scale, size, trend = map(float, state)
-        observed = float(np.log(np.interp(spent, bits, ratios) * scale))
+        ratio, most = float(np.interp(spent, bits, ratios)), scale * GROWTH
+        if np.isnan(size):
+            ratio, most = min(ratio, MAX_RATIO), np.inf  # of longer masks the length says little about larger ratios
+        observed = float(np.log(ratio * scale))
         if not np.isnan(size):
             trend = float(np.clip(trend + GAIN * (observed - size - trend), -MAX_TREND, MAX_TREND))
         target = np.clip(np.interp(left, bits, ratios), MIN_RATIO, MAX_RATIO)
-        wanted = np.clip(np.exp(observed + trend) / target, scale / SHRINKAGE, scale * GROWTH)
+        wanted = np.clip(np.exp(observed + trend) / target, scale / SHRINKAGE, most)
         return np.array([np.clip(wanted, 2 * MIN_ALPHA, MAX_ALPHA / 2), observed, trend], np.float32)
+
+
+def least_mask_bits() -> float:
+    """Return the bits per weight of the shortest masks that the control aims at."""
+    ratios, bits = rate_curve()
+    return float(np.interp(MIN_RATIO, ratios, bits))
 
 
 @cache

@@ -96,6 +96,12 @@ def max_dense_bytes(sizes: Sequence[int], bits: int) -> int:
     return _HEAD.itemsize * len(sizes) + 3 * sum(sizes) + 8  # all probabilities are at least 2^-24
 
 
+def usual_dense_bytes(sizes: Sequence[int], bits: int) -> float:
+    """Return about how many bytes the dense part takes; coded values are often a little shorter than `bits`."""
+    heads = _HEAD.itemsize * len(sizes) if bits < 16 else 0
+    return heads + bits * sum(sizes) / 8
+
+
 def _limit(bits: int) -> int:
     return (1 << bits - 1) - 1
 
