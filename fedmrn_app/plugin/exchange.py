@@ -18,6 +18,7 @@ from flwr.app import Error, Message, RecordDict
 
 from fedmrn_app.errors import ConfigError, PayloadError, RunError
 from fedmrn_app.flower.messages import content_bytes, read_lost
+from fedmrn_app.methods.rate_control import least_mask_bits
 from fedmrn_app.noise import Distribution
 from fedmrn_app.plugin.arrays import only_arrays
 from fedmrn_app.plugin.downlink import GRID, LatticeSender
@@ -92,6 +93,7 @@ class Exchange:
         self._sender = LatticeSender(step) if downlink == "grid" else None
         self._plain_replies, self._max_failed = plain_replies, max_failed_rounds
         self._last: Round | None = None  # whose bits the rate control has not seen
+        self._told_least = False  # whether the log has said that the budget is too small
         self._number = self._failed = 0
         self._off_grid: set[int] = set()  # nodes that are sent plain arrays
         self._refusing: set[int] = set()  # nodes that are asked for nothing, because their plug-in is another
@@ -318,6 +320,13 @@ class Exchange:
         """Let the rate control see the bits of the last round."""
         if self._control is not None and self._rate is not None and self._last is not None and self._last.spent:
             body, left = (float(np.mean(bits)) for bits in zip(*self._last.spent, strict=True))
+            if left < (least := least_mask_bits()) and not self._told_least:
+                self._told_least = True
+                _log.warning(
+                    "bits=%g: leaves masks %.3f bits per weight, beside biases and the like; they take at least %.2f, "
+                    "because shorter ones would have so much noise that nothing is learned",
+                    self.settings.bits, left, least,
+                )  # fmt: skip
             self._rate = self._control.next(self._rate, body, left)
         self._last = None
 

@@ -58,6 +58,13 @@ def test_masks_are_learned_in_the_training_loop_of_the_app(train: Train, least: 
     assert accuracy(result.arrays) > least
 
 
+def test_budget_that_leaves_nothing_to_masks_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A model of 4,000 parameters, whose biases and framing alone take more."""
+    with caplog.at_level(logging.WARNING, "flwr"):
+        run(Compressed(inner(), "fedmrn", bits=0.2), masked, rounds=4)
+    assert [text.split(":")[0] for text in caplog.messages if "nothing is learned" in text] == ["bits=0.2"]
+
+
 def test_metrics_count_bytes_of_whole_messages() -> None:
     result, _ = run(Compressed(inner(), "eden"), rounds=2)
     metrics = result.train_metrics_clientapp[2]
