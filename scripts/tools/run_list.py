@@ -47,6 +47,10 @@ def main() -> int:
     if "--" in words:
         words, common = words[: words.index("--")], words[words.index("--") + 1 :]
     arguments = parser.parse_args(words)
+    if not arguments.list.is_file():
+        parser.error(f"{arguments.list}: no such file")
+    if arguments.at_once < 1:
+        parser.error(f"--at-once={arguments.at_once}: must be at least 1")
     runs = read_list(arguments.list)
     wanted = {name: more for name, more in runs.items() if not (arguments.folder / name / "summary.json").is_file()}
     failed, begin = 0, time.monotonic()
@@ -57,7 +61,10 @@ def main() -> int:
             for name, more in wanted.items()
         }
         for number, future in enumerate(as_completed(futures), 1):
-            reason = future.result()
+            try:
+                reason = future.result()
+            except Exception as error:  # of PyTorch, or the end of a process; the other runs go on where they can
+                reason = f"{type(error).__name__}: {error}"
             failed += reason is not None
             minutes = (time.monotonic() - begin) / 60
             print(f"{number}/{len(futures)}  {minutes:.1f} min  {futures[future]}: {reason or 'done'}", flush=True)
@@ -83,7 +90,7 @@ def train(folder: Path, overrides: Sequence[str]) -> str | None:
             grid = SimulatedNodes(client_app.app, config.simulation.nodes or min(NODES, config.clients), {})
             context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config={**settings})
             server_app.app(cast(Grid, grid), context)
-    except FedMRNError as error:
+    except (FedMRNError, OSError) as error:
         return str(error)
     return None
 
