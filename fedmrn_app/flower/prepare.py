@@ -73,9 +73,7 @@ def prepare(
         report(f"evaluated on {len(splits.test)} rows held out of the training data, not on the test split")
     if devices is None and (remark := precision_remark(config)) is not None:
         report(remark)  # devices have other processors, and log this themselves
-    if (line := budget_remark(protocol)) is not None:
-        report(line)
-    for line in privacy_lines(config, privacy, protocol):
+    for line in (*budget_lines(protocol), *privacy_lines(config, privacy, protocol)):
         report(line)
     packed, nodes = pack_config(values, folder.name), LiveNodes(grid, real=devices is not None)
     directory = ClientDirectory(
@@ -120,15 +118,15 @@ def _residual_notes(config: Config, method: Method, folder: RunFolder, report: R
     )
 
 
-def budget_remark(protocol: RunProtocol) -> str | None:
-    """Return a line for the log where replies cannot be as short as their budget, or None."""
+def budget_lines(protocol: RunProtocol) -> list[str]:
+    """Return a line for the log where replies cannot be as short as their budget."""
     control = protocol.method.rate_control
     if control is None or control.bits >= (least := least_reply_bits(protocol)):
-        return None
-    return (
+        return []
+    return [
         f"uplink.bits={control.bits:g}: replies of this model take at least about {least:.2f} bits per parameter. "
         "Shorter masks would have so much noise that nothing is learned; the rest is biases, batch norm and framing"
-    )
+    ]
 
 
 def weigh_devices(protocol: RunProtocol, config: Config, devices: DeviceRecords | None, report: Report) -> RunProtocol:
