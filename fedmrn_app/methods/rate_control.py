@@ -60,11 +60,11 @@ class RateControl:
         """
         ratios, bits = rate_curve()
         scale, size, trend = map(float, state)
-        ratio, most = float(np.interp(spent, bits, ratios)), scale * GROWTH
-        if np.isnan(size):
-            ratio, most = min(ratio, MAX_RATIO), np.inf  # of longer masks the length says little about larger ratios
-        observed = float(np.log(ratio * scale))
-        if not np.isnan(size):
+        ratio = float(np.interp(spent, bits, ratios))
+        if np.isnan(size):  # above MAX_RATIO masks of any ratio are about as long, and no ratio can be read from them
+            observed, most = float(np.log(min(ratio, MAX_RATIO) * scale)), np.inf
+        else:
+            observed, most = float(np.log(ratio * scale)), scale * GROWTH
             trend = float(np.clip(trend + GAIN * (observed - size - trend), -MAX_TREND, MAX_TREND))
         target = np.clip(np.interp(left, bits, ratios), MIN_RATIO, MAX_RATIO)
         wanted = np.clip(np.exp(observed + trend) / target, scale / SHRINKAGE, most)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import math
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +21,6 @@ from fedmrn_app.errors import RunError
 from fedmrn_app.flower.messages import content_bytes
 
 App = Callable[[Message, Context], Message]
-_NO_HEARTBEAT = 1e10  # seconds between heartbeats
 
 
 def set_message_id(message: Message, name: str) -> None:
@@ -108,7 +108,7 @@ class SimulatedNodes(LiveNodes):
 
     def get_nodes(self) -> list[SimpleNamespace]:
         return [
-            SimpleNamespace(node_id=node, online_until=0.0, heartbeat_interval=_NO_HEARTBEAT, last_activated_at="")
+            SimpleNamespace(node_id=node, online_until=0.0, heartbeat_interval=math.inf, last_activated_at="")
             for node in self.contexts
         ]
 
