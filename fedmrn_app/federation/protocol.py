@@ -14,7 +14,9 @@ from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.methods.method import Method
 from fedmrn_app.methods.shared_context import SharedContext
+from fedmrn_app.wire.dense import usual_dense_bytes
 from fedmrn_app.wire.downlink import GRID_STEP
+from fedmrn_app.wire.payload import HEADER_SIZE
 
 Aggregation = Literal["mean", "median", "trimmed_mean", "krum"]  # how updates become one, see `robust.py`
 
@@ -82,7 +84,8 @@ class RunProtocol:
     def begin(self) -> GlobalState:
         """Return the global state before the first round."""
         control = self.method.rate_control
-        rate_state = None if control is None else control.first()
+        bits = 0.0 if control is None else control.bits * self.parameters
+        rate_state = None if control is None else control.first((bits - self.bits_beside) / self.layout.count)
         return GlobalState(self.initial.copy(), self.initial_dense.copy(), rate_state)
 
     def context(self, values: Float32Array, held: NDArray[np.bool_] | None) -> SharedContext:
@@ -92,6 +95,12 @@ class RunProtocol:
         vector = np.zeros(held.size, np.float32)
         vector[held] = values
         return SharedContext(self.layout, vector, self.initial, held)
+
+    @property
+    def bits_beside(self) -> float:
+        """About how many bits of a reply are none of the method's body: header, dense part, and framing."""
+        dense = usual_dense_bytes(self.dense_sizes, self.dense_bits)
+        return 8 * (HEADER_SIZE + dense + self.framing_bytes)
 
     @property
     def initial_dense(self) -> Float32Array:

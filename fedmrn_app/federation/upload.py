@@ -13,7 +13,7 @@ from fedmrn_app.methods.contribution import Contribution
 from fedmrn_app.methods.rate_control import least_mask_bits
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.wire.body import Body
-from fedmrn_app.wire.dense import max_dense_bytes, pack_dense, unpack_dense, usual_dense_bytes
+from fedmrn_app.wire.dense import max_dense_bytes, pack_dense, unpack_dense
 from fedmrn_app.wire.payload import HEADER_SIZE, Header, Payload, decode_payload, encode_payload
 
 
@@ -81,8 +81,7 @@ def max_payload_bytes(protocol: RunProtocol) -> int:
 
 def least_reply_bits(protocol: RunProtocol) -> float:
     """Return about how many bits per parameter the shortest replies take at which a rate control aims, with framing."""
-    beside = HEADER_SIZE + usual_dense_bytes(protocol.dense_sizes, protocol.dense_bits) + protocol.framing_bytes
-    return (8 * beside + least_mask_bits() * protocol.layout.count) / protocol.parameters
+    return (protocol.bits_beside + least_mask_bits() * protocol.layout.count) / protocol.parameters
 
 
 def write_upload(protocol: RunProtocol, header: Header, update: Update, dense: Float32Array) -> bytes:

@@ -119,7 +119,7 @@ class FedMRN(MethodConfig):
             whole_model=run.randomized_response is not None,  # a dense part beside the mask would not be private
             shared_seed=shared,
             packing=run.downlink,
-            rate_control=None if run.bits is None else RateControl(run.bits, run.noise.alpha),
+            rate_control=None if run.bits is None else RateControl(run.bits, run.noise.alpha, self.signed),
             randomized_response=run.randomized_response,
             adds_masks=shared,
         )

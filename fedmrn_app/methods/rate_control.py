@@ -3,7 +3,8 @@
 Coded masks are short where the noise is large compared with the update, because set bits are rare then. Their length
 depends on the ratio r of the updates' size to the scale of the noise. From the length of the last masks the server
 infers r, and so the size of the updates; it extrapolates that size to the next round and divides it by the ratio that
-meets the budget. The first replies decide the second scale alone, however far it is from the first one.
+meets the budget. Before the first replies it takes the size at which masks of noise of `alpha` have 0.8 bits; signed
+masks begin with `alpha` itself. The first replies decide the second scale alone, however far it is from the first one.
 
 The papers have a fixed scale. One scale serves all tensors: with scales in proportion to the updates of each tensor,
 masks of the same length learned less, because the few large updates of a tensor exceed its noise.
@@ -27,6 +28,7 @@ from fedmrn_app.noise import MAX_ALPHA, MIN_ALPHA
 # Masks of 0.058 and of 0.89 bits per weight. Shorter ones have so much noise that nothing is learned; longer ones gain
 # nothing.
 MIN_RATIO, MAX_RATIO = 6e-3, 0.6
+FIRST_BITS = 0.8  # per weight, of the first masks at the default alpha on Fashion-MNIST
 GROWTH, SHRINKAGE = 2.5, 8.0  # largest factors of the scale per round after the first; updates shrink quickly at first
 GAIN, MAX_TREND = 0.5, 0.2  # share of a change of the log size that enters its trend, and the largest trend
 
@@ -40,15 +42,19 @@ class RateControl:
 
     Attributes:
         bits: budget of a whole reply, in bits per trained parameter.
-        alpha: scale in the first round.
+        alpha: scale at which the masks of the first round are expected to take 0.8 bits per weight.
+        signed: whether masks are signed. All of their noise is added, so that much of it before anything is learned
+            costs more accuracy than a long first reply costs bits.
     """
 
     bits: float
     alpha: float
+    signed: bool = False
 
-    def first(self) -> Float32Array:
-        """Return the state before the first round."""
-        return np.array([self.alpha, np.nan, 0], np.float32)
+    def first(self, left: float) -> Float32Array:
+        """Return the state before the first round; `left` is as for `next`."""
+        growth = 1.0 if self.signed else _ratio_of(FIRST_BITS) / _ratio_of(left)
+        return np.array([_in_range(self.alpha * growth), np.nan, 0], np.float32)
 
     def next(self, state: Float32Array, spent: float, left: float) -> Float32Array:
         """Return the state of the next round.
@@ -66,9 +72,19 @@ class RateControl:
         else:
             observed, most = float(np.log(ratio * scale)), scale * GROWTH
             trend = float(np.clip(trend + GAIN * (observed - size - trend), -MAX_TREND, MAX_TREND))
-        target = np.clip(np.interp(left, bits, ratios), MIN_RATIO, MAX_RATIO)
-        wanted = np.clip(np.exp(observed + trend) / target, scale / SHRINKAGE, most)
-        return np.array([np.clip(wanted, 2 * MIN_ALPHA, MAX_ALPHA / 2), observed, trend], np.float32)
+        wanted = np.clip(np.exp(observed + trend) / _ratio_of(left), scale / SHRINKAGE, most)
+        return np.array([_in_range(wanted), observed, trend], np.float32)
+
+
+def _ratio_of(left: float) -> float:
+    """Return the ratio at which masks take `left` bits per weight, within the ratios that are aimed at."""
+    ratios, bits = rate_curve()
+    return float(np.clip(np.interp(left, bits, ratios), MIN_RATIO, MAX_RATIO))
+
+
+def _in_range(scale: float) -> float:
+    """Return the scale that noise can have which is closest to `scale`."""
+    return float(np.clip(scale, 2 * MIN_ALPHA, MAX_ALPHA / 2))
 
 
 def least_mask_bits() -> float:

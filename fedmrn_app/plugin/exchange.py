@@ -89,7 +89,7 @@ class Exchange:
         # None where no masks are learned
         self._own_scales = alpha == "auto" if learns_masks(self._method) else None
         self._control = self._method.rate_control
-        self._rate = None if self._control is None else self._control.first()
+        self._rate = None if self._control is None else self._control.first(self._control.bits)
         self._sender = LatticeSender(step) if downlink == "grid" else None
         self._plain_replies, self._max_failed = plain_replies, max_failed_rounds
         self._last: Round | None = None  # whose bits the rate control has not seen

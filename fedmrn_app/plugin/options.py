@@ -23,9 +23,9 @@ class Options(TypedDict, total=False):
         bits: bits per parameter that a whole reply is to take; the scale of the noise is set accordingly. Only methods
             that learn masks allow it. None, the default, keeps the scale.
         noise: distribution of the seeded noise: `uniform` (default), `gaussian` or `bernoulli`.
-        alpha: scale of the noise, about the size of one round's updates; with `bits` that of the first round (0.01).
-            `auto` lets each client set the scale of each tensor by what it learns, up to about twice the root mean
-            square of the tensor's weights; it excludes `bits`, and needs uniform noise and stochastic masks.
+        alpha: scale of the noise, about the size of one round's updates (0.01); with `bits` the first scale follows
+            from it. `auto` lets each client set the scale of each tensor by what it learns, up to about twice the root
+            mean square of the tensor's weights; it excludes `bits`, and needs uniform noise and stochastic masks.
         dense_bits: bits per value of the dense part: 4 to 8 (6), 16 (float16) or 32 (float32).
         seed: seed of all noise (0).
         downlink: `float32` (default) sends the arrays as they are. `grid` rounds them to a grid around the first arrays

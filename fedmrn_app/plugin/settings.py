@@ -88,7 +88,7 @@ class PluginSettings:
         method: name of the method.
         options: options of the method, as `strategy=NAME` has them.
         distribution: distribution of the seeded noise.
-        alpha: scale of the noise; with `bits` that of the first round.
+        alpha: scale of the noise; with `bits` the first scale follows from it.
         bits: bits of a whole reply per parameter to which the scale is controlled; None for a fixed scale.
         dense_bits: bits per value of the dense part, see `wire/dense.py`.
         seed: 56-bit seed of everything random.

@@ -8,7 +8,7 @@ from fedmrn_app.errors import PayloadError
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.methods.fedmrn import FedMRN, FedMRNS
 from fedmrn_app.methods.method import Method, RunOptions
-from fedmrn_app.methods.rate_control import GROWTH, MAX_RATIO, SHRINKAGE, RateControl, rate_curve
+from fedmrn_app.methods.rate_control import FIRST_BITS, GROWTH, MAX_RATIO, SHRINKAGE, RateControl, rate_curve
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import DISTRIBUTIONS, MAX_ALPHA, MIN_ALPHA, Distribution, Noise
 
@@ -55,7 +55,7 @@ def test_wrong_scales_are_refused(scale: float) -> None:
 def test_budget_is_met_from_the_third_round_on(recipe: type[FedMRN], bits: float) -> None:
     """While updates shrink in each round, but for those of one tensor."""
     method, steering = steered(recipe)
-    state, spent = steering.first(), []
+    state, spent = steering.first(bits), []
     for number in range(1, 13):
         sizes = SIZES * np.array([0.95**number, 1, 0.95**number])
         known = KNOWN.with_scale(float(state[0]))
@@ -75,7 +75,7 @@ def test_budget_is_met_from_the_third_round_on(recipe: type[FedMRN], bits: float
 def test_scale_changes_gradually_after_the_first_round_and_stays_in_range() -> None:
     _, steering = steered(FedMRN)
     for spent, left, factor in ((0.9, 0.1, GROWTH), (0.1, 0.9, 1 / SHRINKAGE)):
-        first = steering.next(steering.first(), spent, left)
+        first = steering.next(steering.first(left), spent, left)
         state = steering.next(first, spent, left)
         assert state[0] == pytest.approx(first[0] * factor, rel=1e-6)
         for _ in range(200):
@@ -83,17 +83,27 @@ def test_scale_changes_gradually_after_the_first_round_and_stays_in_range() -> N
         assert MIN_ALPHA <= float(state[0]) <= MAX_ALPHA
 
 
+def test_first_scale_is_for_updates_whose_masks_have_the_expected_bits_at_alpha() -> None:
+    ratios, bits = rate_curve()
+    size = 0.01 * float(np.interp(FIRST_BITS, bits, ratios))
+    for left in (0.1, 0.2, 0.5, FIRST_BITS):
+        scale = RateControl(0.3, 0.01).first(left)[0]
+        assert np.interp(size / scale, ratios, bits) == pytest.approx(left, rel=1e-4)
+        assert RateControl(0.3, 0.01, signed=True).first(left)[0] == np.float32(0.01)
+
+
 def test_second_scale_is_the_first_replies_own() -> None:
     """Masks of unit uniform noise have r = 0.3, and 0.3 / 0.03 is ten."""
     ratios, bits = rate_curve()
     spent, left = (float(np.interp(ratio, ratios, bits)) for ratio in (0.3, 0.03))
     steering = RateControl(0.3, 0.01)
-    assert steering.next(steering.first(), spent, left)[0] == pytest.approx(0.1, rel=1e-5)
-    longest = steering.next(steering.first(), 0.999, left)  # says only that r is large
-    assert longest[0] == pytest.approx(0.01 * MAX_RATIO / 0.03, rel=1e-5)
+    first = steering.first(left)
+    assert steering.next(first, spent, left)[0] == pytest.approx(10 * first[0], rel=1e-5)
+    longest = steering.next(first, 0.999, left)  # says only that r is large
+    assert longest[0] == pytest.approx(first[0] * MAX_RATIO / 0.03, rel=1e-5)
 
 
 def test_nothing_left_for_masks_makes_them_as_short_as_they_get() -> None:
     _, steering = steered(FedMRN)
-    least, none = (steering.next(steering.first(), 0.3, left) for left in (0.001, -0.2))
+    least, none = (steering.next(steering.first(left), 0.3, left) for left in (0.001, -0.2))
     assert np.array_equal(least, none)
