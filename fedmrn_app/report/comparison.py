@@ -20,7 +20,8 @@ def against(groups: Sequence[Group], chosen: str, last: int) -> pd.DataFrame:
     """Return each group's difference from a chosen group over the seeds that both have.
 
     The chosen group has the same data and as many rounds. Settings that choose a group of several strategies, such as
-    `local.lr=0.03`, compare each strategy with itself. Differences are those of the metric's mean over the last
+    `local.lr=0.03`, compare each strategy with itself. If they choose several of one strategy, a group is compared with
+    the one that differs from it in these settings only. Differences are those of the metric's mean over the last
     rounds, and of the best round. A pair of runs has the same seed, so the same division of the data and the same
     draws of clients.
 
@@ -30,9 +31,10 @@ def against(groups: Sequence[Group], chosen: str, last: int) -> pd.DataFrame:
         last: number of rounds of the mean.
 
     Raises:
-        RunError: the settings choose no group, or several of one strategy on the same data, or a run has fewer rounds.
+        RunError: the settings choose no group, or several of another strategy, or a run has fewer rounds.
     """
-    others = _others(groups, chosen)
+    settings = _settings_of(chosen)
+    others = _others(groups, settings, chosen)
     name = metric_of(groups)
     head = [
         "run", "against", "data", "rounds", "common seeds", f"{final_of(groups, last)}, difference in points",
@@ -40,9 +42,10 @@ def against(groups: Sequence[Group], chosen: str, last: int) -> pd.DataFrame:
     ]  # fmt: skip
     rows = []
     for group in groups:
-        other = _other(group, others)
-        if other is group:
+        rivals = others.get(_place(group), [])
+        if any(rival is group for rival in rivals):
             continue
+        other = _other(group, rivals, settings, chosen)
         labels = [group.label, "" if other is None else other.label, group.data, str(group.least_rounds)]
         bits = [f"{one.summary('uplink_bits_per_parameter').mean():.3f}" if one else "" for one in (group, other)]
         rows.append([*labels, *_differences(group, other, last), *bits])
@@ -96,33 +99,45 @@ def _place(group: Group) -> tuple[str, int]:
     return group.data, group.least_rounds
 
 
-def _others(groups: Sequence[Group], chosen: str) -> dict[tuple[str, int], dict[str, Group]]:
-    """Return the chosen groups of each place by their strategies."""
+def _settings_of(chosen: str) -> dict[str, str]:
+    """Return the settings of `--against` by their keys."""
     settings = dict(word.partition("=")[::2] for word in chosen.split())
-    option = {"key": "--against", "value": chosen}
     if not settings or not all(settings.values()):
         message = f"--against {chosen}: must be settings, such as strategy=fedavg"
-        raise RunError(message, code="no-setting", **option)
-    others: dict[tuple[str, int], dict[str, Group]] = {}
+        raise RunError(message, code="no-setting", key="--against", value=chosen)
+    return settings
+
+
+def _others(groups: Sequence[Group], settings: Mapping[str, str], chosen: str) -> dict[tuple[str, int], list[Group]]:
+    """Return the chosen groups of each place."""
+    others: dict[tuple[str, int], list[Group]] = {}
     for group in groups:
-        if not _has(group.runs[0], settings):
-            continue
-        rivals = others.setdefault(_place(group), {})
-        if (rival := rivals.get(group.strategy)) is not None:
-            both = f"'{rival.name}' and '{group.name}' on {group.data}"
-            message = f"--against {chosen}: chooses {both}; add a setting in which they differ"
-            raise RunError(message, code="ambiguous", **option)
-        rivals[group.strategy] = group
+        if _has(group.runs[0], settings):
+            others.setdefault(_place(group), []).append(group)
     if not others:
         names = ", ".join(dict.fromkeys(group.name for group in groups))
-        raise RunError(f"--against {chosen}: no run has these settings; the runs are {names}", code="no-run", **option)
+        message = f"--against {chosen}: no run has these settings; the runs are {names}"
+        raise RunError(message, code="no-run", key="--against", value=chosen)
     return others
 
 
-def _other(group: Group, others: Mapping[tuple[str, int], Mapping[str, Group]]) -> Group | None:
-    """Return the group to compare with: the only one of the place, or that of the same strategy."""
-    rivals = others.get(_place(group), {})
-    return next(iter(rivals.values())) if len(rivals) == 1 else rivals.get(group.strategy)
+def _other(group: Group, rivals: Sequence[Group], settings: Mapping[str, str], chosen: str) -> Group | None:
+    """Return which of the chosen groups of its place a group is compared with; None if there is none."""
+    if len(rivals) < 2:
+        return next(iter(rivals), None)
+    if len({rival.strategy for rival in rivals}) == 1 and rivals[0].strategy != group.strategy:
+        both = f"'{rivals[0].name}' and '{rivals[1].name}' on {group.data}"
+        message = f"--against {chosen}: chooses {both}; add a setting in which they differ"
+        raise RunError(message, code="ambiguous", key="--against", value=chosen)
+    own = [rival for rival in rivals if rival.strategy == group.strategy]
+    if len(own) > 1:
+        own = [rival for rival in own if _without(rival, settings) == _without(group, settings)]
+    return next(iter(own), None)
+
+
+def _without(group: Group, settings: Mapping[str, str]) -> dict[str, str]:
+    """Return what distinguishes a group, without some settings."""
+    return {key: value for key, value in group.settings.items() if key not in settings}
 
 
 def _has(run: Run, settings: Mapping[str, str]) -> bool:

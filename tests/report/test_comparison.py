@@ -118,6 +118,20 @@ def test_the_other_run_is_chosen_by_its_settings(tmp_path: Path) -> None:
         assert (refused.value.code, refused.value.key, refused.value.value) == (code, "--against", chosen)
 
 
+def test_of_several_runs_of_a_strategy_the_one_that_differs_in_the_settings_only_is_chosen(tmp_path: Path) -> None:
+    groups = read_groups(
+        [
+            make_run(tmp_path / f"{bits}_{rate}", "eden", 0, (accuracy,), bits=bits, top={"server_lr": rate})
+            for bits, rate, accuracy in ((1, 1.0, 0.5), (1, 0.5, 0.6), (2, 1.0, 0.7), (2, 0.5, 0.9), (3, 0.5, 0.8))
+        ]
+    )
+    assert rows(against(groups, "server_lr=1.0", last=1), 1, 5) == [
+        ["eden strategy.bits=1 server_lr=1.0", "+10.00"],
+        ["eden strategy.bits=2 server_lr=1.0", "+20.00"],
+        ["", ""],
+    ]
+
+
 def test_settings_of_several_strategies_compare_each_with_itself(tmp_path: Path) -> None:
     accuracies = {("eden", 0.03): 0.5, ("eden", 0.1): 0.6, ("topk", 0.03): 0.4, ("topk", 0.1): 0.3, ("drive", 0.1): 0.2}
     groups = read_groups(
