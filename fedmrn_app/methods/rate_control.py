@@ -43,8 +43,8 @@ class RateControl:
     Attributes:
         bits: budget of a whole reply, in bits per trained parameter.
         alpha: scale at which the masks of the first round are expected to take 0.8 bits per weight.
-        signed: whether masks are signed. All of their noise is added, so that much of it before anything is learned
-            costs more accuracy than a long first reply costs bits.
+        signed: whether masks are signed. They begin with `alpha`: all of their noise is added, and with much of it
+            before anything was learned some runs learned little.
     """
 
     bits: float

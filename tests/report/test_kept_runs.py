@@ -21,9 +21,16 @@ MADE_AGAIN = {  # with the repaired estimators of EDEN and DRIVE
     *(("table1", f"ls_{name}_s{seed}") for name in ("drive", "eden") for seed in range(3)),
     *(("server_lr_15_rounds", f"val_slr064_{name}") for name in ("drive", "eden")),
     ("lower_rates_15_rounds", "val_share0.25_eden"),
-    *(("table1", f"dir_{name}_s0") for name in ("drive", "eden")),
+    *(("table1", f"{data}_{name}_s0") for name in ("drive", "eden") for data in ("dir", "iid")),
 }
-MADE_SINCE = {"learning_rates_rotated", "learning_rates_iid_methods", "close_rates_20_rounds", "iid_60_rounds"}
+MADE_SINCE = {
+    "learning_rates_rotated",
+    "learning_rates_iid_methods",
+    "close_rates_20_rounds",
+    "iid_60_rounds",
+    "quantized_downlink_60_rounds",
+    "quantized_downlink_iid_60_rounds",
+}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
