@@ -38,7 +38,7 @@ def test_runs_of_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 
 def test_budget_that_replies_cannot_meet_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "list.txt"
-    path.write_text("short uplink.bits=0.1 rounds=6\n")
+    path.write_text("short uplink.bits=0.1 rounds=12\n")
     assert run(monkeypatch, path) == 0
     folder = tmp_path / "runs" / "short"
     log = (folder / "run.log").read_text()
@@ -46,4 +46,4 @@ def test_budget_that_replies_cannot_meet_is_named(tmp_path: Path, monkeypatch: p
     assert found is not None
     with (folder / "rounds.csv").open() as file:
         bits = [float(row["uplink_bits_per_parameter"]) for row in csv.DictReader(file)]
-    assert min(bits) == pytest.approx(float(found[1]), abs=0.03)
+    assert sum(bits[-4:]) / 4 == pytest.approx(float(found[1]), abs=0.03)  # once the scale no longer changes
