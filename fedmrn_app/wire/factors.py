@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.kernels.level_tables import MAX_LEVEL
+from fedmrn_app.kernels.row_counts import row_counts
 from fedmrn_app.layout import Float32Array, Shape
 
 Float64Array = NDArray[np.float64]
@@ -28,7 +29,7 @@ _COLUMNS = 1 << 12  # of a part of a matrix that is widened to float64 at a time
 _LEAST = 0.05  # of a squared step: components with less energy per element are never tried
 _RIDGE = 1e-3  # of rows of norm 1, which can be equal once they are quantized
 # of the estimate of what a quantized vector costs; chosen so that what it prefers is shorter on kept updates
-_SMALL, _LOST = np.float32(0.64), 0.07  # elements below are zero; the squared error of others, both in steps
+_SMALL, _LOST = 0.64, 0.07  # elements below are zero; the squared error of others, both in steps
 _SIZE_BITS, _OCTAVE_BITS = 1.5, 1.2  # of a level of 1, its sign included, and of each octave above
 
 
@@ -46,12 +47,10 @@ class Spectrum:
     energies: Float64Array
     left: Float32Array
     _right: Float32Array = field(init=False, repr=False)
-    _sizes: Float32Array = field(init=False, repr=False)
     _square: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._right = np.zeros((0, self.matrix.shape[1]), np.float32)
-        self._sizes = np.abs(self.matrix)
         self._square = float(np.square(self.matrix, dtype=np.float64).sum())
 
     def right(self, count: int) -> Float32Array:
@@ -81,13 +80,13 @@ class Spectrum:
         tried = int(np.count_nonzero(energies[: largest_rank(self.matrix.shape)] > _LEAST * max(self.matrix.shape)))
         if tried == 0:
             return 0
-        costs = _cost(np.abs(self.scaled_left(tried)), step, price) + _cost(np.abs(self.right(tried)), step, price)
+        costs = _cost(self.scaled_left(tried), step, price) + _cost(self.right(tried), step, price)
         worth = np.flatnonzero(costs < energies[:tried])
         if worth.size == 0:
             return 0
         rank = int(worth[-1]) + 1
         factored = costs[:rank].sum() + max(self._square / step**2 - float(energies[:rank].sum()), 0.0)
-        return rank if factored < _cost(self._sizes, step, price).sum() else 0
+        return rank if factored < _cost(self.matrix, step, price).sum() else 0
 
 
 def spectrum(matrix: Float32Array) -> Spectrum | None:
@@ -179,21 +178,18 @@ def _orthonormal(columns: Float32Array) -> Float32Array:
     return found
 
 
-def _cost(sizes: Float32Array, step: float, price: float) -> Float64Array:
+def _cost(rows: Float32Array, step: float, price: float) -> Float64Array:
     """Return what each quantized row costs in squared steps, by an estimate: the error plus the price of its bits.
 
     Args:
-        sizes: magnitudes, float32 (k, n).
+        rows: float32 (k, n).
         step: step of the quantizer.
         price: price of a bit, as a share of the squared step.
     """
-    kept = sizes > _SMALL * np.float32(step)
-    counts = kept.sum(axis=1)
-    zeros = np.where(kept, np.float32(0), sizes)
-    lost = np.square(zeros, dtype=np.float64).sum(axis=1) / step**2 + _LOST * counts
-    octaves = np.log2(np.maximum(sizes, np.float32(step)) / np.float32(step)).sum(axis=1, dtype=np.float64)
-    entropy = _entropy(counts / sizes.shape[1]) * sizes.shape[1]
-    found: Float64Array = lost + price * (entropy + _SIZE_BITS * counts + _OCTAVE_BITS * octaves)
+    kept, lost, octaves = row_counts(rows, _SMALL * step, step)
+    entropy = _entropy(kept / rows.shape[1]) * rows.shape[1]
+    bits = entropy + _SIZE_BITS * kept + _OCTAVE_BITS * octaves
+    found: Float64Array = lost / step**2 + _LOST * kept + price * bits
     return found
 
 

@@ -1,0 +1,23 @@
+"""The compiled sums over rows are those of the plain form."""
+
+import numpy as np
+import pytest
+
+from fedmrn_app.kernels.row_counts import row_counts, row_counts_plain
+
+
+@pytest.mark.parametrize("step", [1e-30, 1e-4, 0.3, 1.0, 5.0, 1e3])
+@pytest.mark.parametrize("shape", [(1, 1), (5, 77), (64, 1000), (0, 4)])
+def test_sums_over_rows(shape: tuple[int, int], step: float) -> None:
+    values = np.random.default_rng(3).standard_t(3, size=shape).astype(np.float32)
+    values[:, ::5] = 0
+    found, plain = row_counts(values, 0.64 * step, step), row_counts_plain(values, 0.64 * step, step)
+    assert np.array_equal(found.kept, plain.kept)
+    assert found.lost == pytest.approx(plain.lost, rel=1e-12)
+    assert found.octaves == pytest.approx(plain.octaves, rel=1e-5)
+
+
+def test_matrices_that_are_not_contiguous() -> None:
+    values = np.random.default_rng(4).normal(size=(30, 20)).astype(np.float32)
+    for found, plain in zip(row_counts(values.T, 0.64, 1.0), row_counts_plain(values.T, 0.64, 1.0), strict=True):
+        assert found == pytest.approx(plain, rel=1e-5)
