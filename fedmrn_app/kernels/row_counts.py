@@ -16,6 +16,7 @@ from fedmrn_app.kernels.compiled import READ_ONLY_FLOAT_ROWS, compiled_at_first_
 from fedmrn_app.layout import Float32Array
 
 _LEAST, _MOST = np.float32(1), np.float32(1 << 14)  # ratio of a size and a step; the latter is about the largest level
+_MOST_PER_STEP = 1e38  # within float32
 _BLOCK = 64  # elements whose ratios have a product below the largest float64
 
 
@@ -24,11 +25,13 @@ class RowCounts(NamedTuple):
 
     Attributes:
         kept: number of elements above the smallest size, float64 (k,).
+        sizes: sum of their sizes, float64 (k,).
         lost: sum of the squares of the others, float64 (k,).
         octaves: sum of the binary logarithms of sizes in steps, from 0 to 14, float64 (k,).
     """
 
     kept: NDArray[np.float64]
+    sizes: NDArray[np.float64]
     lost: NDArray[np.float64]
     octaves: NDArray[np.float64]
 
@@ -41,8 +44,8 @@ def row_counts(values: Float32Array, smallest: float, step: float) -> RowCounts:
         smallest: size up to which an element is lost, at most a step.
         step: step of the quantizer, positive.
     """
-    found = np.zeros((3, len(values)))
-    _count(np.ascontiguousarray(values), np.float32(smallest), np.float32(1 / step), found)
+    found = np.zeros((4, len(values)))
+    _count(np.ascontiguousarray(values), np.float32(smallest), np.float32(min(1 / step, _MOST_PER_STEP)), found)
     return RowCounts(*found)
 
 
@@ -51,8 +54,9 @@ def row_counts_plain(values: Float32Array, smallest: float, step: float) -> RowC
     sizes = np.abs(values)
     kept = sizes > np.float32(smallest)
     lost = np.square(np.where(kept, np.float32(0), sizes), dtype=np.float64)
-    octaves = np.log2(np.clip(sizes * np.float32(1 / step), _LEAST, _MOST), dtype=np.float64)
-    return RowCounts(kept.sum(axis=1).astype(np.float64), lost.sum(axis=1), octaves.sum(axis=1))
+    octaves = np.log2(np.clip(sizes * np.float32(min(1 / step, _MOST_PER_STEP)), _LEAST, _MOST), dtype=np.float64)
+    sums = (np.where(kept, sizes, 0).sum(axis=1, dtype=np.float64), lost.sum(axis=1), octaves.sum(axis=1))
+    return RowCounts(kept.sum(axis=1).astype(np.float64), *sums)
 
 
 @compiled_at_first_call(
@@ -65,18 +69,21 @@ def _count(values: Any, smallest: Any, per_step: Any, found: Any) -> None:
         for start in range(0, row.size, _BLOCK):
             count = min(_BLOCK, row.size - start)
             block = row[start : start + count]
-            kept, lost, ratios = np.int32(0), 0.0, 1.0
+            kept, sizes, lost, ratios = np.int32(0), 0.0, 0.0, 1.0
             for j in range(count):
                 size = abs(block[j])
                 above = size > smallest
                 kept += np.int32(above)
                 lost += 0.0 if above else np.float64(size) * np.float64(size)
             for j in range(count if kept else 0):
-                ratio = abs(block[j]) * per_step
+                size = abs(block[j])
+                sizes += np.float64(size) if size > smallest else 0.0
+                ratio = size * per_step
                 ratio = ratio if ratio > _LEAST else _LEAST  # Numba's max and min are slower
                 ratio = ratio if ratio < _MOST else _MOST
                 ratios *= np.float64(ratio)
             found[0, i] += kept
-            found[1, i] += lost
+            found[1, i] += sizes
+            found[2, i] += lost
             if ratios > 1:
-                found[2, i] += math.log2(ratios)
+                found[3, i] += math.log2(ratios)

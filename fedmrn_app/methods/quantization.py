@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedmrn_app.kernels.outer_products import product
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.wire.adaptive_levels import CodedLevels, Levels, Trends, quantize
-from fedmrn_app.wire.factors import fit, inverse_norms, matrix_shape, spectrum, unit_vectors
+from fedmrn_app.wire.factors import expected_bits, fit, inverse_norms, matrix_shape, spectrum, unit_vectors
 
 Exponents = NDArray[np.int8]
 Offsets = NDArray[np.int8]
@@ -111,6 +111,7 @@ class UpdateQuantizer:
         """
         self._x, self.layout, self._trends, self._steps, self._scale = x, layout, trends, steps, scale
         self._square = float(np.square(x, dtype=np.float64).sum())
+        self._ranks: dict[float, Ranks] = {}  # by the step
         self.even = steps.divided(x)
         parts = zip(layout.split(self.even), layout.shapes, strict=True)
         self._spectra = [spectrum(part.reshape(matrix_shape(shape))) if low_rank else None for part, shape in parts]
@@ -127,7 +128,20 @@ class UpdateQuantizer:
 
     def ranks(self, step: float) -> Ranks:
         """Return how many factors of each tensor are worth sending."""
-        return tuple(0 if found is None else found.rank(step, PRICE) for found in self._spectra)
+        if step not in self._ranks:
+            self._ranks[step] = tuple(0 if found is None else found.rank(step, PRICE) for found in self._spectra)
+        return self._ranks[step]
+
+    def expected_size(self, step: float, ranks: Ranks | None = None) -> float:
+        """Return about the size of what `at` returns, in bytes; the ratio of the two hardly changes with the step."""
+        ranks = self.ranks(step) if ranks is None else ranks
+        parts = zip(self._spectra, ranks, self.layout.split(self.even), self.layout.shapes, strict=True)
+        bits = (
+            expected_bits(x.reshape(matrix_shape(shape)), step) if found is None else found.expected_bits(step, rank)
+            for found, rank, x, shape in parts
+            if x.size
+        )
+        return OFFSETS.size + sum(bits) / 8 + (len(ranks) + LEFT.size if any(ranks) else 0)
 
     def at(self, step: float, ranks: Ranks | None = None) -> Quantization:
         """Return the update quantized with a step; with the factors that are worth sending, unless `ranks` says."""

@@ -18,6 +18,9 @@ _SIZE_TOLERANCE, _ERROR_TOLERANCE = 0.015, 0.01
 _ROUGH = 0.15  # tolerance of the size while factors are chosen; errors near 1 differ less
 SMALLEST = 1e-30  # updates with smaller elements are sent as zero
 _SECANTS, _MAX_TRIALS = 6, 16
+_ESTIMATES, _ROUGH_ESTIMATES = 8, 5
+_FARTHEST = math.exp(3.0)  # ratio of a step and the one before
+_GROWTH = 1.08  # of a size's logarithm with that of the expected one, as in updates of CNNs and an LSTM
 _SHORT = 1000  # bytes; what factors cost in ranks and lengths is not in the estimate of what they are worth
 
 
@@ -59,15 +62,17 @@ def search(quantizer: UpdateQuantizer, *, error: float | None = None, size: floa
     if not quantizer.may_factor:
         return closest(quantizer.at, aim, start)
     no_ranks = (0,) * len(quantizer.layout.shapes)
-    rough, first, slope = aim, start, start[1]
+    rough, first, expected = aim, start, None
     if error is None:
+        expected = quantizer.expected_size
         rough = replace(aim, tolerance=_ROUGH)
-        if any(quantizer.ranks(start[0])):
-            first, slope = with_factors(start, 8 * size / x.size)
-    found = closest(quantizer.at, rough, first, _SECANTS)
+        first = expected_step(expected, size, with_factors(start, 8 * size / x.size), _ROUGH_ESTIMATES, 0.02), start[1]
+    found = closest(quantizer.at, rough, first, _SECANTS, expected=expected)
     # another step may be worth other factors; with the same ones for all steps sizes and errors are smooth in it
-    chosen, slope = (found.ranks, slope) if found.ranks else (no_ranks, start[1])
-    found = closest(partial(quantizer.at, ranks=chosen), aim, (found.step, slope), known=found)
+    chosen = found.ranks or no_ranks
+    if error is None:
+        expected = partial(quantizer.expected_size, ranks=chosen)
+    found = closest(partial(quantizer.at, ranks=chosen), aim, (found.step, start[1]), known=found, expected=expected)
     if found.ranks and found.size < _SHORT:
         elements = closest(partial(quantizer.at, ranks=no_ranks), aim, start)
         other = _error if error is None else _size
@@ -94,10 +99,8 @@ def first_step(x: Float32Array, bits: float) -> tuple[float, float]:
     return max(step, float(sample[-1]) / MAX_LEVEL, SMALLEST), -min(2.0, 0.2 + 1 / bits)
 
 
-def with_factors(start: tuple[float, float], bits: float) -> tuple[tuple[float, float], float]:
-    """Return a first step for an update that has factors, and the slope where the factors are the same for all steps.
-
-    Factors take fewer bits than elements, and where their number does not change, a finer step adds less to the size.
+def with_factors(start: tuple[float, float], bits: float) -> tuple[float, float]:
+    """Return about the step and the slope for an update that has factors, which take fewer bits than elements.
 
     Args:
         start: as `first_step` returns it.
@@ -105,7 +108,32 @@ def with_factors(start: tuple[float, float], bits: float) -> tuple[tuple[float, 
     """
     step, slope = start
     share = min(1.0, 0.42 * bits**-0.35)  # of the size without factors, as in updates of CNNs and an LSTM
-    return (step * share ** (-1 / slope), slope), -min(0.85, 0.5 + 0.07 / bits)
+    return step * share ** (-1 / slope), slope
+
+
+def expected_step(
+    expected: Callable[[float], float],
+    wanted: float,
+    start: tuple[float, float],
+    trials: int = _ESTIMATES,
+    tolerance: float = 0.003,
+) -> float:
+    """Return the step at which a size is expected.
+
+    Args:
+        expected: the expected size with a step, which costs little to compute.
+        wanted: the size.
+        start: as `first_step` returns it.
+        trials: the largest number of expected sizes to compute.
+        tolerance: difference of the logarithms at which a step is taken.
+    """
+    secant = Secant(*start)
+    for _ in range(trials):
+        away = math.log(max(expected(secant.step), 1e-9) / wanted)
+        if abs(away) < tolerance:
+            break
+        secant.move(away)
+    return min(max(secant.step, start[0] / _FARTHEST), start[0] * _FARTHEST)
 
 
 def closest(
@@ -114,6 +142,7 @@ def closest(
     start: tuple[float, float],
     trials: int = _MAX_TRIALS,
     known: Quantization | None = None,
+    expected: Callable[[float], float] | None = None,
 ) -> Quantization:
     """Return the attempt with the measure that was wanted, or else the largest smaller one.
 
@@ -126,9 +155,10 @@ def closest(
         start: the first step, and how the logarithm of the measure changes with that of the step about there.
         trials: the largest number of attempts.
         known: the attempt with the first step, if it has been made.
+        expected: about how large an attempt is, if it can be told before.
     """
     best, rank = None, (True, True, math.inf)
-    for found, away in _approach(attempt, aim, start, trials, known):
+    for found, away in _approach(attempt, aim, start, trials, known, expected):
         own = found.scale == 0, away > aim.tolerance, abs(away)
         if best is None or own < rank:
             best, rank = found, own
@@ -138,28 +168,61 @@ def closest(
     return best
 
 
+class Secant:
+    """Steps that come closer to a wanted measure: secants, kept within what is known to enclose it.
+
+    Attributes:
+        step: the next step to try.
+    """
+
+    def __init__(self, step: float, slope: float) -> None:
+        """Start at a step, with the change of the measure's logarithm with that of the step about there."""
+        self.step, self._slope = step, slope
+        self._moves = 0
+        self._enclosed: dict[bool, tuple[float, float]] = {}  # by the sign: log step and how far away
+
+    def move(self, away: float, expected_step: Callable[[], float] | None = None) -> None:
+        """Choose the next step.
+
+        Args:
+            away: the logarithm of the measure at this step over the wanted one.
+            expected_step: returns a step to take while the wanted measure is not enclosed.
+        """
+        at, before = math.log(self.step), self._enclosed.get(away > 0)
+        self._enclosed[away > 0] = at, away
+        self._moves += 1
+        if len(self._enclosed) == 2:
+            (low, under), (high, over) = self._enclosed[False], self._enclosed[True]
+            # halves where secants are slow, as where all elements are about as large and vanish together
+            share = min(max(under / (under - over), 0.1), 0.9) if self._moves <= _SECANTS else 0.5
+            self.step = math.exp(low + share * (high - low))
+            return
+        if expected_step is not None:
+            self.step = expected_step()
+            return
+        if before is not None and (away - before[1]) * (at - before[0]) * self._slope > 0:
+            self._slope = (away - before[1]) / (at - before[0])
+        # a bit too far, so that the next two enclose it
+        self.step = math.exp(at - min(max(1.1 * away / self._slope, -3.0), 3.0))
+
+
 def _approach(
     attempt: Callable[[float], Quantization],
     aim: Aim,
     start: tuple[float, float],
     trials: int,
     known: Quantization | None,
+    expected: Callable[[float], float] | None,
 ) -> Iterator[tuple[Quantization, float]]:
-    """Yield attempts and how far away they are: secants, kept within what is known to enclose it."""
-    step, slope = math.log(start[0]), start[1]
-    enclosed: dict[bool, tuple[float, float]] = {}  # by the sign: log step and how far away
+    """Yield attempts and how far away they are."""
+    secant = Secant(*start)
     for trial in range(trials):
-        found = known if known and not trial else attempt(math.exp(step))
+        step = secant.step
+        found = known if known and not trial else attempt(step)
         away = aim.away(found)
         yield found, away
-        before = enclosed.get(away > 0)
-        enclosed[away > 0] = step, away
-        if len(enclosed) == 2:
-            (low, under), (high, over) = enclosed[False], enclosed[True]
-            # halves where secants are slow, as where all elements are about as large and vanish together
-            share = min(max(under / (under - over), 0.1), 0.9) if trial < _SECANTS else 0.5
-            step = low + share * (high - low)
-            continue
-        if before is not None and (away - before[1]) * (step - before[0]) * slope > 0:
-            slope = (away - before[1]) / (step - before[0])
-        step -= min(max(1.1 * away / slope, -3.0), 3.0)  # a bit too far, so that the next two enclose it
+        if expected is None:
+            secant.move(away)
+        else:
+            wanted = expected(step) * math.exp(-away / _GROWTH)
+            secant.move(away, partial(expected_step, expected, wanted, (step, start[1])))

@@ -31,6 +31,7 @@ _RIDGE = 1e-3  # of rows of norm 1, which can be equal once they are quantized
 # of the estimate of what a quantized vector costs; chosen so that what it prefers is shorter on kept updates
 _SMALL, _LOST = 0.64, 0.07  # elements below are zero; the squared error of others, both in steps
 _SIZE_BITS, _OCTAVE_BITS = 1.5, 1.2  # of a level of 1, its sign included, and of each octave above
+_CODED = 0.95  # bits of coded levels over their entropy row by row, as in updates of CNNs and an LSTM
 
 
 @dataclass(eq=False)
@@ -87,6 +88,24 @@ class Spectrum:
         rank = int(worth[-1]) + 1
         factored = costs[:rank].sum() + max(self._square / step**2 - float(energies[:rank].sum()), 0.0)
         return rank if factored < _cost(self.matrix, step, price).sum() else 0
+
+    def expected_bits(self, step: float, rank: int) -> float:
+        """Return about how many bits the matrix takes as `rank` products, or as elements for 0."""
+        if rank == 0:
+            return expected_bits(self.matrix, step)
+        return expected_bits(self.scaled_left(rank), step) + expected_bits(self.right(rank), step)
+
+
+def expected_bits(rows: Float32Array, step: float) -> float:
+    """Return about how many bits quantized rows take, float32 (k, n).
+
+    They are the entropy of which elements are zero, of the signs, and of levels with a geometric distribution, row by
+    row. The number of products follows from another estimate, `_cost`.
+    """
+    kept, sizes, *_ = row_counts(rows, _SMALL * step, step)
+    means = np.maximum(sizes / step / np.maximum(kept, 1), 1.0)
+    zeros = _entropy(kept / rows.shape[1]) * rows.shape[1]
+    return _CODED * float((zeros + kept * (1 + means * _entropy(1 / means))).sum())
 
 
 def spectrum(matrix: Float32Array) -> Spectrum | None:
@@ -186,7 +205,7 @@ def _cost(rows: Float32Array, step: float, price: float) -> Float64Array:
         step: step of the quantizer.
         price: price of a bit, as a share of the squared step.
     """
-    kept, lost, octaves = row_counts(rows, _SMALL * step, step)
+    kept, _, lost, octaves = row_counts(rows, _SMALL * step, step)
     entropy = _entropy(kept / rows.shape[1]) * rows.shape[1]
     bits = entropy + _SIZE_BITS * kept + _OCTAVE_BITS * octaves
     found: Float64Array = lost / step**2 + _LOST * kept + price * bits

@@ -13,6 +13,7 @@ def test_sums_over_rows(shape: tuple[int, int], step: float) -> None:
     values[:, ::5] = 0
     found, plain = row_counts(values, 0.64 * step, step), row_counts_plain(values, 0.64 * step, step)
     assert np.array_equal(found.kept, plain.kept)
+    assert found.sizes == pytest.approx(plain.sizes, rel=1e-12)
     assert found.lost == pytest.approx(plain.lost, rel=1e-12)
     assert found.octaves == pytest.approx(plain.octaves, rel=1e-5)
 

@@ -192,7 +192,18 @@ def test_bits_are_met_with_factors(rank: int, bits: float) -> None:
     assert lost(y, x) < 1.01 * lost(sent(x, False, bits=bits, low_rank=False)[1], x)
 
 
-@pytest.mark.parametrize(("bits", "most"), [(0.1, 65), (0.2, 49), (0.4, 49), (1.0, 49)])
+@pytest.mark.parametrize("rank", [0, 2, 12])
+def test_sizes_are_expected_before_they_are_coded(rank: int) -> None:
+    x, trends = low_rank_update(LAYOUT, rank, 0.3) if rank else update_of(1), np.zeros(LAYOUT.count, np.int8)
+    steps = TensorSteps.of(ONE_STEP, LAYOUT)
+    quantizer = UpdateQuantizer(x, LAYOUT, trends, steps=steps, low_rank=True, scale="auto")
+    rms = float(np.sqrt(np.mean(np.square(x))))
+    ratios = [quantizer.at(step * rms).size / quantizer.expected_size(step * rms) for step in (2.0, 1.0, 0.5, 0.25)]
+    assert 0.6 < min(ratios) <= max(ratios) < 1.3
+    assert max(ratios) < 1.4 * min(ratios)
+
+
+@pytest.mark.parametrize(("bits", "most"), [(0.1, 30), (0.2, 25), (0.4, 25), (1.0, 25)])
 def test_few_attempts_find_a_size(bits: float, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = Layout(((64, 64, 3, 3), (128, 400)))
     codec, trends = UniformLevels(bits, None, "auto"), np.zeros(layout.count, np.int8)
