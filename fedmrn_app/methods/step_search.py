@@ -32,11 +32,13 @@ class Aim:
         measure: a size, which falls with the step, or an error, which grows with it.
         wanted: the measure to reach.
         tolerance: difference of the logarithms at which an attempt is taken.
+        finest: smallest step to try, with which the largest element has the largest level.
     """
 
     measure: Callable[[Quantization], float]
     wanted: float
     tolerance: float
+    finest: float = 0.0
 
     def away(self, found: Quantization) -> float:
         """Return the logarithm of the measure over the wanted one."""
@@ -55,10 +57,11 @@ def search(quantizer: UpdateQuantizer, *, error: float | None = None, size: floa
     rms = root_mean_square(x)
     if not rms > SMALLEST or not math.isfinite(rms):  # the server refuses a scale that is not finite
         return quantizer.zeros(0.0 if rms <= SMALLEST else math.nan)
+    finest = max(float(x.max()), -float(x.min())) / MAX_LEVEL
     if error is None:
-        aim, start = Aim(_size, size, _SIZE_TOLERANCE), first_step(x, 8 * size / x.size)
+        aim, start = Aim(_size, size, _SIZE_TOLERANCE, finest), first_step(x, 8 * size / x.size)
     else:
-        aim, start = Aim(_error, error, _ERROR_TOLERANCE), (2 * rms * math.sqrt(error), 0.8)
+        aim, start = Aim(_error, error, _ERROR_TOLERANCE, finest), (2 * rms * math.sqrt(error), 0.8)
     if not quantizer.may_factor:
         return closest(quantizer.at, aim, start)
     no_ranks = (0,) * len(quantizer.layout.shapes)
@@ -215,9 +218,12 @@ def _approach(
     expected: Callable[[float], float] | None,
 ) -> Iterator[tuple[Quantization, float]]:
     """Yield attempts and how far away they are."""
-    secant = Secant(*start)
+    secant, steps = Secant(*start), set[float]()
     for trial in range(trials):
-        step = secant.step
+        secant.step = step = max(secant.step, aim.finest)
+        if step == aim.finest and step in steps:
+            return
+        steps.add(step)
         found = known if known and not trial else attempt(step)
         away = aim.away(found)
         yield found, away

@@ -117,6 +117,18 @@ def test_a_dominant_element_does_not_hinder_the_search() -> None:
         assert y[100] == pytest.approx(1e3, rel=0.01)
 
 
+@pytest.mark.parametrize("low_rank", [False, True])
+def test_no_size_makes_the_step_so_fine_that_large_elements_are_cut(low_rank: bool) -> None:
+    x = (update_of(3).astype(np.float64) ** 7).astype(np.float32)  # few elements hold nearly all of the norm
+    x /= np.abs(x).max()
+    sizes = []
+    for bits in (2.0, 6.0, 14.0):
+        body, y = sent(x, False, bits=bits, low_rank=low_rank)
+        assert lost(y, x) < 1e-5
+        sizes.append(len(body.data))
+    assert sizes[1] == sizes[2]  # a finer step would not tell the largest elements apart
+
+
 @pytest.mark.parametrize("moved", [False, True], ids=["first round", "later"])
 @pytest.mark.parametrize("tensor_steps", [0.5, 1.0])
 def test_steps_follow_the_tensors(tensor_steps: float, moved: bool) -> None:
