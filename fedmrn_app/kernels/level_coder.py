@@ -195,7 +195,8 @@ def _predict(coder: Any, kind: Any, row: Any) -> Any:
     odds = weights[INPUTS] * UNIT
     for i in range(INPUTS):
         slots[i] += (kind * INPUTS + i) * SLOTS
-        inputs[i] = np.int64(STRETCH[np.int64(tables[slots[i]]) >> 20])
+        # an unsigned index is not checked for being negative, which takes time here
+        inputs[i] = np.int64(STRETCH[tables[np.uint64(slots[i])] >> np.uint32(20)])
         odds += weights[i] * inputs[i]
     return _clip((odds + 32768) >> 16, -LARGEST, LARGEST)
 
@@ -204,17 +205,17 @@ def _predict(coder: Any, kind: Any, row: Any) -> Any:
 def _settle(coder: Any, kind: Any, row: Any, odds: Any, bit: Any) -> Any:
     """Code the bit that was predicted, learn from it, and return it."""
     tables, slots, inputs, weights = coder.tables, coder.slots, coder.inputs, coder.weights[kind * ROWS + row]
-    share = np.int64(SQUASH[odds + 3072])
+    share = np.int64(SQUASH[np.uint64(odds + 3072)])
     bit = _code_bit(coder, share, bit)
     error = ((bit << 16) - share) * RATES[kind]
     target = bit << 22
     weights[INPUTS] += (UNIT * error + (1 << 17)) >> 18
     for i in range(INPUTS):
         weights[i] += (inputs[i] * error + (1 << 17)) >> 18
-        entry = np.int64(tables[slots[i]])
+        entry = np.int64(tables[np.uint64(slots[i])])
         count, p = entry & LIMIT, entry >> 10
-        p = max(_ZERO, p + ((((target - p) >> 3) * np.int64(MOVES[count])) >> 13))
-        tables[slots[i]] = p << 10 | (count + np.int64(count < LIMIT))
+        p = max(_ZERO, p + ((((target - p) >> 3) * np.int64(MOVES[np.uint64(count)])) >> 13))
+        tables[np.uint64(slots[i])] = p << 10 | (count + np.int64(count < LIMIT))
     return bit
 
 
