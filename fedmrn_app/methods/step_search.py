@@ -21,6 +21,7 @@ _SECANTS, _MAX_TRIALS = 6, 16
 _ESTIMATES, _ROUGH_ESTIMATES = 8, 5
 _FARTHEST = math.exp(3.0)  # ratio of a step and the one before
 _GROWTH = 1.08  # of a size's logarithm with that of the expected one, as in updates of CNNs and an LSTM
+_EXACT = 1e-9  # error below which more bits gain nothing
 _SHORT = 1000  # bytes; what factors cost in ranks and lengths is not in the estimate of what they are worth
 
 
@@ -33,16 +34,22 @@ class Aim:
         wanted: the measure to reach.
         tolerance: difference of the logarithms at which an attempt is taken.
         finest: smallest step to try, with which the largest element has the largest level.
+        enough: error at which an attempt of a smaller size is taken; negative for none.
     """
 
     measure: Callable[[Quantization], float]
     wanted: float
     tolerance: float
     finest: float = 0.0
+    enough: float = -1.0
 
     def away(self, found: Quantization) -> float:
         """Return the logarithm of the measure over the wanted one."""
         return math.log(max(self.measure(found), 1e-9) / self.wanted)
+
+    def is_met(self, found: Quantization, away: float) -> bool:
+        """Return whether no other attempt is needed after one that is `away`."""
+        return abs(away) < self.tolerance or (away < 0 and found.error <= self.enough)
 
 
 def search(quantizer: UpdateQuantizer, *, error: float | None = None, size: float = 0.0) -> Quantization:
@@ -59,7 +66,7 @@ def search(quantizer: UpdateQuantizer, *, error: float | None = None, size: floa
         return quantizer.zeros(0.0 if rms <= SMALLEST else math.nan)
     finest = max(float(x.max()), -float(x.min())) / MAX_LEVEL
     if error is None:
-        aim, start = Aim(_size, size, _SIZE_TOLERANCE, finest), first_step(x, 8 * size / x.size)
+        aim, start = Aim(_size, size, _SIZE_TOLERANCE, finest, _EXACT), first_step(x, 8 * size / x.size)
     else:
         aim, start = Aim(_error, error, _ERROR_TOLERANCE, finest), (2 * rms * math.sqrt(error), 0.8)
     if not quantizer.may_factor:
@@ -165,7 +172,7 @@ def closest(
         own = found.scale == 0, away > aim.tolerance, abs(away)
         if best is None or own < rank:
             best, rank = found, own
-        if not rank[0] and rank[2] < aim.tolerance:
+        if found.scale != 0 and aim.is_met(found, away):
             break
     assert best is not None
     return best

@@ -232,6 +232,22 @@ def test_few_attempts_find_a_size(bits: float, most: int, monkeypatch: pytest.Mo
     assert len(attempts) <= most
 
 
+def test_an_update_that_is_sent_exactly_in_fewer_bits_takes_two_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts: list[float] = []
+    at = UpdateQuantizer.at
+
+    def counted(self: UpdateQuantizer, step: float, ranks: Any = None) -> Any:
+        attempts.append(step)
+        return at(self, step, ranks)
+
+    monkeypatch.setattr(UpdateQuantizer, "at", counted)
+    x = np.full(LAYOUT.count, 0.3, np.float32)
+    body, y = sent(x, False, bits=0.2, low_rank=False)
+    assert len(attempts) <= 2
+    assert len(body.data) < 0.02 * x.size / 8
+    assert lost(y, x) < 1e-12
+
+
 @pytest.mark.parametrize(
     ("scale", "rank", "unbiased"),
     [("auto", 2, False), ("auto", 0, True), ("unbiased", 2, True), ("least_mse", 2, False), ("least_mse", 0, False)],
