@@ -51,6 +51,7 @@ def command_line(folder: Path, name: str) -> tuple[psutil.Process, list[str]]:
 
 
 @own_networks
+@pytest.mark.slow
 @pytest.mark.flower
 def test_other_processes_do_not_reach_the_superlink_of_a_simulation(tmp_path: Path) -> None:
     folder = tmp_path / "run"
