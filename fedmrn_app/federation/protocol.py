@@ -84,8 +84,9 @@ class RunProtocol:
     def begin(self) -> GlobalState:
         """Return the global state before the first round."""
         control = self.method.rate_control
-        bits = 0.0 if control is None else control.bits * self.parameters
-        rate_state = None if control is None else control.first((bits - self.bits_beside) / self.layout.count)
+        rate_state = None
+        if control is not None:
+            rate_state = control.first((control.bits * self.parameters - self.bits_beside) / self.layout.count)
         return GlobalState(self.initial.copy(), self.initial_dense.copy(), rate_state)
 
     def context(self, values: Float32Array, held: NDArray[np.bool_] | None) -> SharedContext:

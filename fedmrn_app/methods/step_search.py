@@ -19,7 +19,7 @@ _ROUGH = 0.15  # tolerance of the size while factors are chosen; errors near 1 d
 SMALLEST = 1e-30  # updates with smaller elements are sent as zero
 _SECANTS, _MAX_TRIALS = 6, 16
 _ESTIMATES, _ROUGH_ESTIMATES = 8, 5
-_FARTHEST = math.exp(3.0)  # ratio of a step and the one before
+_FARTHEST = 3.0  # largest change of the logarithm of a step at once
 _GROWTH = 1.08  # of a size's logarithm with that of the expected one, as in updates of CNNs and an LSTM
 _EXACT = 1e-9  # error below which more bits gain nothing
 _SHORT = 1000  # bytes; what factors cost in ranks and lengths is not in the estimate of what they are worth
@@ -143,7 +143,8 @@ def expected_step(
         if abs(away) < tolerance:
             break
         secant.move(away)
-    return min(max(secant.step, start[0] / _FARTHEST), start[0] * _FARTHEST)
+    most = math.exp(_FARTHEST)
+    return min(max(secant.step, start[0] / most), start[0] * most)
 
 
 def closest(
@@ -213,7 +214,7 @@ class Secant:
         if before is not None and (away - before[1]) * (at - before[0]) * self._slope > 0:
             self._slope = (away - before[1]) / (at - before[0])
         # a bit too far, so that the next two enclose it
-        self.step = math.exp(at - min(max(1.1 * away / self._slope, -3.0), 3.0))
+        self.step = math.exp(at - min(max(1.1 * away / self._slope, -_FARTHEST), _FARTHEST))
 
 
 def _approach(
@@ -225,12 +226,12 @@ def _approach(
     expected: Callable[[float], float] | None,
 ) -> Iterator[tuple[Quantization, float]]:
     """Yield attempts and how far away they are."""
-    secant, steps = Secant(*start), set[float]()
+    secant, step = Secant(*start), math.nan
     for trial in range(trials):
-        secant.step = step = max(secant.step, aim.finest)
-        if step == aim.finest and step in steps:
+        secant.step, before = max(secant.step, aim.finest), step
+        step = secant.step
+        if step == before:  # the finest, and still too small
             return
-        steps.add(step)
         found = known if known and not trial else attempt(step)
         away = aim.away(found)
         yield found, away

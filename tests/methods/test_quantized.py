@@ -41,6 +41,20 @@ def sent(x: Float32Array, moved: bool, **options: Any) -> tuple[Body, Float32Arr
     return body, codec.decode(body, context, 1)
 
 
+@pytest.fixture
+def attempts(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The steps that were tried."""
+    steps: list[float] = []
+    at = UpdateQuantizer.at
+
+    def counted(self: UpdateQuantizer, step: float, ranks: Any = None) -> Any:
+        steps.append(step)
+        return at(self, step, ranks)
+
+    monkeypatch.setattr(UpdateQuantizer, "at", counted)
+    return steps
+
+
 def lost(y: Float32Array, x: Float32Array) -> float:
     """The squared error at the best length, as a share."""
     wide = [v.astype(np.float64) for v in (x, y)]
@@ -216,31 +230,15 @@ def test_sizes_are_expected_before_they_are_coded(rank: int) -> None:
 
 
 @pytest.mark.parametrize(("bits", "most"), [(0.1, 30), (0.2, 25), (0.4, 25), (1.0, 25)])
-def test_few_attempts_find_a_size(bits: float, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_attempts_find_a_size(bits: float, most: int, attempts: list[float]) -> None:
     layout = Layout(((64, 64, 3, 3), (128, 400)))
     codec, trends = UniformLevels(bits, None, "auto"), np.zeros(layout.count, np.int8)
-    attempts: list[float] = []
-    at = UpdateQuantizer.at
-
-    def counted(self: UpdateQuantizer, step: float, ranks: Any = None) -> Any:
-        attempts.append(step)
-        return at(self, step, ranks)
-
-    monkeypatch.setattr(UpdateQuantizer, "at", counted)
     for rank in range(2, 22, 2):
         codec.search(low_rank_update(layout, rank, 1.0), layout, trends)
     assert len(attempts) <= most
 
 
-def test_an_update_that_is_sent_exactly_in_fewer_bits_takes_two_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
-    attempts: list[float] = []
-    at = UpdateQuantizer.at
-
-    def counted(self: UpdateQuantizer, step: float, ranks: Any = None) -> Any:
-        attempts.append(step)
-        return at(self, step, ranks)
-
-    monkeypatch.setattr(UpdateQuantizer, "at", counted)
+def test_an_update_that_is_sent_exactly_in_fewer_bits_takes_two_attempts(attempts: list[float]) -> None:
     x = np.full(LAYOUT.count, 0.3, np.float32)
     body, y = sent(x, False, bits=0.2, low_rank=False)
     assert len(attempts) <= 2
