@@ -23,12 +23,12 @@ from fedmrn_app.flower.prepare import prepare
 from fedmrn_app.flower.run_loop import ServerRun, train
 from fedmrn_app.learning.flat import state_sha256
 from fedmrn_app.learning.memory import keep_freed_memory
-from fedmrn_app.results.atomic_io import os_reason
 from fedmrn_app.results.lock import locked
 from fedmrn_app.results.provenance import made_with
 from fedmrn_app.results.run_folder import RunFolder, failure_lines
 from fedmrn_app.results.summary import summarize
 from fedmrn_app.runtime.cleanup import end_with_parent
+from fedmrn_app.system.atomic_io import os_reason
 from fedmrn_app.tasks.task import Task
 
 app = ServerApp()

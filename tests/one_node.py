@@ -7,12 +7,14 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from fedmrn_app.client_app import train
 from fedmrn_app.config.build import resolve_from_data
 from fedmrn_app.config.compose import compose_values
+from fedmrn_app.config.resolved import pack_config
 from fedmrn_app.config.schema import Values
+from fedmrn_app.exchange.messages import read_payload
+from fedmrn_app.exchange.orders import order_content
 from fedmrn_app.federation.protocol import Order
 from fedmrn_app.federation.server import OpenRound, open_round
 from fedmrn_app.federation.upload import Upload, read_upload
 from fedmrn_app.federation.worker import Worker
-from fedmrn_app.flower.messages import order_content, pack_config, read_payload
 from scripts.benchmarks.local_grid import allow_messages, set_message_id
 
 allow_messages()

@@ -7,10 +7,11 @@ from numpy.typing import NDArray
 
 from fedmrn_app.config.build import build_worker, resolve_from_data
 from fedmrn_app.config.compose import compose_values
+from fedmrn_app.exchange.messages import content_bytes
+from fedmrn_app.exchange.orders import order_content
 from fedmrn_app.federation.downlinks import downlink_of
 from fedmrn_app.federation.loop import run_rounds
 from fedmrn_app.federation.protocol import GlobalState, Order, RunProtocol
-from fedmrn_app.flower.messages import content_bytes, order_content
 from fedmrn_app.layout import Layout
 from fedmrn_app.learning.flat import state_sha256
 from fedmrn_app.methods import build_method

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from fedmrn_app.data.partitions import PartitionConfig
+from fedmrn_app.exchange.timeouts import FIRST_TIMEOUT
 from fedmrn_app.federation.protocol import Aggregation
 from fedmrn_app.learning.sgd import LocalSettings, Precision
 from fedmrn_app.noise import Noise
@@ -19,7 +20,6 @@ from fedmrn_app.validation import Count, NotNegative, Positive, Range, refusal
 from fedmrn_app.wire.body import Coder
 from fedmrn_app.wire.downlink import GRID_STEP, ON_LATTICE, DownlinkDtype
 
-FIRST_TIMEOUT = 3600.0  # seconds, as long as no earlier round shows how long replies take
 Values = dict[str, Any]  # a configuration as nested plain values without interpolations
 
 _Text = Annotated[str, Range(least=1)]

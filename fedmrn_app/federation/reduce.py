@@ -6,17 +6,16 @@ every element sees the same additions in the same order.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
-import psutil
 
 from fedmrn_app.federation.upload import CheckedUpload
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.methods.method import Codec
+from fedmrn_app.system.cores import cores
 
 MAX_COPIES = 4.0  # memory that all threads together may use to decode, in float32 copies of the model
 _BATCH = 4  # replies that a thread decodes before they are added
@@ -54,12 +53,6 @@ def thread_count(codec: Codec, elements: int, replies: int) -> int:
     if copies is None or elements < _MIN_ELEMENTS:
         return 1
     return max(1, min(cores(), int(MAX_COPIES / copies), elements * replies // _MIN_WORK))
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    process = psutil.Process()
-    return len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else os.cpu_count() or 1
 
 
 class ReducePool:

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fedmrn_app.errors import PayloadError, RunError
+from fedmrn_app.exchange.channel import Answer, Channel
+from fedmrn_app.exchange.orders import OrderRequest, OrderSender
+from fedmrn_app.exchange.timeouts import MAX_FAILING, FailureLimit, RoundTimeout
 from fedmrn_app.federation.fedbuff import FedBuff, version_of
 from fedmrn_app.federation.report import FailedReply
-from fedmrn_app.flower.channel import Answer, Channel
 from fedmrn_app.flower.client_directory import Directory
 from fedmrn_app.flower.host_table import HostTable
-from fedmrn_app.flower.strategy import FinishedRound, OrderRequest, OrderSender
-from fedmrn_app.flower.timeouts import MAX_FAILING, FailureLimit, RoundTimeout
+from fedmrn_app.flower.strategy import FinishedRound
 
 
 @dataclass(frozen=True, kw_only=True)

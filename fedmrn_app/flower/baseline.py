@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from fedmrn_app.exchange.messages import content_bytes, payload_content
+from fedmrn_app.exchange.orders import order_content
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.federation.server import OpenRound
 from fedmrn_app.federation.upload import Update, header_of, write_upload
-from fedmrn_app.flower.messages import content_bytes, order_content, payload_content
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.methods import build_method
 from fedmrn_app.methods.method import RunOptions

@@ -12,11 +12,11 @@ from flwr.serverapp import Grid
 
 from fedmrn_app.config.schema import Config
 from fedmrn_app.errors import RunError
-from fedmrn_app.flower.clock import Clock
+from fedmrn_app.exchange.clock import Clock
+from fedmrn_app.exchange.liveness import LiveNodes
 from fedmrn_app.flower.device_records import DeviceRecords
 from fedmrn_app.flower.host_table import HostTable, Integers, host_table
-from fedmrn_app.flower.liveness import LiveNodes
-from fedmrn_app.flower.messages import Hosted, query_content, read_hosted
+from fedmrn_app.flower.hosted import Hosted, query_content, read_hosted
 from fedmrn_app.flower.residual_notes import ResidualNotes
 
 _POLL_SECONDS = 0.1

@@ -8,10 +8,10 @@ from typing import cast
 
 from flwr.app import ConfigRecord, Context, Message
 
+from fedmrn_app.config.resolved import unpack_config, unpack_run
 from fedmrn_app.environment import ALLOW_TARGETS, VERSIONS_FOLDER, read_variable
 from fedmrn_app.errors import ConfigError, PayloadError
-from fedmrn_app.flower.device_storage import KeptVersions, Residuals, Secrets, state_folder
-from fedmrn_app.flower.messages import unpack_config, unpack_run
+from fedmrn_app.exchange.client_storage import KeptVersions, Residuals, Secrets, state_folder
 
 
 class LostError(ConfigError):

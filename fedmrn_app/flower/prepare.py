@@ -10,14 +10,14 @@ from flwr.serverapp import Grid
 from fedmrn_app.config.build import build_flat_model, build_protocol, build_run_method, precision_remark
 from fedmrn_app.config.compose import default_values
 from fedmrn_app.config.privacy_checks import open_privacy, privacy_lines
+from fedmrn_app.config.resolved import pack_config
 from fedmrn_app.config.schema import Config, Values
+from fedmrn_app.exchange.liveness import LiveNodes
 from fedmrn_app.federation.fedbuff import WAVES
 from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.federation.upload import least_reply_bits
 from fedmrn_app.flower.client_directory import ClientDirectory
 from fedmrn_app.flower.device_records import DeviceRecords
-from fedmrn_app.flower.liveness import LiveNodes
-from fedmrn_app.flower.messages import pack_config
 from fedmrn_app.flower.residual_notes import ResidualNotes
 from fedmrn_app.flower.run_loop import ServerRun
 from fedmrn_app.methods.method import Method

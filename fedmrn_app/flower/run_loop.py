@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 from flwr.serverapp import Grid
 
-from fedmrn_app.config.schema import FIRST_TIMEOUT, Config
+from fedmrn_app.config.schema import Config
+from fedmrn_app.exchange.channel import Channel
+from fedmrn_app.exchange.liveness import LiveNodes
+from fedmrn_app.exchange.timeouts import FIRST_TIMEOUT, MIN_SECONDS, RoundTimeout
 from fedmrn_app.federation.fedbuff import FedBuff
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.federation.secure_round import max_secure_bytes
 from fedmrn_app.federation.upload import max_payload_bytes
 from fedmrn_app.flower.async_loop import AsyncLoop, AsyncSettings
-from fedmrn_app.flower.channel import Channel
 from fedmrn_app.flower.client_directory import ClientDirectory, names
-from fedmrn_app.flower.liveness import LiveNodes
 from fedmrn_app.flower.secure_rounds import SecureRounds
 from fedmrn_app.flower.stragglers import draw_stragglers
 from fedmrn_app.flower.strategy import FinishedRound, PayloadStrategy, RoundSettings
-from fedmrn_app.flower.timeouts import MIN_SECONDS, RoundTimeout
 from fedmrn_app.privacy.mechanism import Privacy
 from fedmrn_app.results.clients_csv import Participants
 from fedmrn_app.results.progress import Progress

@@ -14,16 +14,17 @@ import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
 from fedmrn_app.errors import PayloadError, RunError
+from fedmrn_app.exchange.channel import Channel, ReplyPolicy, Request
+from fedmrn_app.exchange.messages import Lost, add_secure
+from fedmrn_app.exchange.orders import OrderSender
+from fedmrn_app.exchange.timeouts import MAX_FAILING, FailureLimit, RoundTimeout
 from fedmrn_app.federation.downlinks import downlink_of
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.federation.sampling import sample_others
 from fedmrn_app.federation.secure_round import secure_round
 from fedmrn_app.federation.server import OpenRound, open_round
-from fedmrn_app.flower.channel import Channel, ReplyPolicy, Request
 from fedmrn_app.flower.client_directory import Directory
-from fedmrn_app.flower.messages import Lost, add_secure
-from fedmrn_app.flower.strategy import FinishedRound, OrderSender, RoundSettings
-from fedmrn_app.flower.timeouts import MAX_FAILING, FailureLimit, RoundTimeout
+from fedmrn_app.flower.strategy import FinishedRound, RoundSettings
 from fedmrn_app.secure.exchange import Phase
 
 _AGAIN = ("secure-threshold", "secure-sum")  # codes of errors after which a round is done again

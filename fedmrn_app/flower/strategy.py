@@ -7,29 +7,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedmrn_app.errors import PayloadError, RunError
+from fedmrn_app.exchange.channel import Answer, Channel, ReplyPolicy
+from fedmrn_app.exchange.messages import by_request, content_bytes, pack_state, read_payload_of, unpack_state
+from fedmrn_app.exchange.orders import OrderRequest, OrderSender
+from fedmrn_app.exchange.timeouts import MAX_FAILING, FailureLimit, RoundTimeout
 from fedmrn_app.federation.downlinks import downlink_of
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.federation.report import RoundReport, TooFewError
 from fedmrn_app.federation.sampling import sample_others, shuffle
 from fedmrn_app.federation.server import OpenRound, RoundPrivacy, close_round, open_round
-from fedmrn_app.flower.channel import Answer, Channel, ReplyPolicy, Request
 from fedmrn_app.flower.client_directory import Directory
-from fedmrn_app.flower.messages import (
-    Lost,
-    by_request,
-    content_bytes,
-    order_content,
-    pack_state,
-    read_payload_of,
-    unpack_state,
-)
-from fedmrn_app.flower.timeouts import MAX_FAILING, FailureLimit, RoundTimeout
-from fedmrn_app.wire.payload import decode_payload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,48 +64,6 @@ class FinishedRound:
     uplink: Sequence[int]
     downlink: Sequence[int]
     rejected_uplink: int
-
-
-class OrderSender:
-    """Writes the messages of one round; clients that are sent the same arrays share one record of them."""
-
-    def __init__(self, opened: OpenRound, config: bytes) -> None:
-        self.opened = opened
-        self.config = config
-        self._shared: ArrayRecord | None = None
-
-    def content(self, client: int, lost: Lost | None = None) -> RecordDict:
-        """Return what a client is sent; `lost` names what it has said that it lost."""
-        config = self.config if lost == "configuration" else None
-        order = self.opened.order(client, whole=lost is not None)
-        holds_all = self.opened.submodel_mask(client) is None
-        content = order_content(order, self._shared if holds_all else None, config)
-        if holds_all:
-            self._shared = content.array_records.get("model")
-        return content
-
-
-@dataclass(frozen=True)
-class OrderRequest(Request):
-    """Asks a client to train for a round."""
-
-    sender: OrderSender
-    client: int
-    node: int
-
-    @property
-    def group(self) -> str:  # type: ignore[override]
-        """The number of the round."""
-        return str(self.sender.opened.number)
-
-    def content(self, lost: Lost | None = None) -> RecordDict:
-        """Return the order, and all that the client has lost."""
-        return self.sender.content(self.client, lost)
-
-    def check(self, payload: bytes) -> None:
-        """Check header and checksum."""
-        opened = self.sender.opened
-        decode_payload(payload, opened.header(self.client, opened.context(self.client)))
 
 
 @dataclass

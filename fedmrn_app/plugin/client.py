@@ -12,9 +12,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import RunError
+from fedmrn_app.exchange.messages import lost_content
 from fedmrn_app.federation.upload import Update, header_of, write_upload
 from fedmrn_app.federation.versions import VersionError
-from fedmrn_app.flower.messages import lost_content
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods.method import Method
 from fedmrn_app.plugin.arrays import (

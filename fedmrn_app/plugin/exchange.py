@@ -17,7 +17,7 @@ import numpy as np
 from flwr.app import Error, Message, RecordDict
 
 from fedmrn_app.errors import ConfigError, PayloadError, RunError
-from fedmrn_app.flower.messages import content_bytes, read_lost
+from fedmrn_app.exchange.messages import content_bytes, read_lost
 from fedmrn_app.methods.rate_control import least_mask_bits
 from fedmrn_app.noise import Distribution
 from fedmrn_app.plugin.arrays import only_arrays

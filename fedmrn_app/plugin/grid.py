@@ -11,7 +11,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedmrn_app.errors import RunError
-from fedmrn_app.flower.messages import by_request
+from fedmrn_app.exchange.messages import by_request
 from fedmrn_app.plugin.exchange import Exchange
 from fedmrn_app.plugin.options import Options, new_exchange
 from fedmrn_app.plugin.request import Request

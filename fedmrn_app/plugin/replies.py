@@ -10,8 +10,8 @@ from flwr.app import Message, RecordDict
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
+from fedmrn_app.exchange.messages import content_bytes, one_line, remote_reason
 from fedmrn_app.federation.pipeline import mask_bits
-from fedmrn_app.flower.messages import content_bytes, one_line, remote_reason
 from fedmrn_app.methods.method import Method
 from fedmrn_app.plugin.arrays import Values, checked_ways, only_arrays, to_record, to_values, usual_ways
 from fedmrn_app.plugin.scales import read_exponents

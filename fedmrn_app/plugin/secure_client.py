@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.flower.messages import FIELD, payload_content
+from fedmrn_app.exchange.messages import FIELD, payload_content
 from fedmrn_app.plugin.arrays import Values
 from fedmrn_app.plugin.secure_sum import SECURE, Steps, SumLayout
 from fedmrn_app.secure.client import answer

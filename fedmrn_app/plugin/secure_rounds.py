@@ -16,7 +16,7 @@ from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
 
 from fedmrn_app.errors import ConfigError, PayloadError, RunError
-from fedmrn_app.flower.messages import by_request, content_bytes, read_payload_of
+from fedmrn_app.exchange.messages import by_request, content_bytes, read_payload_of
 from fedmrn_app.methods.method import Method
 from fedmrn_app.plugin.arrays import only_arrays, to_record
 from fedmrn_app.plugin.replies import add_counts

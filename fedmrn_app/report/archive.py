@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from yaml import YAMLError
 
 from fedmrn_app.report.runs import REMARK, unreadable
-from fedmrn_app.results.atomic_io import write_durably
+from fedmrn_app.system.atomic_io import write_durably
 
 _GROUPS_WITH_PATH = ("dataset", "task")
 

@@ -13,7 +13,7 @@ from fedmrn_app.report.figures import draw
 from fedmrn_app.report.groups import Group
 from fedmrn_app.report.markdown import extra_tables, markdown, means, titled, without_empty_columns
 from fedmrn_app.report.notes import notes
-from fedmrn_app.results.atomic_io import write_durably
+from fedmrn_app.system.atomic_io import write_durably
 
 _CAPTIONS = {
     "rounds": "Metric and loss over rounds. Lines are means over seeds, bands go from the lowest to the highest; "

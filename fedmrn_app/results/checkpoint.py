@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor, uint8
 
 from fedmrn_app.errors import RunError
-from fedmrn_app.results.atomic_io import keep_before, sync_folder, write_durably
+from fedmrn_app.system.atomic_io import keep_before, sync_folder, write_durably
 
 STATE, BEFORE = "model.safetensors", "previous.safetensors"
 ROWS = "rounds.json"  # the rows of a private run, whose state holds none because they tell about clients

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fedmrn_app.federation.reduce import cores
+from fedmrn_app.system.cores import cores
 
 _ROOT = Path(__file__).resolve().parents[2]  # of the checkout, if there is one
 

@@ -18,11 +18,11 @@ from omegaconf import OmegaConf
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.federation.protocol import GlobalState
 from fedmrn_app.learning.flat import FlatModel, to_tensor
-from fedmrn_app.results.atomic_io import write_durably
 from fedmrn_app.results.checkpoint import PUBLISHED, STEERING, VECTOR, State, put_back, write_rows, write_state
 from fedmrn_app.results.curves import draw_curves
 from fedmrn_app.results.resume import Defaults, must_be_free, resumable
 from fedmrn_app.results.round_row import Round, columns, from_row, to_row
+from fedmrn_app.system.atomic_io import write_durably
 
 
 def failure_lines(path: Path) -> list[str]:

@@ -20,11 +20,11 @@ from fedmrn_app.config.sweep import Sweep, open_sweep, run_folder, sweep_of
 from fedmrn_app.environment import set_connection
 from fedmrn_app.errors import ConfigError, FedMRNError
 from fedmrn_app.report.tables import print_outcomes
-from fedmrn_app.results.atomic_io import os_reason
 from fedmrn_app.runtime.claim import claimed
 from fedmrn_app.runtime.remote import take_on
 from fedmrn_app.runtime.runner import console, errors, task
 from fedmrn_app.runtime.sweeps import forget_outcomes, read_best, read_outcomes
+from fedmrn_app.system.atomic_io import os_reason
 
 MANY = 20  # runs of a sweep whose check takes a while
 _CHECK = "_check_help"  # argparse's method, from Python 3.14 on

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedmrn_app.config.schema import Values
 from fedmrn_app.errors import DiedError
-from fedmrn_app.flower.clock import Clock
+from fedmrn_app.exchange.clock import Clock
 from fedmrn_app.results.checkpoint import finished_rounds
 from fedmrn_app.results.resume import holds_run
 

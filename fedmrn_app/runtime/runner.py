@@ -24,7 +24,6 @@ from fedmrn_app.data.place import Place
 from fedmrn_app.environment import CONNECTION, RUN_FOLDER, read_variable
 from fedmrn_app.errors import ConfigError, FedMRNError
 from fedmrn_app.report.tables import print_summary
-from fedmrn_app.results.atomic_io import os_reason
 from fedmrn_app.results.lock import locked
 from fedmrn_app.results.loggers.feed import Feed, check_library
 from fedmrn_app.results.resume import finished, holds_run, must_be_free, resumable
@@ -36,6 +35,7 @@ from fedmrn_app.runtime.restarts import run_supervised
 from fedmrn_app.runtime.simulation import require_simulation, run_simulation
 from fedmrn_app.runtime.sweeps import in_parallel, is_sweep, leave_outcome, runs_at_once
 from fedmrn_app.seeds import derive_seed
+from fedmrn_app.system.atomic_io import os_reason
 from fedmrn_app.tasks.task import Task
 from fedmrn_app.tasks.validation import load_evaluation, load_training
 

@@ -25,11 +25,11 @@ from fedmrn_app.environment import (
     flower_environment,
 )
 from fedmrn_app.errors import ConfigError, DiedError, needs_extra
-from fedmrn_app.federation.reduce import cores
-from fedmrn_app.results.atomic_io import NO_SPACE, full_disk
 from fedmrn_app.results.logs import shorten
 from fedmrn_app.runtime.cleanup import find_descendant, has_ended, memory_kills, private_home
 from fedmrn_app.runtime.flower_cli import CompletionFlag, Tail, start, write_app, write_run_config
+from fedmrn_app.system.atomic_io import NO_SPACE, full_disk
+from fedmrn_app.system.cores import cores
 
 POLL_SECONDS = 0.2
 _WRAPPERS = "An error was encountered", "Simulation Runtime crashed"  # Flower's lines after the error itself

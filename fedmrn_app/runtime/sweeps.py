@@ -13,9 +13,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from fedmrn_app.federation.reduce import cores
 from fedmrn_app.report.tables import Outcome
-from fedmrn_app.results.atomic_io import write_durably
+from fedmrn_app.system.atomic_io import write_durably
+from fedmrn_app.system.cores import cores
 
 _OUTCOMES = ".outcomes"  # in a sweep's folder
 _BEST = "optimization_results.yaml"  # of Hydra's sweepers that search

@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from rich.console import Console
 from rich.table import Table
 
-from fedmrn_app.flower.messages import content_bytes
+from fedmrn_app.exchange.messages import content_bytes
 from fedmrn_app.plugin import Compressed
 from scripts.benchmarks.local_grid import LocalGrid
 from scripts.benchmarks.plugin import CLIENTS, QUICKSTART

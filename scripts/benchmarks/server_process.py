@@ -19,10 +19,10 @@ from functools import partial
 import numpy as np
 import torch
 
+from fedmrn_app.exchange.messages import pack_state, unpack_state
 from fedmrn_app.federation.protocol import GlobalState, Order, RunProtocol
 from fedmrn_app.federation.server import OpenRound, close_round, open_round
 from fedmrn_app.federation.upload import Update, header_of, write_upload
-from fedmrn_app.flower.messages import pack_state, unpack_state
 from fedmrn_app.kernels.counter_rng import known_key
 from fedmrn_app.kernels.thresholds import uniforms
 from fedmrn_app.layout import Float32Array, Layout

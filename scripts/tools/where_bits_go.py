@@ -17,9 +17,10 @@ from matplotlib.figure import Figure
 
 from fedmrn_app.config.build import build_worker
 from fedmrn_app.config.compose import load_config
+from fedmrn_app.exchange.messages import content_bytes, payload_content
+from fedmrn_app.exchange.orders import order_content
 from fedmrn_app.federation.loop import run_rounds
 from fedmrn_app.federation.server import open_round
-from fedmrn_app.flower.messages import content_bytes, order_content, payload_content
 from fedmrn_app.wire.payload import HEADER_SIZE, decode_payload
 
 ROUNDS = 2  # before the one that is measured

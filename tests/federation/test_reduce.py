@@ -9,7 +9,7 @@ import pytest
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
-from fedmrn_app.federation.reduce import MAX_COPIES, cores, thread_count
+from fedmrn_app.federation.reduce import MAX_COPIES, thread_count
 from fedmrn_app.federation.server import OpenRound, close_round
 from fedmrn_app.federation.upload import CheckedUpload, Update, check_upload, write_upload
 from fedmrn_app.layout import Layout
@@ -17,6 +17,7 @@ from fedmrn_app.methods import build_method
 from fedmrn_app.methods.contribution import VectorContribution
 from fedmrn_app.methods.method import Method, RunOptions
 from fedmrn_app.noise import Noise
+from fedmrn_app.system.cores import cores
 from fedmrn_app.wire.body import CODED, CODERS, Body, Coder
 from tests.helpers import METHODS, make_method
 

@@ -14,14 +14,16 @@ import numpy as np
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedmrn_app.exchange.channel import Channel
+from fedmrn_app.exchange.clock import Clock
+from fedmrn_app.exchange.liveness import LiveNodes
+from fedmrn_app.exchange.messages import payload_content
+from fedmrn_app.exchange.orders import read_order
+from fedmrn_app.exchange.timeouts import RoundTimeout
 from fedmrn_app.federation.protocol import GlobalState, Order, RunProtocol
-from fedmrn_app.flower.channel import Channel
-from fedmrn_app.flower.clock import Clock
 from fedmrn_app.flower.host_table import HostTable, host_table
-from fedmrn_app.flower.liveness import LiveNodes
-from fedmrn_app.flower.messages import Hosted, hosted_content, payload_content, read_order
+from fedmrn_app.flower.hosted import Hosted, hosted_content
 from fedmrn_app.flower.strategy import FinishedRound, PayloadStrategy, RoundSettings
-from fedmrn_app.flower.timeouts import RoundTimeout
 from fedmrn_app.privacy.mechanism import Privacy
 from fedmrn_app.wire.payload import Payload, encode_payload
 from scripts.benchmarks.local_grid import set_message_id

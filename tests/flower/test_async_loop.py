@@ -14,14 +14,14 @@ from flwr.app import Error, Message, RecordDict
 from fedmrn_app.config.build import resolve_from_data
 from fedmrn_app.config.compose import compose_values
 from fedmrn_app.errors import PayloadError, RunError
+from fedmrn_app.exchange.messages import content_bytes, lost_content
+from fedmrn_app.exchange.timeouts import RoundTimeout
 from fedmrn_app.federation.fedbuff import BufferedReply, FedBuff
 from fedmrn_app.federation.protocol import GlobalState, Order
 from fedmrn_app.federation.report import RoundReport
 from fedmrn_app.flower.async_loop import AsyncLoop, AsyncSettings
-from fedmrn_app.flower.messages import content_bytes, lost_content
 from fedmrn_app.flower.stragglers import draw_stragglers
 from fedmrn_app.flower.strategy import FinishedRound
-from fedmrn_app.flower.timeouts import RoundTimeout
 from fedmrn_app.methods.mask_decoding import MaskedNoise
 from fedmrn_app.runtime.simulation import run_simulation
 from fedmrn_app.wire.payload import encode_payload

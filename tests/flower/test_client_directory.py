@@ -10,11 +10,11 @@ from flwr.app import Error, RecordDict
 
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.errors import ConfigError, RunError
+from fedmrn_app.exchange.liveness import LiveNodes
 from fedmrn_app.flower.client_directory import ClientDirectory
 from fedmrn_app.flower.device_records import DeviceRecords
 from fedmrn_app.flower.host_table import Host, HostTable
-from fedmrn_app.flower.liveness import LiveNodes
-from fedmrn_app.flower.messages import Hosted
+from fedmrn_app.flower.hosted import Hosted
 from tests.flower.support import Behaviour, FakeGrid
 
 PACKED = b"the run's configuration"

@@ -12,15 +12,17 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from fedmrn_app.client_app import train
 from fedmrn_app.config.build import build_worker, resolve_from_data
 from fedmrn_app.config.compose import compose_values
+from fedmrn_app.config.resolved import pack_config
 from fedmrn_app.environment import STATE_FOLDER, VERSIONS_FOLDER
+from fedmrn_app.exchange.client_storage import KeptVersions
+from fedmrn_app.exchange.messages import content_bytes
+from fedmrn_app.exchange.orders import order_content, read_order
+from fedmrn_app.exchange.timeouts import RoundTimeout
 from fedmrn_app.federation.loop import run_rounds
 from fedmrn_app.federation.protocol import GlobalState, Order
 from fedmrn_app.federation.versions import Version, most_versions
-from fedmrn_app.flower.device_storage import KeptVersions
 from fedmrn_app.flower.host_table import HostTable, host_table
-from fedmrn_app.flower.messages import content_bytes, order_content, pack_config, read_order
 from fedmrn_app.flower.strategy import PayloadStrategy, RoundSettings
-from fedmrn_app.flower.timeouts import RoundTimeout
 from fedmrn_app.learning.flat import state_sha256
 from fedmrn_app.wire.lattice import Lattice as Rounded
 from tests.flower.support import Directory, FakeGrid, Reply

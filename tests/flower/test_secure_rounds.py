@@ -11,15 +11,16 @@ from flwr.app import Error, Message, RecordDict
 from fedmrn_app import client_app
 from fedmrn_app.client_app import train
 from fedmrn_app.config.build import build_worker, resolve_from_data
+from fedmrn_app.config.resolved import pack_config
 from fedmrn_app.environment import STATE_FOLDER
 from fedmrn_app.errors import PayloadError, RunError
+from fedmrn_app.exchange.messages import add_secure, read_secure
+from fedmrn_app.exchange.timeouts import RoundTimeout
 from fedmrn_app.federation.loop import run_rounds
 from fedmrn_app.federation.secure_round import max_secure_bytes
 from fedmrn_app.flower.client_directory import Directory
-from fedmrn_app.flower.messages import add_secure, pack_config, read_secure
 from fedmrn_app.flower.secure_rounds import SecureRounds
 from fedmrn_app.flower.strategy import FinishedRound, RoundSettings
-from fedmrn_app.flower.timeouts import RoundTimeout
 from fedmrn_app.secure import messages
 from fedmrn_app.secure.client import SecureClient
 from fedmrn_app.secure.messages import Envelope

@@ -12,19 +12,12 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 from fedmrn_app.errors import RunError
+from fedmrn_app.exchange.messages import FIELD, RECORD, content_bytes, lost_content, pack_state, unpack_state
+from fedmrn_app.exchange.orders import read_order
+from fedmrn_app.exchange.timeouts import RoundTimeout
 from fedmrn_app.federation.report import FailedReply, RoundReport, UsedReply
 from fedmrn_app.federation.sampling import sample_clients
-from fedmrn_app.flower.messages import (
-    FIELD,
-    RECORD,
-    content_bytes,
-    lost_content,
-    pack_state,
-    read_order,
-    unpack_state,
-)
 from fedmrn_app.flower.strategy import FinishedRound
-from fedmrn_app.flower.timeouts import RoundTimeout
 from fedmrn_app.methods import build_method
 from fedmrn_app.methods.method import RunOptions
 from fedmrn_app.noise import Noise

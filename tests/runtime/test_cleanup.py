@@ -14,7 +14,7 @@ import pytest
 
 from fedmrn_app.environment import RUN_FOLDER
 from fedmrn_app.errors import DiedError, RunError
-from fedmrn_app.flower.clock import Clock
+from fedmrn_app.exchange.clock import Clock
 from fedmrn_app.results.checkpoint import State, write_state
 from fedmrn_app.runtime.cleanup import end_leftovers
 from fedmrn_app.runtime.restarts import run_supervised

@@ -17,10 +17,10 @@ import pytest
 from fedmrn_app.config.build import resolve_from_data
 from fedmrn_app.config.compose import compose_values
 from fedmrn_app.errors import DiedError
-from fedmrn_app.flower.clock import Clock
-from fedmrn_app.results.atomic_io import full_disk, write_durably
+from fedmrn_app.exchange.clock import Clock
 from fedmrn_app.runtime.restarts import run_supervised
 from fedmrn_app.runtime.simulation import died_error, run_simulation
+from fedmrn_app.system.atomic_io import full_disk, write_durably
 from tests.reference import reference_run
 from tests.runtime.command import FEDMRN, finish, start
 
@@ -35,7 +35,7 @@ RuntimeError: An error was encountered. Ending simulation.
 WRITE = """
 import sys
 from pathlib import Path
-from fedmrn_app.results.atomic_io import full_disk, os_reason, write_durably
+from fedmrn_app.system.atomic_io import full_disk, os_reason, write_durably
 try:
     write_durably(Path("state"), bytes(1 << 20))
 except OSError as error:

@@ -8,8 +8,10 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedmrn_app import client_app as honest
+from fedmrn_app.config.resolved import unpack_config
+from fedmrn_app.exchange.messages import payload_content, read_payload
+from fedmrn_app.exchange.orders import read_order
 from fedmrn_app.federation.upload import header_of
-from fedmrn_app.flower.messages import payload_content, read_order, read_payload, unpack_config
 from fedmrn_app.flower.node import Node
 from fedmrn_app.wire.payload import decode_payload, encode_payload
 

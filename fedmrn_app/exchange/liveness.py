@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flwr.serverapp import Grid
 
-from fedmrn_app.flower.clock import Clock
+from fedmrn_app.exchange.clock import Clock
 
 SILENCE = 0.9  # heartbeat intervals; nodes send beats at most 0.75 apart, and Flower waits for two intervals
 _NO_HEARTBEAT = 1e9  # seconds between heartbeats, above which a node is one of a simulation and sends none

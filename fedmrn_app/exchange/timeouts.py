@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from fedmrn_app.config.schema import FIRST_TIMEOUT
 from fedmrn_app.errors import RunError
 from fedmrn_app.federation.report import RoundReport
 
+FIRST_TIMEOUT = 3600.0  # seconds, as long as no earlier round shows how long replies take
 _FACTOR, MIN_SECONDS = 10, 60.0
 _REMEMBERED = 5  # rounds
 MAX_FAILING = 3  # rounds in a row in which most clients fail, after which the run ends

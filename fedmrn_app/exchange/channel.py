@@ -16,9 +16,9 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.flower.clock import Clock
-from fedmrn_app.flower.liveness import LiveNodes
-from fedmrn_app.flower.messages import Lost, content_bytes, read_lost, read_payload_of
+from fedmrn_app.exchange.clock import Clock
+from fedmrn_app.exchange.liveness import LiveNodes
+from fedmrn_app.exchange.messages import Lost, content_bytes, read_lost, read_payload_of
 
 _POLL_SECONDS = 1.0
 _POLL_SIMULATION = 0.05  # the nodes of a simulation are in this process

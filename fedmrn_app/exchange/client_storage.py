@@ -27,7 +27,7 @@ from fedmrn_app.environment import STATE_FOLDER, read_variable
 from fedmrn_app.errors import FedMRNError
 from fedmrn_app.federation.versions import Version, most_versions
 from fedmrn_app.layout import Float32Array
-from fedmrn_app.results.atomic_io import link_as
+from fedmrn_app.system.atomic_io import link_as
 from fedmrn_app.wire.lattice import Lattice
 
 _PER_FOLDER = 1000  # clients; a folder with the files of many more is slow to search

@@ -8,34 +8,28 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
+from fedmrn_app.config.resolved import pack_config, unpack_config, unpack_run
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.federation.protocol import Order
-from fedmrn_app.flower.messages import (
+from fedmrn_app.exchange.messages import (
     FIELD,
     LOST,
     RECORD,
-    TASK,
-    Hosted,
     Lost,
     content_bytes,
     from_array,
-    hosted_content,
     lost_content,
     one_line,
-    order_content,
-    pack_config,
     pack_state,
     payload_content,
-    read_hosted,
     read_lost,
-    read_order,
     read_payload,
     remote_reason,
     to_array,
-    unpack_config,
-    unpack_run,
     unpack_state,
 )
+from fedmrn_app.exchange.orders import TASK, order_content, read_order
+from fedmrn_app.federation.protocol import Order
+from fedmrn_app.flower.hosted import Hosted, hosted_content, read_hosted
 from scripts.benchmarks.local_grid import set_message_id
 from tests.reference import AGREEMENT, STATE
 

@@ -10,10 +10,10 @@ from fedmrn_app import client_app
 from fedmrn_app.client_app import query
 from fedmrn_app.config.build import build_worker, resolve_from_data
 from fedmrn_app.environment import ALLOW_TARGETS
+from fedmrn_app.exchange.client_storage import Residuals, StateError
 from fedmrn_app.federation.server import open_round
 from fedmrn_app.federation.upload import read_upload
-from fedmrn_app.flower.device_storage import Residuals, StateError
-from fedmrn_app.flower.messages import read_hosted
+from fedmrn_app.flower.hosted import read_hosted
 from tests.one_node import asking, first_round, node, small, train_on
 
 

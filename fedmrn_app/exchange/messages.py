@@ -1,0 +1,173 @@
+"""The contents of the messages that clients send, and what all messages have in common: arrays, bytes, errors.
+
+client -> server  {"": payload}  or  {"": what was lost}
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from numpy.typing import NDArray
+
+from fedmrn_app.errors import PayloadError
+from fedmrn_app.federation.protocol import GlobalState
+
+STEERING, PUBLISHED = "steering", "published"  # names of optional parts of the state in an ArrayRecord
+RECORD = FIELD = ""  # names of the record and field of a payload; longer names cost bytes
+SECURE = "s"  # record of a message of `fedmrn_app/secure/messages.py`
+LOST = "lost"  # field of a reply without a payload
+Lost = Literal["configuration", "version"]  # what a client may need to be sent again, see `OrderSender`
+_MAX_REASON = 300  # characters of a remote error that enter the log
+_DEATHS = {  # what Ray says about a process that has died, within pages of advice -> why
+    "running low on memory": "its process was ended because the machine is low on memory; raise client_cpus, so that "
+    "fewer clients train at once, or lower local.batch_size",
+    "worker process has died": "its process was killed or crashed, and so was that of a second attempt; often the "
+    "machine's memory is full: raise client_cpus, so that fewer clients train at once, or lower local.batch_size",
+}
+_STYPE = "numpy.ndarray"  # Flower's name for arrays in the format of np.save
+
+
+def payload_content(payload: bytes) -> RecordDict:
+    """Return the content of a client's reply, which is its payload and nothing else."""
+    return RecordDict({RECORD: ConfigRecord({FIELD: payload})})
+
+
+def add_secure(content: RecordDict, message: bytes) -> RecordDict:
+    """Return the content with a message of the secure sum beside it; the reply is a payload, see `payload_content`."""
+    content[SECURE] = ConfigRecord({FIELD: message})
+    return content
+
+
+def read_secure(content: RecordDict) -> bytes | None:
+    """Return the message of the secure sum in a content; None if it holds none.
+
+    Raises:
+        PayloadError: it is malformed.
+    """
+    record = content.config_records.get(SECURE)
+    if record is None:
+        return None
+    data = record.get(FIELD)
+    if not isinstance(data, bytes):
+        raise PayloadError("the message of the secure sum is malformed", code="order")
+    return data
+
+
+def lost_content(what: Lost) -> RecordDict:
+    """Return the content of the reply of a client that has lost something that the order needs."""
+    return RecordDict({RECORD: ConfigRecord({LOST: what})})
+
+
+def read_lost(reply: Message) -> Lost | None:
+    """Return what a client says that it has lost; None for every other reply."""
+    record = None if reply.has_error() else reply.content.config_records.get(RECORD)
+    what = None if record is None else record.get(LOST)
+    return next((known for known in get_args(Lost) if what == known), None)
+
+
+def read_payload(reply: Message) -> bytes:
+    """Return the payload in a reply.
+
+    Raises:
+        PayloadError: the client failed or has lost what it needs, or its reply does not hold exactly one payload.
+    """
+    if reply.has_error():
+        raise PayloadError(f"failed with: {remote_reason(str(reply.error.reason))}", code="client-failed")
+    if (lost := read_lost(reply)) is not None:
+        raise PayloadError(f"has lost the {lost}, and was not sent it again in time", code="lost")
+    content = reply.content
+    record = content.config_records.get(RECORD)
+    data = record.get(FIELD) if record is not None else None
+    if len(content) != 1 or record is None or len(record) != 1 or not isinstance(data, bytes):
+        raise PayloadError("the reply does not hold exactly one payload", code="reply")
+    return data
+
+
+def read_payload_of(reply: Message, node: int) -> bytes:
+    """Return the payload in the reply of a node.
+
+    Raises:
+        PayloadError: the reply comes from another node, or as for `read_payload`.
+    """
+    if not reply.has_error() and reply.metadata.src_node_id != node:
+        raise PayloadError(
+            f"the reply came from node {reply.metadata.src_node_id}, which does not host the client", code="other-node"
+        )
+    return read_payload(reply)
+
+
+def by_request(replies: Iterable[Message]) -> dict[str, Message]:
+    """Return replies by the id of the message that each of them answers."""
+    return {reply.metadata.reply_to_message_id: reply for reply in replies}
+
+
+def pack_state(state: GlobalState) -> ArrayRecord:
+    """Return the global state as Flower's strategies pass it on: with the names of its attributes."""
+    return ArrayRecord({name: to_array(array) for name, array in vars(state).items() if array is not None})
+
+
+def unpack_state(arrays: ArrayRecord) -> GlobalState:
+    """Return the global state in the record of `pack_state`."""
+    steering, published = (from_array(arrays[name]) if name in arrays else None for name in (STEERING, PUBLISHED))
+    return GlobalState(from_array(arrays["vector"]), from_array(arrays["dense"]), steering, published)
+
+
+class Content(Protocol):
+    """A message's content, or a part of it, as Flower serializes it."""
+
+    @property
+    def children(self) -> Mapping[str, Any] | None:
+        """Return the parts."""
+
+    def deflate(self) -> bytes:
+        """Return the bytes without those of the parts."""
+
+
+def content_bytes(content: Content) -> int:
+    """Return the number of bytes that Flower sends for a message's content, framing included."""
+    return len(content.deflate()) + sum(content_bytes(child) for child in (content.children or {}).values())
+
+
+def remote_reason(error: str) -> str:
+    """Return the reason of a remote error in one line, without the traceback that Flower and Ray wrap around it."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", error)
+    for mark, reason in _DEATHS.items():
+        if mark in plain:
+            return reason
+    lines = [line.strip() for line in plain.splitlines() if line.strip()]
+    last = lines[-1] if lines else "no reason given"
+    last = re.sub(r"^Exception \w+ occurred\. Message: ", "", last).removesuffix("'>")
+    return one_line(re.sub(r"^(?:<class ')?(?:\w+\.)+(\w+)(?:'>)?:\s*(?:<')?", r"\1: ", last))
+
+
+def one_line(reason: str) -> str:
+    """Return a remote text for the log: one printable line of at most 300 characters, paths cut to their last name."""
+    printable = "".join(character if character.isprintable() else " " for character in reason[: 2 * _MAX_REASON])
+    short = re.sub(r"(?<![\w/])(?:[A-Za-z]:)?[/\\](?:[^\s/\\:'\"]+[/\\])+", "", " ".join(printable.split()))
+    return short if len(short) <= _MAX_REASON else short[: _MAX_REASON - 3] + "..."
+
+
+def to_array(vector: NDArray[Any]) -> Array:
+    """Return the bytes of `Array(vector)` for a contiguous array, without the copies that Flower makes."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(vector))
+    data = b"".join([header.getvalue(), vector.data])
+    return Array(dtype=str(vector.dtype), shape=vector.shape, stype=_STYPE, data=data)
+
+
+def from_array(array: Array) -> NDArray[Any]:
+    """Return a read-only view of the values that `array.numpy()` copies.
+
+    Raises:
+        ValueError: the bytes are not in the format of np.save, version 1.
+    """
+    head = io.BytesIO(array.data[:4096])
+    if array.stype != _STYPE or np.lib.format.read_magic(head) != (1, 0):
+        raise ValueError(f"an array has the type {array.stype}, expected {_STYPE}")
+    shape, _, dtype = np.lib.format.read_array_header_1_0(head)
+    return np.frombuffer(array.data, dtype, offset=head.tell()).reshape(shape)

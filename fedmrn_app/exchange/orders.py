@@ -1,0 +1,120 @@
+"""Orders as Flower's messages: what the server sends a client that trains.
+
+server -> client  {"": coded lattice, head}  or  {"model": arrays, "task": head}
+                  and {"run": configuration} where a node has lost it
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+from fedmrn_app.errors import PayloadError
+from fedmrn_app.exchange.channel import Request
+from fedmrn_app.exchange.messages import FIELD, RECORD, Lost, from_array, to_array
+from fedmrn_app.federation.protocol import Order
+from fedmrn_app.federation.server import OpenRound
+from fedmrn_app.wire.payload import decode_payload
+
+TASK = "t"  # field of an order on a lattice; the lattice is in FIELD
+_HEAD = struct.Struct("<IIQIIf")  # client, round, seed, round and checksum of the base, scale of the noise or NaN
+
+
+def order_content(order: Order, shared: ArrayRecord | None, config: bytes | None) -> RecordDict:
+    """Return the content of the message that asks a client to train.
+
+    Args:
+        order: the order.
+        shared: the record of the same arrays in another message, which is reused; None to write a new one.
+        config: the run's configuration, for a node that has lost it, see `pack_config`.
+    """
+    if order.dense is None:  # a coded lattice is so short that names and frames would count
+        scale = math.nan if order.scale is None else order.scale
+        head = _HEAD.pack(order.client, order.server_round, order.seed, order.base, order.checksum, scale)
+        content = RecordDict({RECORD: ConfigRecord({FIELD: order.vector.tobytes(), TASK: head})})
+    else:
+        task = ConfigRecord({"client": order.client, "round": order.server_round, "seed": order.seed})
+        if order.scale is not None:
+            task["scale"] = order.scale
+        arrays = shared or ArrayRecord({"vector": to_array(order.vector), "dense": to_array(order.dense)})
+        content = RecordDict({"model": arrays, "task": task})
+    if config is not None:
+        content["run"] = ConfigRecord({"config": config})
+    return content
+
+
+def read_order(content: RecordDict) -> Order:
+    """Return the order in a message's content.
+
+    Raises:
+        PayloadError: it is malformed.
+    """
+    try:
+        short = content.config_records.get(RECORD)
+        if short is not None:
+            client, server_round, seed, base, checksum, scale = _HEAD.unpack(cast(bytes, short[TASK]))
+            vector = np.frombuffer(cast(bytes, short[FIELD]), np.uint8)
+            noise_scale = None if math.isnan(scale) else scale
+            return Order(client, server_round, seed, vector, None, base=base, checksum=checksum, scale=noise_scale)
+        task, arrays = content.config_records["task"], content.array_records["model"]
+        client, server_round, seed = (_whole(task, name) for name in ("client", "round", "seed"))
+        vector, dense = (from_array(arrays[name]) for name in ("vector", "dense"))
+        return Order(client, server_round, seed, vector, dense, scale=cast(float | None, task.get("scale")))
+    except Exception as error:  # NumPy raises many kinds of errors on a malformed header
+        reason = str(error).splitlines()[0] if str(error) else ""
+        raise PayloadError(f"the order is malformed: {type(error).__name__}: {reason}", code="order") from error
+
+
+def _whole(record: ConfigRecord, name: str) -> int:
+    """Return an unsigned 64-bit integer field."""
+    value = record[name]
+    if type(value) is not int or not 0 <= value < 1 << 64:
+        raise ValueError(f"{name}={value!r}")
+    return value
+
+
+class OrderSender:
+    """Writes the messages of one round; clients that are sent the same arrays share one record of them."""
+
+    def __init__(self, opened: OpenRound, config: bytes) -> None:
+        self.opened = opened
+        self.config = config
+        self._shared: ArrayRecord | None = None
+
+    def content(self, client: int, lost: Lost | None = None) -> RecordDict:
+        """Return what a client is sent; `lost` names what it has said that it lost."""
+        config = self.config if lost == "configuration" else None
+        order = self.opened.order(client, whole=lost is not None)
+        holds_all = self.opened.submodel_mask(client) is None
+        content = order_content(order, self._shared if holds_all else None, config)
+        if holds_all:
+            self._shared = content.array_records.get("model")
+        return content
+
+
+@dataclass(frozen=True)
+class OrderRequest(Request):
+    """Asks a client to train for a round."""
+
+    sender: OrderSender
+    client: int
+    node: int
+
+    @property
+    def group(self) -> str:  # type: ignore[override]
+        """The number of the round."""
+        return str(self.sender.opened.number)
+
+    def content(self, lost: Lost | None = None) -> RecordDict:
+        """Return the order, and all that the client has lost."""
+        return self.sender.content(self.client, lost)
+
+    def check(self, payload: bytes) -> None:
+        """Check header and checksum."""
+        opened = self.sender.opened
+        decode_payload(payload, opened.header(self.client, opened.context(self.client)))
