@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -29,11 +28,6 @@ from fedmrn_app.secure.fields import Fields, Words
 from fedmrn_app.secure.messages import Envelope
 
 app = ClientApp()
-if "flwr.server.superlink.fleet.vce" in sys.modules:  # Flower imports this before a simulation makes its actors
-    from fedmrn_app.flower.ray_actors import join_cluster, keep_actors
-
-    keep_actors()
-    join_cluster()
 
 
 @app.query()

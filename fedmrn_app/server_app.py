@@ -1,106 +1,20 @@
-"""Flower's ServerApp: find the clients, train round by round, evaluate, and leave the run's folder."""
+"""Flower's ServerApp."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from datetime import datetime
-from pathlib import Path
-from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedmrn_app.config.build import build_task, parse_config, resolve_from_data
-from fedmrn_app.config.compose import compose_values, parse_overrides
-from fedmrn_app.config.privacy_checks import privacy_facts
-from fedmrn_app.config.resolved import read_resolved
-from fedmrn_app.config.schema import Config, Values
-from fedmrn_app.errors import BudgetSpent, FedMRNError
-from fedmrn_app.flower.baseline import fedavg_bytes
-from fedmrn_app.flower.device_records import DeviceRecords
-from fedmrn_app.flower.prepare import prepare
-from fedmrn_app.flower.run_loop import ServerRun, train
-from fedmrn_app.learning.flat import state_sha256
-from fedmrn_app.learning.memory import keep_freed_memory
-from fedmrn_app.results.lock import locked
-from fedmrn_app.results.provenance import made_with
-from fedmrn_app.results.run_folder import RunFolder, failure_lines
-from fedmrn_app.results.summary import summarize
-from fedmrn_app.runtime.cleanup import end_with_parent
-from fedmrn_app.system.atomic_io import os_reason
-from fedmrn_app.tasks.task import Task
+from fedmrn_app.runtime.serve import serve
+from fedmrn_app.system.processes import end_with_parent
 
 app = ServerApp()
-Report = Callable[[str], None]
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the whole training. If it ends early, the run's folder holds the reason."""
     end_with_parent()
-    run_dir = str(context.run_config["run-dir"])
-    # by default a new folder below the one in which the SuperLink was started
-    path = Path(run_dir or f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S.%f}").expanduser().resolve()
-    with locked(path, "run"):
-        _run(grid, context, RunFolder(path))
-
-
-def _run(grid: Grid, context: Context, folder: RunFolder) -> None:
-    keep_freed_memory()
-
-    def report(line: str) -> None:
-        folder.log(line)
-        logging.getLogger("flwr").info(line)
-
-    try:
-        records = str(context.run_config.get("devices", ""))
-        devices = DeviceRecords(Path(records)) if records else None
-        run = prepare(grid, *_read_config(context, report), folder, devices=devices, report=report)
-        try:
-            train(run)
-        except BudgetSpent as spent:
-            if not folder.rounds:
-                raise
-            report(str(spent))
-        _summarize(run)
-    except Exception as error:
-        reason = str(error) if isinstance(error, FedMRNError) else f"{type(error).__name__}: {error}"
-        if isinstance(error, OSError):
-            reason = os_reason(error, folder.path)
-        folder.fail(reason)  # first, so that readers of run.log can tell the lines about it
-        for line in failure_lines(folder.path):
-            report(line)
-        raise
-
-
-def _read_config(context: Context, report: Report) -> tuple[Values, Config, Task]:
-    """Take the configuration that the `fedmrn` command has checked, or compose and check that of `flwr run`."""
-    if resolved := str(context.run_config.get("config", "")):
-        values = read_resolved(resolved)
-        config = parse_config(values)
-        return values, config, build_task(config)
-    return resolve_from_data(compose_values(parse_overrides(str(context.run_config["overrides"]))), report)
-
-
-def _summarize(run: ServerRun) -> None:
-    """Write the summary and log its headline."""
-    config, model, task, folder = run.config, run.progress.model, run.progress.task, run.progress.folder
-    facts: dict[str, Any] = {
-        "strategy": run.protocol.method.name,
-        "dataset": task.name,
-        "partition": config.partition.name,
-        "evaluated_on": "test" if config.validation is None else "validation",
-        "parameters": model.parameter_count,
-        **fedavg_bytes(model),
-        **privacy_facts(config, run.privacy, run.protocol),
-        "made_with": made_with(),
-        "weights_sha256": state_sha256(*model.state()),
-    }
-    summary = summarize(folder.rounds, facts)
-    headline = task.metrics[0]
-    run.report(
-        f"done: final {headline.replace('_', ' ')} {summary[f'final_{headline}']:.4f}, "
-        f"weights {summary['weights_sha256'][:12]}"
-    )
-    folder.finish(summary)
+    serve(grid, context, logging.getLogger("flwr").info)

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedmrn_app.runtime.cleanup import private_home
 from fedmrn_app.runtime.simulation import private_environment, start_app
+from fedmrn_app.system.processes import private_home
 
 
 def run_flower_app(app: Path, config: Mapping[str, str | int | float], folder: Path, nodes: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from fedmrn_app.deploy.fork_server import warm_words, write_commands
 from fedmrn_app.environment import CACHE, flower_environment
 from fedmrn_app.runtime.connection import Connection
-from fedmrn_app.runtime.flower_cli import command, free_port, start
+from fedmrn_app.system.processes import command, free_port, start
 from tests.paths import ROOT
 
 

@@ -44,10 +44,7 @@ def check_rounds(config: Config, method: Method) -> None:
     updates, all_weights = method.server.averages_updates, type(method.selection) is SubmodelSelector
     asynchronous = config.server == "async"
     up_to_all = f"must be from 1 to clients={clients}"
-    same_disk = (
-        "a client must find what it left on its disk, and it may be on another machine each time; say "
-        f"strategy.{'error_feedback=false' if method.error_feedback else 'moments=restarted'}"
-    )
+    elsewhere = "this command trains here; `flwr run .` and `fedmrn --on` may use a Ray cluster, see docs/scale.md"
     replies = "in a private run who is in a round must not depend on who replies; say "
     other_weights = f"strategy={method.name} sends each client other weights; say downlink.memory=false"
     no_updates = f"{method.name} sends no updates of which the server could add more or less; say server_lr=1"
@@ -59,7 +56,7 @@ def check_rounds(config: Config, method: Method) -> None:
         (drawn > clients, "clients_per_round", up_to_all),
         ((config.min_clients or 1) > clients, "min_clients", up_to_all),
         ((config.simulation.nodes or 1) > clients, "simulation.nodes", up_to_all),
-        (config.ray.address is not None and method.keeps_memory, "ray.address", same_disk),
+        (config.ray.address is not None, "ray.address", elsewhere),
         (config.min_replies > drawn, "min_replies", f"must be from 1 to clients_per_round={drawn}"),
         (private and config.oversample > 1, "oversample", f"{replies}oversample=1"),
         (private and config.min_replies > 1, "min_replies", f"{replies}min_replies=1"),

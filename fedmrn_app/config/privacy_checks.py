@@ -110,11 +110,6 @@ def check_secure_settings(config: Config) -> None:
         (not config.equal_weights, "client_weights=equal", "secure sums weigh all clients alike"),
         (privacy.randomized_response is not None, f"{flip}=null", "is not corrected in secure sums"),
         (config.server == "async", "server=sync", "a secure sum needs its clients at the same time"),
-        (
-            config.ray.address is not None,
-            "ray.address=null",
-            "a client keeps secrets on its disk, and it may be on another machine each time",
-        ),
         (config.aggregation != "mean", "aggregation=mean", f"{unseen} that could be compared"),
         (config.oversample > 1, "oversample=1", "a secure sum needs all whose masks it holds"),
         (config.min_replies > 1, "min_replies=1", "a secure sum has a threshold of its own"),

@@ -46,6 +46,7 @@ def _rounds(config: Config) -> Iterator[Remark]:
     yield not (noised or flipped), "privacy.noise_seed", private
     yield noised, "client_weights", "with noise all clients weigh the same"
     yield slowness is not None and slowness[1] == 1, "simulation.slow", "once as long is no difference"
+    yield True, "simulation.own_network", "a run on this machine opens no port"
     yield not config.downlink.on_lattice, "downlink.step", f"downlink.dtype={config.downlink.dtype} has no steps"
     sent_whole = not config.downlink.on_lattice and config.downlink.memory
     yield sent_whole, "downlink.memory", f"downlink.dtype={config.downlink.dtype} is always sent whole"

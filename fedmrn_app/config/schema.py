@@ -69,6 +69,7 @@ class LogConfig:
 class SimulationConfig:
     """How clients are simulated on this machine; `slow` is `share:factor`."""
 
+    processes: Annotated[int, Range(least=0, most=1 << 16)] | None = None
     nodes: Count | None = None
     slow: str | None = None
     own_network: bool = True
@@ -91,7 +92,7 @@ class SimulationConfig:
 
 @dataclass(frozen=True)
 class RayConfig:
-    """The Ray cluster of a simulation; None for processes that the run starts itself."""
+    """A Ray cluster, which the command does not use itself; see `checks.py`."""
 
     address: str | None = None
 

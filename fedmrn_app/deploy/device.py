@@ -23,7 +23,7 @@ from fedmrn_app.deploy.processes import together, wait_for_first
 from fedmrn_app.deploy.supernode import stopped
 from fedmrn_app.environment import CACHE, STATE_FOLDER, flower_environment, flower_home
 from fedmrn_app.errors import ConfigError, RunError
-from fedmrn_app.runtime.flower_cli import free_port, start
+from fedmrn_app.system.processes import free_port, start
 
 _TASK_POLL_SECONDS = "0.2"  # between two looks for a new message; Flower's own value is 1
 _TIMEOUT = 15.0  # seconds to reach the server

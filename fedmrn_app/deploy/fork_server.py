@@ -74,7 +74,7 @@ def wait_until_warm(folder: Path, process: subprocess.Popen[bytes]) -> None:
 def serve(folder: Path) -> None:
     """Import and compile, then fork for each request until the parent is gone."""
     parent = os.getppid()
-    importlib.import_module("fedmrn_app.deploy.warm_up").prepare()  # here alone: `fedmrn-deploy` needs no PyTorch
+    importlib.import_module("fedmrn_app.flower.warm_up").prepare()  # here alone: `fedmrn-deploy` needs no PyTorch
     importlib.import_module("flwr.supernode.cli.flwr_clientapp")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
     with socket.socket(socket.AF_UNIX) as listener:

@@ -18,9 +18,8 @@ from fedmrn_app.deploy.server import start_server
 from fedmrn_app.deploy.service_files import write_device_services
 from fedmrn_app.deploy.status import print_status, read_status
 from fedmrn_app.environment import STATE_FOLDER
-from fedmrn_app.runtime.cleanup import private_home
 from fedmrn_app.runtime.connection import add_connection
-from fedmrn_app.runtime.flower_cli import command, free_port, start
+from fedmrn_app.system.processes import command, free_port, private_home, start
 
 NAME = "try"
 DeviceStart = Callable[[Federation, Path, list[subprocess.Popen[bytes]]], None]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from fedmrn_app.runtime.cleanup import cleaned_up, has_ended
+from fedmrn_app.system.processes import cleaned_up, has_ended
 
 _END_SECONDS = 15.0  # for a process to end by itself
 _POLL_SECONDS = 1.0

@@ -11,7 +11,7 @@ from fedmrn_app.deploy.folder import Federation
 from fedmrn_app.deploy.processes import together, wait_for_first
 from fedmrn_app.environment import flower_environment, flower_home
 from fedmrn_app.errors import RunError
-from fedmrn_app.runtime.flower_cli import command, start
+from fedmrn_app.system.processes import command, start
 
 START_TIMEOUT = 120.0  # seconds for the SuperLink to answer
 

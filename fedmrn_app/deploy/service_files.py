@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fedmrn_app.deploy.folder import Federation
-from fedmrn_app.runtime.flower_cli import command
+from fedmrn_app.system.processes import command
 
 # the SuperLink refuses a restarted device until it has missed its heartbeats, so the service restarts without limit
 _UNIT = """\

@@ -9,7 +9,7 @@ from typing import cast
 from flwr.app import ConfigRecord, Context, Message
 
 from fedmrn_app.config.resolved import unpack_config, unpack_run
-from fedmrn_app.environment import ALLOW_TARGETS, VERSIONS_FOLDER, read_variable
+from fedmrn_app.environment import ALLOW_TARGETS, read_variable
 from fedmrn_app.errors import ConfigError, PayloadError
 from fedmrn_app.exchange.client_storage import KeptVersions, Residuals, Secrets, state_folder
 
@@ -79,9 +79,7 @@ class Node:
 
     def versions(self) -> KeptVersions:
         """Return the versions of the global model that this node's clients hold."""
-        folder = self.residuals().folder
-        elsewhere = read_variable(VERSIONS_FOLDER)
-        return KeptVersions(Path(elsewhere) / folder.name if elsewhere else folder)
+        return KeptVersions(self.residuals().folder)
 
 
 def hosted_clients(context: Context, clients: int) -> range:

@@ -21,6 +21,7 @@ from fedmrn_app.environment import set_connection
 from fedmrn_app.errors import ConfigError, FedMRNError
 from fedmrn_app.report.tables import print_outcomes
 from fedmrn_app.runtime.claim import claimed
+from fedmrn_app.runtime.local import prepare_workers
 from fedmrn_app.runtime.remote import take_on
 from fedmrn_app.runtime.runner import console, errors, task
 from fedmrn_app.runtime.sweeps import forget_outcomes, read_best, read_outcomes
@@ -47,6 +48,8 @@ def main() -> None:
             else:
                 options = [word for word in arguments if word.startswith("-")]
                 overrides = [word for word in arguments if not word.startswith("-")]
+                if on is None and not any(word.startswith("hydra/launcher=") for word in overrides):
+                    prepare_workers(overrides)
                 sweep = _checked(overrides, several=bool({"--multirun", "-m"} & set(options)))
                 folder, key = (run_folder(overrides), "run") if sweep is None else (sweep.folder, "sweep")
                 sys.argv[1:] = [*options, *open_own_groups(overrides)]  # in this order for Hydra's parser

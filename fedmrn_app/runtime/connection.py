@@ -17,7 +17,7 @@ from typing import Any
 
 from fedmrn_app.environment import flower_environment, flower_home
 from fedmrn_app.errors import ConfigError, RunError
-from fedmrn_app.runtime.flower_cli import command
+from fedmrn_app.system.processes import command
 
 _POLL_SECONDS = 0.2
 _TIMEOUT = 120.0  # seconds; Flower's command alone takes seconds to start on a busy machine

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -15,12 +16,36 @@ from fedmrn_app.environment import flower_environment
 from fedmrn_app.errors import ConfigError, DiedError, RunError
 from fedmrn_app.flower.device_records import SETTINGS
 from fedmrn_app.runtime.connection import Connection, read_connection
-from fedmrn_app.runtime.flower_cli import CompletionFlag, Tail, command, start, write_app, write_run_config
+from fedmrn_app.system.processes import command, start
 
 _POLL_SECONDS = 0.2
 _CHECK_SECONDS = 2.0  # between two checks of the SuperLink
 _LOST_SECONDS = 10.0  # without an answer, then the SuperLink counts as gone
 _END_SECONDS = 5.0  # for the last lines of a run that Flower calls finished to reach the disk
+
+# the app that Flower is given: it holds names only, because its code is this installed package
+_PYPROJECT = """\
+[project]
+name = "fedmrn-run"
+version = "0.1.0"
+description = "One run of fedmrn"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "fedmrn"
+fab-include = ["*.py"]
+
+[tool.flwr.app.components]
+serverapp = "fedmrn_app.server_app:app"
+clientapp = "fedmrn_app.client_app:app"
+
+[tool.flwr.app.config]
+config = ""
+overrides = ""
+run-dir = ""
+devices = ""
+"""
 
 
 def take_on(arguments: list[str]) -> tuple[list[str], str | None]:
@@ -142,3 +167,60 @@ def _reason(connection: Connection, run: str, folder: Path) -> str:
     if status == "finished:completed":
         return f"run {run} completed, but left nothing in {folder}; if the SuperLink is on another machine, see there"
     return f"run {run} ended without a result ({status}, the ServerApp was killed or stopped); {again}"
+
+
+def write_app(folder: Path) -> Path:
+    """Write the app's files into a new folder and return it."""
+    folder.mkdir()
+    (folder / "pyproject.toml").write_text(_PYPROJECT)
+    (folder / "app.py").write_text("# Flower packs no app without a file\n")
+    return folder
+
+
+def write_run_config(path: Path, values: Mapping[str, str | int | float]) -> Path:
+    """Write the file that `flwr run -c` reads and return its path."""
+    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
+    return path
+
+
+class CompletionFlag:
+    """Notices the end of a run that starts now; the summary of an earlier run in the folder does not count."""
+
+    def __init__(self, folder: Path) -> None:
+        self._summary, self._error = folder / "summary.json", folder / "error.txt"
+        self._error.unlink(missing_ok=True)
+        self._before = self._stamp()
+
+    def reached(self) -> bool:
+        """Return whether the ServerApp has written its last file."""
+        return self._error.is_file() or self._stamp() not in (0, self._before)
+
+    def check(self) -> None:
+        """Raise the failure that the ServerApp has recorded, if any.
+
+        Raises:
+            RunError: the run ended early; the message says why.
+        """
+        if self._error.is_file():
+            raise RunError(self._error.read_text().strip(), code="run-failed")
+
+    def _stamp(self) -> int:
+        return self._summary.stat().st_mtime_ns if self._summary.is_file() else 0
+
+
+class Tail:
+    """Reads the lines that are added to a file from now on; the file need not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = path.stat().st_size if path.is_file() else 0
+
+    def read(self, on_line: Callable[[str], None]) -> None:
+        """Call `on_line` with each new complete line, without its end."""
+        if not self.path.is_file():
+            return
+        with self.path.open() as file:
+            file.seek(self.offset)
+            while (line := file.readline()).endswith("\n"):
+                self.offset = file.tell()
+                on_line(line[:-1])

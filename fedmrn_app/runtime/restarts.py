@@ -23,7 +23,7 @@ def run_supervised(
     on_line: Callable[[str], None],
     clock: Clock | None = None,
 ) -> None:
-    """Run, and run again when the run's processes die; once more if they died because they started too slowly.
+    """Run, and run again when the run's processes die.
 
     Args:
         run: takes a configuration and returns when the run has ended.
@@ -38,15 +38,13 @@ def run_supervised(
         RunError: the run has failed with an error of its own; a restart would fail again.
     """
     clock = clock or Clock()
-    left, rounds, tried_again = restarts, 0, False
+    left, rounds = restarts, 0
     while True:
         try:
             return run(values)
         except DiedError as error:
             before, rounds = rounds, finished_rounds(folder)
             left = restarts if rounds > before else left
-            if error.code == "start" and not tried_again:
-                left, tried_again = left + 1, True
             if left == 0:
                 raise
             left -= 1

@@ -21,18 +21,17 @@ from fedmrn_app.config.remarks import remarks
 from fedmrn_app.config.schema import Config, Values
 from fedmrn_app.data.partitions import load_partitions
 from fedmrn_app.data.place import Place
-from fedmrn_app.environment import CONNECTION, RUN_FOLDER, read_variable
-from fedmrn_app.errors import ConfigError, FedMRNError
+from fedmrn_app.environment import CONNECTION, read_variable
+from fedmrn_app.errors import FedMRNError
 from fedmrn_app.report.tables import print_summary
 from fedmrn_app.results.lock import locked
 from fedmrn_app.results.loggers.feed import Feed, check_library
 from fedmrn_app.results.resume import finished, holds_run, must_be_free, resumable
 from fedmrn_app.results.round_row import RowReader
 from fedmrn_app.results.run_folder import failure_lines
-from fedmrn_app.runtime.cleanup import end_leftovers
+from fedmrn_app.runtime.local import run_local
 from fedmrn_app.runtime.remote import run_on
 from fedmrn_app.runtime.restarts import run_supervised
-from fedmrn_app.runtime.simulation import require_simulation, run_simulation
 from fedmrn_app.runtime.sweeps import in_parallel, is_sweep, leave_outcome, runs_at_once
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.system.atomic_io import os_reason
@@ -84,10 +83,7 @@ def launch(values: Values, folder: Path, on: str | None = None, overrides: Seque
         on: name of the connection to a SuperLink, see `run_on`; None for a simulation.
         overrides: what the command line has set; those without effect are named.
     """
-    if on is None:
-        require_simulation()
     with locked(folder, "fedmrn"):
-        end_leftovers(RUN_FOLDER, str(folder))  # of a command that was killed together with its watchdog
         for group in ("dataset", "task"):  # relative to this folder, and the run's processes work in another one
             if values[group].get("path"):
                 values[group]["path"] = str(Place(f"{group}.path", str(values[group]["path"])).absolute())
@@ -114,11 +110,6 @@ def _check(values: Values, config: Config, task: Task, folder: Path, on: str | N
     else:
         must_be_free(folder)
     check_library(config.log.name)
-    if on is not None and (address := config.ray.address) is not None:
-        raise ConfigError(
-            f"ray.address={address}: is for simulations, and --on starts none; leave out one of them",
-            code="conflict", key="ray.address", value=address,
-        )  # fmt: skip
     if on is None:  # devices may have data of their own
         train = load_training(task, config.validation, config.seed, console.print)
         load_partitions(train, config.partition, config.clients, derive_seed(config.seed, "partition"), task.name)
@@ -154,13 +145,13 @@ def _run(values: Values, config: Config, folder: Path, on: str | None) -> dict[s
                 feed.add(finished_rows)
 
         def run(values: Values) -> None:
-            if on is None:
-                run_simulation(values, config, folder, at_once=runs_at_once(), on_line=show)
-            else:
-                run_on(on, values, folder, show)
+            run_on(str(on), values, folder, show)
 
         try:
-            run_supervised(run, values, folder, restarts=config.restarts, on_line=show)
+            if on is None:
+                run_local(values, config, folder, at_once=runs_at_once(), on_line=show)
+            else:
+                run_supervised(run, values, folder, restarts=config.restarts, on_line=show)
             summary = dict(json.loads((folder / "summary.json").read_text()))
         finally:
             feed.add(rows.read())

@@ -18,8 +18,8 @@ from rich.table import Table
 
 from fedmrn_app.config.build import resolve_from_data
 from fedmrn_app.config.compose import compose_values, quote_override
-from fedmrn_app.runtime.cleanup import private_home
 from fedmrn_app.runtime.simulation import private_environment, run_simulation, start_app
+from fedmrn_app.system.processes import private_home
 from scripts.benchmarks.usage import Usage
 
 PEER = Path(__file__).with_name("peer_app")

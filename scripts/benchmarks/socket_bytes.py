@@ -28,10 +28,9 @@ from fedmrn_app.deploy.processes import together
 from fedmrn_app.deploy.register import register
 from fedmrn_app.deploy.server import start_server
 from fedmrn_app.environment import flower_environment
-from fedmrn_app.runtime.cleanup import private_home
 from fedmrn_app.runtime.connection import Connection, add_connection
-from fedmrn_app.runtime.flower_cli import command, free_port, start
 from fedmrn_app.runtime.remote import run_on
+from fedmrn_app.system.processes import command, free_port, private_home, start
 from scripts.tools.relay import Counts, Relay
 
 NODES = 2

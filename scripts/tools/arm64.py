@@ -40,7 +40,7 @@ from fedmrn_app.deploy.local_trial import run_trial
 from fedmrn_app.deploy.service_files import write_device_services
 from fedmrn_app.methods.method import LocalTraining
 from fedmrn_app.results.checkpoint import read_state
-from fedmrn_app.runtime.flower_cli import command, start
+from fedmrn_app.system.processes import command, start
 from tests.payloads import NAMES, build, make, read
 
 ROOT = Path(__file__).resolve().parents[2]

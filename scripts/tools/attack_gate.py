@@ -36,7 +36,7 @@ from flwr.supercore.primitives.asymmetric import sign_message
 
 from fedmrn_app.deploy.certificates import public_pem
 from fedmrn_app.deploy.folder import Federation, create
-from fedmrn_app.runtime.flower_cli import free_port
+from fedmrn_app.system.processes import free_port
 
 NODE = 7
 STRANGER = "127.0.0.3"  # the address that attacks come from

@@ -26,7 +26,7 @@ import psutil
 from fedmrn_app.deploy.folder import Federation, create
 from fedmrn_app.deploy.processes import together
 from fedmrn_app.deploy.server import start_server
-from fedmrn_app.runtime.flower_cli import free_port
+from fedmrn_app.system.processes import free_port
 from scripts.tools.attack_gate import OBJECT, WAIT, request
 
 BODY = 100 << 20  # bytes of a body

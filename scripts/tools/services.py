@@ -8,8 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from fedmrn_app.runtime.cleanup import end_processes
-from fedmrn_app.runtime.flower_cli import free_port
+from fedmrn_app.system.processes import end_processes, free_port
 
 UNIT = "FEDMRN_UNIT"  # of a service's processes, which all end before it is started again
 _DEPLOY = (sys.executable, "-m", "fedmrn_app.deploy.cli")

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from fedmrn_app.deploy.folder import create, load
-from fedmrn_app.runtime.flower_cli import command, free_port
+from fedmrn_app.system.processes import command, free_port
 from tests.reference import reference_run
 from tests.runtime.command import DEPLOY, FEDMRN, column, environments, finish, start
 

@@ -25,7 +25,7 @@ from fedmrn_app.deploy.client_process import OWN_APPS, Admission, check_app
 from fedmrn_app.deploy.folder import Federation, create
 from fedmrn_app.deploy.fork_server import CLIENT_APP, SOCKET, write_commands
 from fedmrn_app.errors import ConfigError
-from fedmrn_app.runtime.flower_cli import free_port
+from fedmrn_app.system.processes import free_port
 from tests.runtime.command import DEPLOY, finish, start
 
 ANSWERS: dict[str, Any] = {

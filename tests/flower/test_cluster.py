@@ -20,9 +20,8 @@ from fedmrn_app.config.build import build_worker, resolve_from_data
 from fedmrn_app.config.compose import compose_values, load_config
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.federation.loop import run_rounds
-from fedmrn_app.runtime.cleanup import end_processes
-from fedmrn_app.runtime.flower_cli import command, free_port
 from fedmrn_app.runtime.simulation import run_simulation
+from fedmrn_app.system.processes import command, end_processes, free_port
 
 MARK = "FEDMRN_TEST_CLUSTER"  # in the environment of all that a test starts
 SMALL = ("clients=6", "clients_per_round=6", "local.epochs=1")

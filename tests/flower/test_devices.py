@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from fedmrn_app.runtime.flower_cli import command
+from fedmrn_app.system.processes import command
 from tests.supernodes import Federation
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow]

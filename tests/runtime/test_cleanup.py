@@ -16,12 +16,12 @@ from fedmrn_app.environment import RUN_FOLDER
 from fedmrn_app.errors import DiedError, RunError
 from fedmrn_app.exchange.clock import Clock
 from fedmrn_app.results.checkpoint import State, write_state
-from fedmrn_app.runtime.cleanup import end_leftovers
 from fedmrn_app.runtime.restarts import run_supervised
+from fedmrn_app.system.processes import end_leftovers
 
 CHILD = """
 import signal, threading, time
-from fedmrn_app.runtime.cleanup import end_with_parent
+from fedmrn_app.system.processes import end_with_parent
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.SIG_IGN)
 end_with_parent(grace=0.05, poll=0.01)
@@ -38,7 +38,7 @@ sys.stdin.read()
 """
 COMMAND = """
 import os, subprocess, sys, time
-from fedmrn_app.runtime.cleanup import private_home
+from fedmrn_app.system.processes import private_home
 sleeper = [sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '600'], env={})"]
 with private_home() as home:
     environment = {**os.environ, "FLWR_HOME": str(home), sys.argv[1]: sys.argv[2]}

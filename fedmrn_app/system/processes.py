@@ -1,8 +1,7 @@
-"""Ends processes: those of a command that stops, those of a command that is killed, and those that a kill has left.
+"""Starts processes, and ends them: after a normal stop, and after a kill of the command that has started them.
 
-Everything that a run starts has a private FLWR_HOME in its environment. When the command stops, it ends the processes
-with this home. A watchdog process does the same when the command is killed. If the watchdog is killed too, the resumed
-run finds the processes by the run's folder in their environment.
+Everything that `fedmrn-deploy try` starts has a private FLWR_HOME in its environment. When the command stops, it ends
+the processes with this home. A watchdog process does the same when the command is killed.
 """
 
 from __future__ import annotations
@@ -10,21 +9,64 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 from types import FrameType
+from typing import IO
 
 import psutil
 
 _PREFIX = "fedmrn-"  # of private homes
 _POLL_SECONDS = 0.5
 _PASSES = 10  # a process may start another one while it is killed
+
+
+def command(name: str) -> str:
+    """Return the path of a command of this Python environment."""
+    return str(Path(sys.executable).with_name(name))
+
+
+def free_port() -> int:
+    """Return a port of the loopback address that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def start(
+    words: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path | int | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own, so that Ctrl-C reaches only the process that started it.
+
+    Args:
+        words: the command.
+        folder: working folder of the process.
+        environment: of the process.
+        log: file to append the output to, or `subprocess.PIPE`; None for this process's own output.
+    """
+    file = log.open("ab") if isinstance(log, Path) else None
+    output: IO[bytes] | int | None = file or (log if isinstance(log, int) else None)
+    try:
+        return subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT if log is not None else None,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
+        )
+    finally:
+        if file is not None:
+            file.close()
 
 
 @contextmanager
@@ -35,7 +77,7 @@ def private_home() -> Iterator[Path]:
     """
     base = "/tmp" if os.path.isdir("/tmp") else None  # short: Ray's sockets below it have at most 107 characters
     home = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
-    words = [sys.executable, "-m", "fedmrn_app.runtime.cleanup", str(home), str(os.getpid())]
+    words = [sys.executable, "-m", "fedmrn_app.system.processes", str(home), str(os.getpid())]
     silent = subprocess.DEVNULL  # it must not hold open a pipe that somebody reads to its end
     watchdog = subprocess.Popen(words, stdin=silent, stdout=silent, stderr=silent, start_new_session=True)
 
@@ -97,38 +139,12 @@ def end_with_parent(grace: float = 5.0, poll: float = 1.0) -> None:
     Thread(target=wait, daemon=True).start()
 
 
-def find_descendant(command: str, home: Path) -> psutil.Process | None:
-    """Return a process that this process has started, directly or not, by its command and its FLWR_HOME."""
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error, OSError):
-            if any(command in word for word in process.cmdline()) and process.environ().get("FLWR_HOME") == str(home):
-                return process
-    return None
-
-
 def has_ended(process: psutil.Process) -> bool:
     """Return whether a process no longer runs; one that nobody has waited for yet counts as ended."""
     try:
         return bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
-
-
-def memory_kills() -> int:
-    """Return how many processes Linux has killed for want of memory since it started; 0 on other systems."""
-    with suppress(OSError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0
-
-
-def end_leftovers(variable: str, value: str) -> None:
-    """End the processes with this variable in their environment, and remove the private homes that they worked in."""
-    for home in map(Path, {environment.get("FLWR_HOME", "") for environment in _marked(variable, value).values()}):
-        if home.name.startswith(_PREFIX):
-            _end_home(home)
-    end_processes(variable, value)
 
 
 def end_processes(variable: str, value: str) -> None:

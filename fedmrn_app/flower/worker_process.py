@@ -1,0 +1,174 @@
+"""The processes behind a `LocalGrid`: a fork server, which imports once, and the workers, which are its forks.
+
+    grid --(socket pair)--> fork server --fork--> worker <--(socket pair)--> grid
+
+A worker takes one message after the other: the name of a ClientApp, the context of a node and Flower's message come in,
+the reply and the node's new state go out. When the grid's process ends, however it ends, the fork server reads the end
+of its socket, kills the workers and exits; a worker whose fork server has died exits by itself.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import importlib
+import io
+import json
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+_POLL_SECONDS = 0.5
+_LONGEST = 1 << 16  # bytes of a request to fork
+_RAISED = 2  # Flower's code of an exception in a ClientApp
+
+
+@contextmanager
+def task_identity(run: int, node: int) -> Iterator[None]:
+    """Give this process the identity without which Flower makes no messages, and restore the one it had.
+
+    Args:
+        run: Flower's id of the run.
+        node: Flower's id of the node that the messages come from.
+    """
+    from flwr.supercore.task_identity import TaskIdentity
+
+    identity: Any = TaskIdentity
+    before = identity._run_id, identity._node_id, identity._task_id
+    identity.run_id, identity.node_id, identity.task_id = run, node, 1
+    try:
+        yield
+    finally:
+        identity._run_id, identity._node_id, identity._task_id = before
+
+
+class _Pickler(pickle.Pickler):
+    """Writes memory views too, which Flower's arrays may hold."""
+
+    dispatch_table = copyreg.dispatch_table | {memoryview: lambda view: (memoryview, (pickle.PickleBuffer(view),))}
+
+
+def pack(value: object) -> bytes:
+    """Return a pickled value."""
+    file = io.BytesIO()
+    _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
+    return file.getvalue()
+
+
+def answer(data: bytes, app: Any = None) -> bytes:
+    """Let a ClientApp answer a message.
+
+    Args:
+        data: the pickled name of the ClientApp (`module:attribute`), node's context, message, and the file to which
+            this process writes its output, or None.
+        app: the ClientApp where it is in this process; its name is not used then.
+
+    Returns:
+        The pickled reply and state of the node. An exception of the app becomes an error reply, as in Flower.
+    """
+    from flwr.app import Error, Message
+
+    name, context, message, output = pickle.loads(data)
+    if output is not None:
+        _write_to(output)
+    with task_identity(context.run_id, context.node_id):
+        try:
+            reply = (app or _load(name))(message, context)
+            return pack((reply, context.state))
+        except (Exception, SystemExit) as error:
+            traceback.print_exc()
+            reply = Message(Error(_RAISED, f"{type(error).__name__}: {error}"), reply_to=message)
+            return pack((reply, context.state))
+
+
+def _load(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _write_to(path: str, last: list[str] = [""]) -> None:  # noqa: B006 (the file that this process writes to)
+    """Append this process's output to a file."""
+    if last[0] != path:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for place in (1, 2):
+            os.dup2(file, place)
+        os.close(file)
+        last[0] = path
+
+
+def work(connection: Connection) -> None:
+    """Answer messages until the grid closes the connection; never returns."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process with the grid
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    with suppress(EOFError, OSError):
+        while True:
+            connection.send_bytes(answer(connection.recv_bytes()))
+    os._exit(0)
+
+
+def _end_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_POLL_SECONDS)
+    os._exit(1)
+
+
+def serve(control: socket.socket) -> None:
+    """Fork a worker for each request until the grid's process has ended; then kill the workers.
+
+    A request brings the worker's end of a socket pair, and the environment variables to set in the worker. The answer
+    is the worker's process id.
+    """
+    children: set[int] = set()
+    while True:
+        try:
+            data, files, _, _ = socket.recv_fds(control, _LONGEST, 1)
+        except OSError:
+            break
+        if not data:
+            break
+        children -= {child for child in children if _has_ended(child)}
+        child = os.fork()
+        if child == 0:
+            control.close()
+            os.environ.update(json.loads(data))
+            work(Connection(files[0]))
+        os.close(files[0])
+        children.add(child)
+        with suppress(OSError):
+            control.sendall(child.to_bytes(8, "little"))
+    for child in children:
+        if not _has_ended(child):
+            os.kill(child, signal.SIGKILL)
+
+
+def _has_ended(child: int) -> bool:
+    """Return whether a child has ended; its process id is free afterwards."""
+    return os.waitpid(child, os.WNOHANG)[0] == child
+
+
+def main(file: int, settings: str) -> None:
+    """Import, then serve; `settings` has the import path and the modules to import, as JSON."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control, given = socket.socket(fileno=file), json.loads(settings)
+    sys.path[:] = given["path"]
+    for name in given["preload"]:
+        with suppress(Exception):  # the ClientApp's own import will say why
+            module, _, function = name.partition(":")
+            found = importlib.import_module(module)
+            if function:
+                getattr(found, function)()
+    serve(control)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

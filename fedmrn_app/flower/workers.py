@@ -1,0 +1,182 @@
+"""Worker processes that answer the messages of a `LocalGrid`, and are replaced when they die.
+
+Each worker has a thread of this process, which hands it one message after the other over a pair of sockets; nothing
+listens on a port. A thread waits for the answer before it sends the next message, so neither side waits for the other
+with a full pipe.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Lock, Thread
+
+ATTEMPTS = 4  # at a message whose worker dies
+_STARTS = 3  # of a fork server in a row
+_END_SECONDS = 5.0
+_PID_BYTES = 8
+
+_Job = tuple[Future[bytes], Callable[[], bytes]]
+
+
+class WorkerDiedError(Exception):
+    """A message was lost with its worker, in all attempts."""
+
+
+class ForkServer:
+    """A process that has imported what workers need, and forks them.
+
+    Attributes:
+        threads: number of threads of the numeric libraries in a worker.
+    """
+
+    def __init__(self, *, preload: Sequence[str] = (), threads: int = 1) -> None:
+        """Start the process; `preload` are names of modules, and of functions to call as `module:function`."""
+        self.threads = threads
+        self._preload = list(preload)
+        self._lock = Lock()
+        self._closed = False
+        self._start()
+
+    def fork(self, variables: Mapping[str, str]) -> tuple[Connection, int]:
+        """Return the connection to a new worker, in whose environment `variables` are set, and its process id.
+
+        Raises:
+            OSError: this process was closed, or cannot be started again after it has died.
+        """
+        for _ in range(_STARTS):
+            ours, theirs = socket.socketpair()
+            with ours, theirs, self._lock:
+                if self._closed:
+                    break
+                with suppress(OSError):
+                    socket.send_fds(self._control, [json.dumps(variables).encode()], [theirs.fileno()])
+                    if len(pid := self._control.recv(_PID_BYTES)) == _PID_BYTES:
+                        return Connection(ours.detach()), int.from_bytes(pid, "little")
+                if not self._closed:
+                    self._end()
+                    self._start()
+        raise OSError("the process that starts workers has died")
+
+    def close(self) -> None:
+        """End the process and all workers."""
+        if not self._closed:
+            self._closed = True
+            self._end()
+
+    def _start(self) -> None:
+        self._control, theirs = socket.socketpair()
+        threads, package = str(self.threads), str(Path(__file__).resolve().parents[2])
+        paths = [str(Path(entry).resolve()) for entry in sys.path]
+        environment = {
+            **os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1",
+            "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")])),
+        }  # fmt: skip
+        settings = json.dumps({"path": paths, "preload": self._preload})
+        words = [sys.executable, "-m", f"{__package__}.worker_process", str(theirs.fileno()), settings]
+        with theirs:
+            self._process = subprocess.Popen(
+                words, pass_fds=[theirs.fileno()], env=environment, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+
+    def _end(self) -> None:
+        with suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)  # the process kills its workers and ends
+        self._control.close()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class Workers:
+    """Worker processes.
+
+    Attributes:
+        count: number of workers.
+        server: the process that they are forks of.
+        gpus: the GPUs that each worker sees, as CUDA_VISIBLE_DEVICES has them; empty where workers see all GPUs.
+        pids: process ids of the running workers, by the number of the worker.
+    """
+
+    def __init__(self, count: int, server: ForkServer, *, gpus: Sequence[str] = ()) -> None:
+        """Make the pool; a worker starts with its first message."""
+        self.count = count
+        self.server = server
+        self.gpus = list(gpus)
+        self.pids: dict[int, int] = {}
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._closed = False
+        for number in range(count):
+            Thread(target=self._drive, args=(number,), daemon=True).start()
+
+    def submit(self, job: Callable[[], bytes]) -> Future[bytes]:
+        """Hand a message to the next free worker.
+
+        Args:
+            job: returns the message for `worker_process.answer`; it is called when a worker is free.
+
+        Returns:
+            A future of the worker's answer, or of a `WorkerDiedError` if `ATTEMPTS` workers have died of the message.
+        """
+        future: Future[bytes] = Future()
+        self._jobs.put((future, job))
+        return future
+
+    def close(self) -> None:
+        """Let each worker end when it is idle; messages without a worker are cancelled."""
+        self._closed = True
+        for _ in range(self.count):
+            self._jobs.put(None)
+
+    def _drive(self, number: int) -> None:
+        """Hand messages to one worker until the pool is closed."""
+        worker: Connection | None = None
+        while (taken := self._jobs.get()) is not None:
+            future, job = taken
+            if self._closed:
+                future.cancel()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                data = job()
+                for attempt in range(1, ATTEMPTS + 1):
+                    try:
+                        worker = worker or self._fork(number)
+                        worker.send_bytes(data)
+                        found = worker.recv_bytes()
+                        break
+                    except (EOFError, OSError):
+                        self._forget(number, worker)
+                        worker = None
+                        if self._closed:
+                            raise CancelledError from None
+                        if attempt == ATTEMPTS:
+                            more = f"and so have those of {ATTEMPTS - 1} further attempts"
+                            raise WorkerDiedError(f"the worker process has died, {more}") from None
+                future.set_result(found)
+            except BaseException as error:
+                future.set_exception(error)
+        self._forget(number, worker)
+
+    def _fork(self, number: int) -> Connection:
+        gpus = {"CUDA_VISIBLE_DEVICES": self.gpus[number % len(self.gpus)]} if self.gpus else {}
+        worker, self.pids[number] = self.server.fork(gpus)
+        return worker
+
+    def _forget(self, number: int, worker: Connection | None) -> None:
+        self.pids.pop(number, None)
+        if worker is not None:
+            with suppress(OSError):
+                worker.close()

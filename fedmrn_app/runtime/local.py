@@ -1,0 +1,170 @@
+"""Runs on this machine: the ServerApp in this process, and the ClientApp in worker processes of a `LocalGrid`.
+
+The worker processes stay from run to run of a sweep. Nothing listens on a port, and everything ends with this process.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedmrn_app.config.build import OWN_TARGETS, TARGET
+from fedmrn_app.config.resolved import write_resolved
+from fedmrn_app.config.schema import Config, Values
+from fedmrn_app.errors import ConfigError, FedMRNError, RunError
+from fedmrn_app.flower.local_grid import LocalGrid
+from fedmrn_app.flower.workers import ForkServer, Workers
+from fedmrn_app.runtime.serve import serve
+from fedmrn_app.system.cores import cores
+
+CLIENT_APP = "fedmrn_app.client_app:app"
+_PRELOAD = ("fedmrn_app.client_app", "fedmrn_app.flower.warm_up:prepare")
+_CPUS = re.compile(r"client_cpus=(\d+)")
+
+_server: ForkServer | None = None
+_workers: Workers | None = None
+
+
+def prepare_workers(overrides: Sequence[str]) -> None:
+    """Start the process of which workers will be forks, so that it imports while the command reads the configuration.
+
+    Args:
+        overrides: of the command line; without `client_cpus` in them one is assumed, and the process is replaced later
+            where that proves wrong.
+    """
+    if any(word.startswith("simulation.processes=0") for word in overrides):
+        return
+    found = [int(match[1]) for word in overrides if (match := _CPUS.fullmatch(word))]
+    _fork_server(found[-1] if found else 1)
+
+
+def run_local(
+    values: Values,
+    config: Config,
+    folder: Path,
+    *,
+    app: str = CLIENT_APP,
+    at_once: int = 1,
+    on_line: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Run to the end on this machine.
+
+    Args:
+        values: the resolved configuration.
+        config: the same configuration, checked.
+        folder: the run's folder; what clients print goes to flower.log in it.
+        app: name of the ClientApp.
+        at_once: number of runs that share the cores of this machine.
+        on_line: called with each line that the run adds to run.log.
+
+    Raises:
+        ConfigError: a client needs more cores than the machine has.
+        FedMRNError: the run cannot start or continue.
+    """
+    workers = _workers_for(config, at_once)
+    folder.mkdir(parents=True, exist_ok=True)
+    server, state = ServerApp(), folder / "clients"
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        serve(grid, context, on_line)
+
+    grid = LocalGrid(
+        app,
+        config.simulation.nodes or 1,
+        run_config={"config": write_resolved(values), "run-dir": str(folder), "devices": ""},
+        node_config={"state-path": str(state), "allow-targets": " ".join(_own_targets(values))},
+        workers=workers,
+        output=folder / "flower.log",
+    )
+    try:
+        with grid:
+            grid.run_app(server)
+    except (FedMRNError, OSError):
+        raise
+    except Exception as error:
+        with (folder / "flower.log").open("a") as log:
+            traceback.print_exc(file=log)
+        reason = f"{type(error).__name__}: {error}; see {folder / 'flower.log'}"
+        raise RunError(reason, code="run-failed") from error
+    finally:
+        for versions in state.glob("*/versions"):  # of no use once the server has ended
+            _forget_versions(versions.parent)
+
+
+def _forget_versions(run: Path) -> None:
+    """Delete the versions of the global model that clients of a run have kept."""
+    shutil.rmtree(run / "versions", ignore_errors=True)
+    for path in run.glob("**/client-*.version"):
+        path.unlink(missing_ok=True)
+
+
+def worker_count(config: Config, at_once: int = 1) -> int:
+    """Return the number of worker processes of a run: as many as cores and GPUs allow, and as a round has clients.
+
+    Raises:
+        ConfigError: a client needs more cores than there are.
+    """
+    available = cores()
+    if config.client_cpus > available:
+        raise ConfigError(
+            f"client_cpus={config.client_cpus}: must be from 1 to {available}, the cores of this machine",
+            code="range", key="client_cpus", value=config.client_cpus,
+        )  # fmt: skip
+    if config.simulation.processes is not None:
+        return config.simulation.processes
+    count = max(available // at_once // config.client_cpus, 1)
+    if config.client_gpus > 0:
+        count = min(count, len(gpu_places(config.client_gpus, _visible_gpus())))
+    return max(1, min(count, config.clients_per_round))
+
+
+def gpu_places(share: float, gpus: Sequence[str]) -> list[str]:
+    """Return the GPUs of each worker, as CUDA_VISIBLE_DEVICES has them: a worker uses `share` of a GPU, or several."""
+    if share <= 1:
+        return [gpu for _ in range(int(1 / share + 1e-6)) for gpu in gpus]
+    each = round(share)
+    return [",".join(gpus[start : start + each]) for start in range(0, len(gpus) - each + 1, each)]
+
+
+def _visible_gpus() -> list[str]:
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
+
+
+def _workers_for(config: Config, at_once: int) -> Workers | None:
+    """Return the workers of a run, those of the last run if they fit; None if this process trains itself."""
+    global _workers
+    count = worker_count(config, at_once)
+    gpus = gpu_places(config.client_gpus, _visible_gpus()) if config.client_gpus > 0 else []
+    server = _fork_server(config.client_cpus) if count else None
+    if _workers is not None and (_workers.server is not server or (_workers.count, _workers.gpus) != (count, gpus)):
+        _workers.close()
+        _workers = None
+    if server is not None and _workers is None:
+        _workers = Workers(count, server, gpus=gpus)
+    return _workers if count else None
+
+
+def _fork_server(threads: int) -> ForkServer:
+    global _server
+    if _server is not None and _server.threads != threads:
+        _server.close()
+        _server = None
+    if _server is None:
+        _server = ForkServer(preload=_PRELOAD, threads=threads)
+    return _server
+
+
+def _own_targets(values: Values) -> list[str]:
+    """Return the user's own code that a configuration names."""
+    targets = [str(values.get(group, {}).get(TARGET, "")) for group in ("model", "task")]
+    return [target for target in targets if target and not target.startswith(OWN_TARGETS)]
