@@ -23,7 +23,6 @@ from fedmrn_app.errors import ConfigError, needs_extra
 from fedmrn_app.learning.models.resnet import resnet18
 from fedmrn_app.report import command
 from fedmrn_app.results.curves import draw_curves
-from fedmrn_app.runtime.simulation import require_simulation
 from fedmrn_app.tasks.task import Samples
 from tests.own_rows import write_npz
 from tests.paths import ROOT
@@ -78,7 +77,7 @@ def test_the_plugin_and_a_training_device_import_nothing_of_the_extras(tmp_path:
     path = write_npz(tmp_path / "rows.npz", x=x.astype(np.uint8), y=y, x_test=x.astype(np.uint8), y_test=y)
     code = f"""
 import fedmrn_app.plugin
-from fedmrn_app.deploy.warm_up import prepare
+from fedmrn_app.flower.warm_up import prepare
 prepare()
 import os
 os.environ["FEDMRN_CACHE"] = {str(tmp_path / "cache")!r}
@@ -124,7 +123,6 @@ def share_out(folder: Path) -> object:
         ("PIL", "device", read_images, "data-path=pictures: "),
         ("torchvision", "vision", lambda folder: resnet18(3, (32, 32), 10), "model.name=resnet18: "),
         ("matplotlib", "figures", lambda folder: draw_curves([], folder / "curves.png"), "curves.png: "),
-        ("ray", "simulation", lambda folder: require_simulation(), "simulation: "),
     ],
 )
 def test_a_missing_extra_is_one_line(
@@ -161,13 +159,16 @@ def test_reports_without_their_extra(monkeypatch: pytest.MonkeyPatch, capsys: py
     ]
 
 
-def test_the_command_says_which_extra_simulations_need(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['ray'] = None\n")
+def test_the_command_says_which_extra_its_data_need_and_needs_no_ray(tmp_path: Path) -> None:
     environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin", "HOME": str(tmp_path)}
+    hide = "import sys\nsys.modules['ray'] = None\n"
+    (tmp_path / "sitecustomize.py").write_text(hide + "sys.modules['sklearn'] = None\n")
     done = finish((*FEDMRN, "rounds=1"), tmp_path, environment=environment)
     assert done.returncode == 1
-    line = 'fedmrn: simulation: needs ray, which is not installed; pip install "fedmrn[simulation]"'
+    line = 'fedmrn: dataset=digits: needs sklearn, which is not installed; pip install "fedmrn[data]"'
     assert done.stderr.splitlines() == [line]
+    (tmp_path / "sitecustomize.py").write_text(hide)
+    assert finish((*FEDMRN, "rounds=1", "local.steps=1"), tmp_path, environment=environment).returncode == 0
 
 
 def named_extras() -> Iterator[tuple[str, str]]:
@@ -214,7 +215,7 @@ def test_modules_outside_of_reports_import_only_the_core_at_their_top() -> None:
     )
     needs_more = {"report", "loggers"}  # read behind `fedmrn-report` and `log=`
     for path in sorted((ROOT / "fedmrn_app").rglob("*.py")):
-        if path.parent.name in needs_more or path.name == "ray_actors.py":
+        if path.parent.name in needs_more:
             continue
         for node in ast.parse(path.read_text()).body:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

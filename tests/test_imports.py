@@ -11,11 +11,9 @@ import pytest
 from tests.paths import ROOT
 
 NEEDED = {
-    # without it Flower makes no message outside of a run; the package itself does not need it
+    # without it Flower makes no message outside of a run
     ("scripts/benchmarks/local_grid.py", "flwr.supercore.task_identity"),
-    # Ray restarts a simulation's actors only if they are other than Flower's
-    ("fedmrn_app/flower/ray_actors.py", "flwr.server.superlink.fleet.vce.backend"),
-    ("fedmrn_app/flower/ray_actors.py", "flwr.simulation.ray_transport.ray_actor"),
+    ("fedmrn_app/flower/worker_process.py", "flwr.supercore.task_identity"),
     # what a device's reply says of its round is written in Flower's own form
     ("fedmrn_app/deploy/gateway.py", "flwr.proto.fleet_pb2"),
     # what devices are handed, and ask for
@@ -38,9 +36,6 @@ NEEDED = {
     ("fedmrn_app/deploy/client_process.py", "flwr.supernode.cli.flwr_clientapp"),
     ("fedmrn_app/deploy/client_process.py", "flwr.cli.config_utils"),
     ("fedmrn_app/deploy/fork_server.py", "flwr.supernode.cli.flwr_clientapp"),
-    ("fedmrn_app/runtime/private_superlink.py", "flwr.superlink.cli.flower_superlink"),
-    ("fedmrn_app/runtime/private_superlink.py", "flwr.supercore.superexec.executor.subprocess_executor"),
-    ("fedmrn_app/runtime/private_superlink.py", "flwr.supercore.cli.flower_superexec"),
     # Flower's own secure sums, which a benchmark compares with
     *(
         ("scripts/benchmarks/secure_peers.py", f"flwr.{name}")

@@ -21,7 +21,7 @@ from fedmrn_app.exchange.liveness import LiveNodes
 from fedmrn_app.exchange.messages import Lost, content_bytes, read_lost, read_payload_of
 
 _POLL_SECONDS = 1.0
-_POLL_SIMULATION = 0.05  # the nodes of a simulation are in this process
+_POLL_SIMULATION = 0.05  # the nodes of a simulation are on this machine
 # Messages that a simulation holds at a time, per node and at least: Flower searches all of them for each node.
 _PER_NODE, _MIN_HELD = 2, 16
 _EXPIRY_MARGIN = 5.0  # seconds before Flower forgets a message, after which the channel does not ask for its reply
@@ -157,6 +157,7 @@ class Channel:
         slowdown: Mapping[int, float] | None = None,
         report: Callable[[str], None] = lambda line: None,
         clock: Clock | None = None,
+        wait: Callable[[float], object] | None = None,
     ) -> None:
         """Open the channel.
 
@@ -168,6 +169,7 @@ class Channel:
             slowdown: factor by which each simulated straggler's replies are delayed, by client.
             report: called with a line about a reply for which a simulation has waited unusually long.
             clock: what time it is.
+            wait: returns when a reply has arrived, or after so many seconds; None to wait for these seconds.
         """
         self._grid = grid
         self._nodes = nodes
@@ -179,6 +181,7 @@ class Channel:
         self._report = report
         self._longest = 0.0  # seconds that a reply has taken so far
         self._clock = clock or Clock()
+        self._wait = wait or self._clock.sleep
 
     def ask(self, requests: Sequence[Request], policy: ReplyPolicy) -> list[Answer]:
         """Send requests and wait for the replies that a policy needs.
@@ -219,7 +222,7 @@ class Channel:
 
     def pause(self) -> None:
         """Wait a little for replies."""
-        self._clock.sleep(_POLL_SIMULATION if self._nodes.steady else _POLL_SECONDS)
+        self._wait(_POLL_SIMULATION if self._nodes.steady else _POLL_SECONDS)
 
     def receive(self) -> list[Answer]:
         """Return the answers that are known by now: replies, and requests whose replies will not come."""

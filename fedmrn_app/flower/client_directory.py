@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,7 +10,6 @@ import numpy as np
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedmrn_app.config.schema import Config
 from fedmrn_app.errors import RunError
 from fedmrn_app.exchange.clock import Clock
 from fedmrn_app.exchange.liveness import LiveNodes
@@ -18,6 +17,7 @@ from fedmrn_app.flower.device_records import DeviceRecords
 from fedmrn_app.flower.host_table import HostTable, Integers, host_table
 from fedmrn_app.flower.hosted import Hosted, query_content, read_hosted
 from fedmrn_app.flower.residual_notes import ResidualNotes
+from fedmrn_app.flower.round_settings import RoundSettings
 
 _POLL_SECONDS = 0.1
 _MAX_QUERIES = 256  # at a time: a simulation finds a message among few faster than among thousands
@@ -71,9 +71,8 @@ class ClientDirectory:
         self,
         grid: Grid,
         nodes: LiveNodes,
-        config: Config,
+        settings: RoundSettings,
         *,
-        packed: bytes,
         report: Callable[[str], None],
         devices: DeviceRecords | None = None,
         residuals: ResidualNotes | None = None,
@@ -84,8 +83,7 @@ class ClientDirectory:
         Args:
             grid: Flower's grid.
             nodes: the nodes of the run.
-            config: the run's configuration.
-            packed: the same, as it is sent to nodes.
+            settings: of the run's rounds.
             report: adds a line to the run's log.
             devices: the operator's records; None where nodes are believed, as in a simulation.
             residuals: what clients should have on their disks; None without error feedback.
@@ -93,8 +91,7 @@ class ClientDirectory:
         """
         self._grid = grid
         self._nodes = nodes
-        self._config = config
-        self._packed = packed
+        self._settings = settings
         self._report = report
         self._devices = devices
         self._residuals = residuals
@@ -102,7 +99,7 @@ class ClientDirectory:
         self._started: dict[int, str] = {}  # nodes that have answered or never will, and when they were started
         self._queries: dict[str, _Query] = {}  # without an answer, by the id of the message
         self._offers: dict[int, tuple[Integers, Integers]] = {}  # clients and their samples, by node
-        self._offered = np.zeros(config.clients, np.bool_)  # clients that any node has ever hosted
+        self._offered = np.zeros(settings.clients, np.bool_)  # clients that any node has ever hosted
         self._refused: dict[int, str] = {}
         self._refusals: list[str] = []
         self._shares: set[int] = set()  # values of num-partitions that nodes have sent
@@ -124,12 +121,12 @@ class ClientDirectory:
                 client takes part. A connected node may take `round_timeout` seconds to answer, or an hour if that is
                 null. Or clients have lost residuals.
         """
-        least = self._config.min_clients
+        least = self._settings.min_clients
         self.current = self._wait(least or 1, all_clients=True, fewer_suffice=least is not None)
         if self._residuals is not None:
             self._residuals.begin()
-        if len(self.current) < self._config.clients_per_round:
-            per_round, count = self._config.clients_per_round, len(self.current)
+        if len(self.current) < self._settings.clients_per_round:
+            per_round, count = self._settings.clients_per_round, len(self.current)
             self.report(f"clients_per_round={per_round}: only {count} clients take part")
         return self.current
 
@@ -146,12 +143,12 @@ class ClientDirectory:
         before = self.current
         self.poll()
         self.current = self._hosts()
-        if len(self.current) < (self._config.min_clients or 1):
+        if len(self.current) < (self._settings.min_clients or 1):
             self._report_changes(before)
             before = self.current
-            timeout = self._config.node_timeout
+            timeout = self._settings.node_timeout
             self.report(f"{len(before)} clients are available; waiting up to {timeout:g} s for each further node")
-            self.current = self._wait(self._config.min_clients or 1, all_clients=False, fewer_suffice=True)
+            self.current = self._wait(self._settings.min_clients or 1, all_clients=False, fewer_suffice=True)
         self._report_changes(before)
         return self.current
 
@@ -166,12 +163,12 @@ class ClientDirectory:
         for (last, now), clients in changed.items():
             if now is None:
                 gone = f"{self._name(last)} has disconnected"
-                self.report(f"{gone}: {names(clients)} is unavailable until another node hosts it")
+                self.report(f"{gone}: {names(clients)} {_is(clients)} unavailable until another node hosts it")
             elif last is None:
                 self.report(f"{self._name(now)} has connected: {names(clients)} will take part from now on")
             else:
                 gone = f"{self._name(last)} has disconnected"
-                self.report(f"{gone}: {names(clients)} is on {self._name(now)} from now on")
+                self.report(f"{gone}: {names(clients)} {_is(clients)} on {self._name(now)} from now on")
 
     def _wait(self, least: int, *, all_clients: bool, fewer_suffice: bool) -> HostTable:
         """Poll until enough clients are hosted.
@@ -181,41 +178,45 @@ class ClientDirectory:
             all_clients: whether all clients must be hosted that are not refused.
             fewer_suffice: whether `least` clients are enough once no node has connected for `node_timeout` seconds.
         """
-        config, last_news, waits_for_answers = self._config, self._clock.monotonic(), False
+        settings, last_news, waits_for_answers = self._settings, self._clock.monotonic(), False
         while True:
             if self.poll():
                 last_news = self._clock.monotonic()
             hosts = self._hosts()
-            absent = np.setdiff1d(np.arange(config.clients), hosts.clients, assume_unique=True)
+            absent = np.setdiff1d(np.arange(settings.clients), hosts.clients, assume_unique=True)
             missing = [client for client in absent.tolist() if client not in self._refused]
             if len(hosts) >= least and not (all_clients and missing):
                 return hosts
             if not missing and not fewer_suffice:
-                raise RunError(f"clients={config.clients}: none takes part{self._first_refusal}", code="no-clients")
-            if self._clock.monotonic() - last_news > config.node_timeout:
+                raise RunError(f"clients={settings.clients}: none takes part{self._first_refusal}", code="no-clients")
+            if self._clock.monotonic() - last_news > settings.node_timeout:
                 if fewer_suffice and len(hosts) >= least:
-                    self.report(f"{len(hosts)} of {config.clients} clients are available; others may join in any round")
+                    self.report(
+                        f"{len(hosts)} of {settings.clients} clients are available; others may join in any round"
+                    )
                     return hosts
                 if not self._queries:
                     raise RunError(self._too_few(hosts, missing), code="too-few-clients")
                 if not waits_for_answers:
                     waits_for_answers = True
                     self.report(
-                        f"waiting up to {config.answer_timeout:g} s for the answers of {len(self._queries)} "
+                        f"waiting up to {settings.answer_timeout:g} s for the answers of {len(self._queries)} "
                         "connected nodes"
                     )
             self._clock.sleep(_POLL_SECONDS)
 
     def _too_few(self, hosts: HostTable, missing: list[int]) -> str:
-        config = self._config
-        connected = f"with {len(self._nodes.alive)} nodes connected for {config.node_timeout:g} s{self._first_refusal}"
-        if config.min_clients is not None:
-            return f"min_clients={config.min_clients}: {len(hosts)} are available, {connected}; start more nodes"
+        settings = self._settings
+        connected = (
+            f"with {len(self._nodes.alive)} nodes connected for {settings.node_timeout:g} s{self._first_refusal}"
+        )
+        if settings.min_clients is not None:
+            return f"min_clients={settings.min_clients}: {len(hosts)} are available, {connected}; start more nodes"
         if not missing:
-            return f"clients={config.clients}: none takes part{self._first_refusal}"
+            return f"clients={settings.clients}: none takes part{self._first_refusal}"
         numbers = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
         return (
-            f"clients={config.clients}: {len(missing)} are on no node ({numbers}), {connected}; start more "
+            f"clients={settings.clients}: {len(missing)} are on no node ({numbers}), {connected}; start more "
             "nodes, take fewer clients, or set min_clients to the number that is enough"
         )
 
@@ -227,7 +228,7 @@ class ClientDirectory:
         """Return the host of each client that has one: the first of its nodes that is alive."""
         alive = self._nodes.alive
         offers = [(node, *offer) for node, offer in self._offers.items() if alive.get(node) == self._started.get(node)]
-        return host_table(self._config.clients, offers)
+        return host_table(self._settings.clients, offers)
 
     def poll(self) -> bool:
         """Update the live nodes, query new ones, and read answers; return whether anything has changed.
@@ -250,9 +251,9 @@ class ClientDirectory:
     def _query(self, nodes: Iterable[int]) -> bool:
         """Send nodes the run's configuration and ask which clients they host; return whether there are any."""
         last = None if self._residuals is None else self._residuals.last
-        content = query_content(self._packed, last)
+        content = query_content(self._settings.config, last)
         messages = [Message(content, dst_node_id=node, message_type="query") for node in nodes]
-        deadline = self._clock.monotonic() + self._config.answer_timeout
+        deadline = self._clock.monotonic() + self._settings.answer_timeout
         if messages:
             self._grid.push_messages(messages)
         for message in messages:
@@ -290,7 +291,7 @@ class ClientDirectory:
         record = self._devices.find(node)
         if record is None:
             return Hosted({}, f"its key is of no device in {self._devices.path.name}")
-        own = record.clients(self._config.clients)
+        own = record.clients(self._settings.clients)
         others = [client for client in hosted.samples if client not in own]
         refusal = hosted.refusal
         if others and refusal is None:
@@ -302,19 +303,20 @@ class ClientDirectory:
         reason = str(hosted.refusal)
         self._refusals.append(reason)
         for client in hosted.samples:
-            if 0 <= client < self._config.clients:
+            if 0 <= client < self._settings.clients:
                 self._refused.setdefault(client, reason)
-        clients = names(hosted.samples) or "its clients"
+        one = len(hosted.samples) == 1
+        clients = f"{names(hosted.samples) or 'its clients'} {'does' if one else 'do'}"
         if len(self._refusals) <= _MAX_REFUSAL_LINES:
-            self.report(f"{self._name(node)}: {clients} does not take part: {reason}")
+            self.report(f"{self._name(node)}: {clients} not take part: {reason}")
         elif len(self._refusals) == _MAX_REFUSAL_LINES + 1:
             self.report("further nodes that do not take part are not listed")
 
     def _add(self, node: int, hosted: Hosted, last: int | None = None) -> None:
         """Register the clients of a node, which was asked for residuals of orders up to `last`."""
-        if len(hosted.samples) > self._config.clients:
+        if len(hosted.samples) > self._settings.clients:
             hosted = Hosted(
-                {}, f"it claims to host {len(hosted.samples)} clients, but the run has {self._config.clients}"
+                {}, f"it claims to host {len(hosted.samples)} clients, but the run has {self._settings.clients}"
             )
         hosted = self._recorded(node, hosted)
         if hosted.refusal is not None:
@@ -326,7 +328,7 @@ class ClientDirectory:
                 "shared out as intended only if all nodes say the same"
             )
         self._shares.update(() if hosted.nodes is None else [hosted.nodes])
-        valid = {client: n for client, n in hosted.samples.items() if 0 <= client < self._config.clients and n > 0}
+        valid = {client: n for client, n in hosted.samples.items() if 0 <= client < self._settings.clients and n > 0}
         clients = np.fromiter(valid, np.int64)
         hosts = self._hosts() if self._offered[clients].any() else host_table(0, [])
         elsewhere = np.intersect1d(clients, hosts.clients)
@@ -337,9 +339,13 @@ class ClientDirectory:
         if len(elsewhere):
             first = hosts[elsewhere[0]].node_id
             self.report(
-                f"{self._name(node)}: {names(elsewhere)} is already on node {first}; this node is asked only if that "
-                "one disconnects (set another partition-id if it has other data)"
+                f"{self._name(node)}: {names(elsewhere)} {_is(elsewhere)} already on node {first}; this node is asked "
+                "only if that one disconnects (set another partition-id if it has other data)"
             )
+
+
+def _is(clients: Sized) -> str:
+    return "is" if len(clients) == 1 else "are"
 
 
 def names(clients: Iterable[int]) -> str:

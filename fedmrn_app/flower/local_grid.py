@@ -14,7 +14,7 @@ import itertools
 import pickle
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from contextlib import AbstractContextManager
 from functools import partial
@@ -33,6 +33,11 @@ RUN, SERVER = 1, 1  # Flower's ids of the run and of the ServerApp
 _FIRST_NODE = 2
 _NO_HEARTBEAT = 1e300  # seconds between heartbeats, as for the nodes of Flower's simulation
 _CRASHED = 8  # Flower's code of a ClientApp whose process has died
+
+
+def wait_of(grid: Grid) -> Callable[[float], object] | None:
+    """Return how to wait for replies on a grid; None for one that cannot wait itself, whose replies are polled."""
+    return grid.wait if isinstance(grid, LocalGrid) else None
 
 
 class LocalGrid(Grid):

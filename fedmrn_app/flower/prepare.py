@@ -19,6 +19,7 @@ from fedmrn_app.federation.upload import least_reply_bits
 from fedmrn_app.flower.client_directory import ClientDirectory
 from fedmrn_app.flower.device_records import DeviceRecords
 from fedmrn_app.flower.residual_notes import ResidualNotes
+from fedmrn_app.flower.round_settings import RoundSettings
 from fedmrn_app.flower.run_loop import ServerRun
 from fedmrn_app.methods.method import Method
 from fedmrn_app.privacy.ledger import Ledger
@@ -77,7 +78,7 @@ def prepare(
         report(line)
     packed, nodes = pack_config(values, folder.name), LiveNodes(grid, real=devices is not None)
     directory = ClientDirectory(
-        grid, nodes, config, packed=packed, report=report, devices=devices,
+        grid, nodes, RoundSettings.of(config, packed), report=report, devices=devices,
         residuals=_residual_notes(config, method, folder, report),
     )  # fmt: skip
     if done < config.rounds:  # otherwise only the summary is missing

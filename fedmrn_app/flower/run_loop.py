@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
 from fedmrn_app.config.schema import Config
 from fedmrn_app.exchange.channel import Channel
 from fedmrn_app.exchange.liveness import LiveNodes
+from fedmrn_app.exchange.messages import pack_state
 from fedmrn_app.exchange.timeouts import FIRST_TIMEOUT, MIN_SECONDS, RoundTimeout
-from fedmrn_app.federation.fedbuff import FedBuff
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.federation.secure_round import max_secure_bytes
 from fedmrn_app.federation.upload import max_payload_bytes
-from fedmrn_app.flower.async_loop import AsyncLoop, AsyncSettings
+from fedmrn_app.flower.async_loop import AsyncStrategy
 from fedmrn_app.flower.client_directory import ClientDirectory, names
-from fedmrn_app.flower.secure_rounds import SecureRounds
+from fedmrn_app.flower.local_grid import wait_of
+from fedmrn_app.flower.round_settings import RoundSettings
+from fedmrn_app.flower.secure_rounds import SecureStrategy
 from fedmrn_app.flower.stragglers import draw_stragglers
-from fedmrn_app.flower.strategy import FinishedRound, PayloadStrategy, RoundSettings
+from fedmrn_app.flower.strategy import FinishedRound, PayloadStrategy
 from fedmrn_app.privacy.mechanism import Privacy
 from fedmrn_app.results.clients_csv import Participants
 from fedmrn_app.results.progress import Progress
@@ -67,54 +71,39 @@ def train(run: ServerRun) -> None:
         RunError: the run cannot go on.
         BudgetSpent: a further round would exceed privacy.epsilon.
     """
-    asynchronous = run.config.server == "async"
-    finished_rounds = _versions(run) if asynchronous else _rounds(run)
-    run.progress.begin()
-    for finished in finished_rounds:
-        if not asynchronous:
+    strategy = _strategy(run)
+
+    def record(number: int, arrays: ArrayRecord) -> None:
+        if number == run.finished_rounds:
+            return run.progress.begin()
+        finished = strategy.last
+        assert finished is not None
+        if run.config.server == "sync":
             _log_replies(run, finished)
-        report = finished.report
-        run.participants.note(report)
+        run.participants.note(finished.report)
         run.progress.end_round(
-            finished.state, report, finished.uplink, finished.downlink, rejected_uplink=finished.rejected_uplink
-        )
+            finished.state, finished.report, finished.uplink, finished.downlink,
+            rejected_uplink=finished.rejected_uplink,
+        )  # fmt: skip
+
+    strategy.start(run.grid, pack_state(run.state), run.config.rounds, evaluate_fn=record)
 
 
-def _rounds(run: ServerRun) -> Iterator[FinishedRound]:
-    """Yield synchronous rounds."""
+def _strategy(run: ServerRun) -> PayloadStrategy | AsyncStrategy:
+    """Return the strategy of a run, for synchronous rounds, secure ones, or asynchronous versions."""
     config = run.config
-    settings = RoundSettings(
-        clients_per_round=config.clients_per_round,
-        config=run.packed,
-        oversample=config.oversample,
-        min_replies=config.min_replies,
-        memory=config.downlink.remembers,
-    )
-    strategy: PayloadStrategy | SecureRounds
+    settings = RoundSettings.of(config, run.packed)
+    known: dict[str, Any] = {
+        "directory": run.directory,
+        "channel": _channel(run),
+        "timeout": _timeout(run),
+        "finished_rounds": run.finished_rounds,
+    }
+    if config.server == "async":
+        return AsyncStrategy(run.protocol, settings, buffer=config.buffer, max_staleness=config.max_staleness, **known)
     if config.privacy.secure_aggregation:
-        strategy = SecureRounds(
-            run.protocol, run.directory, settings, timeout=_timeout(run), finished_rounds=run.finished_rounds
-        )
-    else:
-        strategy = PayloadStrategy(
-            run.protocol,
-            run.directory,
-            settings,
-            timeout=_timeout(run),
-            finished_rounds=run.finished_rounds,
-            privacy=run.privacy,
-        )
-    return strategy.rounds(_channel(run), run.state, config.rounds)
-
-
-def _versions(run: ServerRun) -> Iterator[FinishedRound]:
-    """Yield the versions of an asynchronous run."""
-    config = run.config
-    settings = AsyncSettings(
-        concurrency=config.clients_per_round, buffer=config.buffer or config.clients_per_round, config=run.packed
-    )
-    fedbuff = FedBuff(run.protocol, run.state, run.finished_rounds, config.max_staleness)
-    return AsyncLoop(fedbuff, run.directory, settings, _timeout(run)).versions(_channel(run), config.rounds)
+        return SecureStrategy(run.protocol, settings, **known)
+    return PayloadStrategy(run.protocol, settings, privacy=run.privacy, **known)
 
 
 def _timeout(run: ServerRun) -> RoundTimeout:
@@ -136,6 +125,7 @@ def _channel(run: ServerRun) -> Channel:
         max_payload_bytes=secure_bytes if config.privacy.secure_aggregation else max_payload_bytes(run.protocol),
         slowdown=stragglers,
         report=run.report,
+        wait=wait_of(run.grid),
     )
 
 

@@ -7,24 +7,23 @@ it. A round with too few clients is given up and done again with others; nothing
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.exchange.channel import Channel, ReplyPolicy, Request
 from fedmrn_app.exchange.messages import Lost, add_secure
 from fedmrn_app.exchange.orders import OrderSender
-from fedmrn_app.exchange.timeouts import MAX_FAILING, FailureLimit, RoundTimeout
-from fedmrn_app.federation.downlinks import downlink_of
-from fedmrn_app.federation.protocol import GlobalState, RunProtocol
+from fedmrn_app.exchange.timeouts import MAX_FAILING, RoundTimeout
 from fedmrn_app.federation.sampling import sample_others
 from fedmrn_app.federation.secure_round import secure_round
-from fedmrn_app.federation.server import OpenRound, open_round
+from fedmrn_app.federation.server import OpenRound
 from fedmrn_app.flower.client_directory import Directory
-from fedmrn_app.flower.strategy import FinishedRound, RoundSettings
+from fedmrn_app.flower.strategy import FinishedRound, PayloadStrategy
 from fedmrn_app.secure.exchange import Phase
 
 _AGAIN = ("secure-threshold", "secure-sum")  # codes of errors after which a round is done again
@@ -53,65 +52,38 @@ class SecureRequest(Request):
         return add_secure(content, self.message)
 
 
-class SecureRounds:
-    """Runs the rounds of a run over a channel."""
+class SecureStrategy(PayloadStrategy):
+    """The strategy whose server learns only the sum of a round's masks."""
 
-    def __init__(
-        self,
-        protocol: RunProtocol,
-        directory: Directory,
-        settings: RoundSettings,
-        *,
-        timeout: RoundTimeout,
-        finished_rounds: int = 0,
-    ) -> None:
-        """Take what `PayloadStrategy` takes."""
-        self.protocol = protocol
-        self.settings = settings
-        self.versions = downlink_of(protocol).new_versions() if settings.memory else None
-        self.finished_rounds = finished_rounds
-        self._directory = directory
-        self._timeout = timeout
-        self._limit = FailureLimit()
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> NoReturn:
+        """Refuse to be called by another loop, whose rounds have one exchange."""
+        raise RunError("a secure round has four exchanges of messages; call start", code="secure")
 
-    def rounds(self, channel: Channel, state: GlobalState, last: int) -> Iterator[FinishedRound]:
-        """Run all rounds up to number `last`, and yield each one when it is closed.
-
-        Raises:
-            RunError: the new global model is not finite, or a round was given up three times.
-        """
-        for number in range(self.finished_rounds + 1, last + 1):
-            finished = self._run_round(channel, state, number)
-            self._limit.note(finished.report)
-            state = finished.state
-            yield finished
-
-    def _run_round(self, channel: Channel, state: GlobalState, number: int) -> FinishedRound:
-        samples = self._directory.available().samples
-        opened = open_round(
-            self.protocol, state, number, samples, self.settings.clients_per_round, versions=self.versions
-        )
-        attempt = _Attempt(self._directory, self._timeout, channel, OrderSender(opened, self.settings.config))
+    def _finish_round(self, number: int) -> tuple[ArrayRecord, MetricRecord]:
+        """Run attempts at the open round, with other clients each time."""
+        opened, (directory, channel) = self._current.opened, self._connected
+        timeout = self._timeout or RoundTimeout(None)
+        attempt = _Attempt(directory, timeout, channel, self._current.sender)
         for repeat in range(1, MAX_FAILING + 1):
             try:
-                return attempt.run()
+                return self._closed(attempt.run())
             except RunError as error:
                 if error.code not in _AGAIN:
                     raise
                 reason = f"{error} ({attempt.reasons()})"
                 if repeat == MAX_FAILING:
                     raise RunError(
-                        f"{reason}, as before; see to them, then go on with resume=true", code="clients-fail"
+                        f"{reason}, as before; fix the cause, then continue with resume=true", code="clients-fail"
                     ) from None
-                self._replace_clients(opened, attempt.downlink, repeat)
-                self._directory.report(f"{reason}; the round is done again with {len(opened.clients)} other clients")
+                self._replace_all(opened, attempt.downlink, repeat)
+                directory.report(f"{reason}; the round is done again with {len(opened.clients)} other clients")
         raise AssertionError("the last repeat raises")
 
-    def _replace_clients(self, opened: OpenRound, asked: Mapping[int, int], repeat: int) -> None:
+    def _replace_all(self, opened: OpenRound, asked: Mapping[int, int], repeat: int) -> None:
         """Give the round other clients; where there are too few others, draw from all."""
         if self.versions is not None:
             self.versions.forget(opened.clients.keys())
-        samples = self._directory.available().samples
+        samples = self._connected[0].available().samples
         available = np.fromiter(samples, np.int64, len(samples))
         count = self.settings.clients_per_round
         others = set(asked) if len(samples) - len(asked) >= count else ()

@@ -2,49 +2,32 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import Result, Strategy
 
 from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.exchange.channel import Answer, Channel, ReplyPolicy
+from fedmrn_app.exchange.liveness import LiveNodes
 from fedmrn_app.exchange.messages import by_request, content_bytes, pack_state, read_payload_of, unpack_state
 from fedmrn_app.exchange.orders import OrderRequest, OrderSender
-from fedmrn_app.exchange.timeouts import MAX_FAILING, FailureLimit, RoundTimeout
+from fedmrn_app.exchange.timeouts import FIRST_TIMEOUT, MAX_FAILING, FailureLimit, RoundTimeout
 from fedmrn_app.federation.downlinks import downlink_of
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.federation.report import RoundReport, TooFewError
 from fedmrn_app.federation.sampling import sample_others, shuffle
 from fedmrn_app.federation.server import OpenRound, RoundPrivacy, close_round, open_round
-from fedmrn_app.flower.client_directory import Directory
+from fedmrn_app.federation.upload import max_payload_bytes
+from fedmrn_app.flower.client_directory import ClientDirectory, Directory
+from fedmrn_app.flower.local_grid import wait_of
+from fedmrn_app.flower.round_settings import RoundSettings
 
-
-@dataclass(frozen=True, kw_only=True)
-class RoundSettings:
-    """What all rounds of a run have in common.
-
-    Attributes:
-        clients_per_round: number of replies that a round uses.
-        config: the run's configuration, for nodes that have lost it.
-        oversample: factor by which more clients are asked than a round uses.
-        min_replies: number of usable replies below which a round continues with other clients.
-        memory: whether clients keep the model that they were sent, and are sent what has changed since.
-    """
-
-    clients_per_round: int
-    config: bytes
-    oversample: float = 1.0
-    min_replies: int = 1
-    memory: bool = False
-
-    def asked(self, replies: int) -> int:
-        """Return the number of clients to ask for a number of replies."""
-        return math.ceil(replies * self.oversample - 1e-9)
+_log = logging.getLogger("flwr")
 
 
 @dataclass(frozen=True)
@@ -73,9 +56,11 @@ class _Round:
     opened: OpenRound
     sender: OrderSender
     answers: dict[int, Answer] = field(default_factory=dict)
-    messages: dict[int, Message] = field(default_factory=dict)  # only where Flower's loop sends them
+    messages: dict[int, Message] = field(default_factory=dict)  # that another loop than `start` sends
     downlink: dict[int, int] = field(default_factory=dict)
     uplink: int = 0  # bytes of all replies, usable and rejected
+    earlier: list[RoundReport] = field(default_factory=list)  # of the same round, with too few replies
+    late: Sequence[int] = ()
 
     def note(self, answers: Iterable[Answer]) -> None:
         for answer in answers:
@@ -103,93 +88,150 @@ class PayloadStrategy(Strategy):
     are drawn from those that are available when the round begins; a client whose node dies during the round is not
     replaced.
 
-    `rounds` runs all rounds over a `Channel`. `configure_train` and `aggregate_train` are the same two halves of a
-    round for Flower's own loop, without the repetitions.
+    The arrays that `start` takes and returns are those of `pack_state`. Another loop may call `configure_train` and
+    `aggregate_train` itself; nobody is asked again then.
+
+    Args:
+        protocol: what server and clients know before the first round, the run's seed among it.
+        settings: how clients are found and asked.
+        directory: knows which node hosts which client; None to ask the nodes of the grid.
+        channel: sends and receives; None for a new one on the grid.
+        timeout: how long replies may take; None for the timeout of `start`.
+        finished_rounds: number of rounds before a resumed run.
+        privacy: of the run; None where no noise is added.
+
+    Attributes:
+        last: the round that was closed last.
     """
 
     def __init__(
         self,
         protocol: RunProtocol,
-        directory: Directory,
         settings: RoundSettings,
         *,
+        directory: Directory | None = None,
+        channel: Channel | None = None,
         timeout: RoundTimeout | None = None,
         finished_rounds: int = 0,
         privacy: RoundPrivacy | None = None,
     ) -> None:
-        """Make the strategy of a run.
-
-        Args:
-            protocol: of the run.
-            directory: knows which node hosts which client.
-            settings: what all rounds have in common.
-            timeout: how long replies may take.
-            finished_rounds: rounds before a resumed run; Flower's loop counts from 1 again.
-            privacy: of the run; None where no noise is added.
-        """
         self.protocol = protocol
         self.settings = settings
         self.versions = downlink_of(protocol).new_versions() if settings.memory else None
         self.finished_rounds = finished_rounds
+        self.last: FinishedRound | None = None
         self._directory = directory
-        self._timeout = timeout or RoundTimeout(None)
+        self._channel = channel
+        self._timeout = timeout
         self._privacy = privacy
         self._limit = FailureLimit()
         self._round: _Round | None = None
-        self.last: FinishedRound | None = None
+        self._state: tuple[ArrayRecord, GlobalState] | None = None  # the last arrays, and what they were packed from
 
-    def rounds(self, channel: Channel, state: GlobalState, last: int) -> Iterator[FinishedRound]:
-        """Run all rounds up to number `last`, and yield each one when it is closed.
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = FIRST_TIMEOUT,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Train up to round `num_rounds`.
+
+        Args:
+            grid: any grid of Flower's.
+            initial_arrays: the global state before the next round, see `pack_state`.
+            num_rounds: number of the last round; a resumed run counts those before.
+            timeout: seconds that replies may take, where the strategy was not given another limit.
+            train_config: not used; clients have the run's configuration.
+            evaluate_config: not used; the global model is evaluated on the server.
+            evaluate_fn: called with a round's number and its arrays, before the first round and after each.
 
         Raises:
-            RunError: the new global model is not finite, or most clients failed for the third time in a row in a run
-                that is not private.
+            RunError: the new global model is not finite, too few clients are available, or most clients failed for the
+                third time in a row in a run that is not private.
             BudgetSpent: a further round would exceed privacy.epsilon.
         """
-        for number in range(self.finished_rounds + 1, last + 1):
-            finished = self._run_round(channel, state, number)
-            state = finished.state
-            yield finished
+        self._timeout = self._timeout or RoundTimeout(timeout)
+        result = Result(arrays=initial_arrays)
 
-    def _run_round(self, channel: Channel, state: GlobalState, number: int) -> FinishedRound:
-        current = self._open(state, number)
+        def evaluate(number: int) -> None:
+            metrics = None if evaluate_fn is None else evaluate_fn(number, result.arrays)
+            if metrics is not None:
+                result.evaluate_metrics_serverapp[number] = metrics
+
+        evaluate(self.finished_rounds)
+        for number in range(self.finished_rounds + 1, num_rounds + 1):
+            self.configure_train(number, result.arrays, train_config or ConfigRecord(), grid)
+            result.arrays, result.train_metrics_clientapp[number] = self._finish_round(number)
+            evaluate(number)
+        return result
+
+    def _finish_round(self, number: int) -> tuple[ArrayRecord, MetricRecord]:
+        """Ask the clients of the open round, and others where too few of them have usable replies."""
+        current, directory = self._current, self._connected[0]
         clients = list(current.opened.clients)
         if self.settings.oversample > 1:  # the first replies count, so chance must decide who is asked first
             clients = shuffle(clients, self.protocol.seed, number)
-        failed: list[TooFewError] = []
         while True:
-            enough = self._ask(channel, current, clients)
-            late = [client for client in current.opened.clients if client not in current.payloads()] if enough else []
+            enough = self._ask(current, clients)
+            current.late = [one for one in current.opened.clients if one not in current.payloads()] if enough else []
             try:
-                return self._close(current, late, [few.report for few in failed])
+                return self.aggregate_train(number, ())
             except TooFewError as few:
-                failed.append(few)
+                current.earlier.append(few.report)
                 self._limit.count += 1
                 if self._limit.count >= MAX_FAILING:
-                    reason = f"{few}, as others before; see to them, then go on with resume=true"
+                    reason = f"{few}, as others before; fix the cause, then continue with resume=true"
                     raise RunError(reason, code="clients-fail") from None
-                clients = self._replace_clients(current, few.report, len(failed))
-                self._directory.report(f"{few}; the round continues with {len(clients)} other clients")
+                clients = self._replace_clients(current, few.report, len(current.earlier))
+                directory.report(f"{few}; the round continues with {len(clients)} other clients")
+
+    def _connect(self, grid: Grid) -> None:
+        """Find the clients, where the strategy was given neither a directory nor a channel."""
+        if self._directory is None or self._channel is None:
+            nodes = LiveNodes(grid)
+            directory = ClientDirectory(grid, nodes, self.settings, report=_log.info)
+            self._channel = Channel(
+                grid, nodes, refresh=directory.poll, max_payload_bytes=max_payload_bytes(self.protocol),
+                report=_log.info, wait=wait_of(grid),
+            )  # fmt: skip
+            directory.find()
+            self._directory = directory
+
+    @property
+    def _connected(self) -> tuple[Directory, Channel]:
+        assert self._directory is not None, "configure_train connects"
+        assert self._channel is not None, "configure_train connects"
+        return self._directory, self._channel
+
+    @property
+    def _current(self) -> _Round:
+        assert self._round is not None, "configure_train opens a round"
+        return self._round
 
     def _open(self, state: GlobalState, number: int) -> _Round:
         """Draw the clients of a round."""
-        samples = self._directory.available().samples
+        samples = self._connected[0].available().samples
         count = self.settings.asked(self.settings.clients_per_round)
         opened = open_round(self.protocol, state, number, samples, count, versions=self.versions, privacy=self._privacy)
         return _Round(opened, OrderSender(opened, self.settings.config))
 
     def _requests(self, current: _Round, clients: Iterable[int]) -> list[OrderRequest]:
-        hosts = self._directory.current
+        hosts = self._connected[0].current
         return [OrderRequest(current.sender, client, hosts[client].node_id) for client in clients]
 
-    def _ask(self, channel: Channel, current: _Round, clients: Sequence[int]) -> bool:
+    def _ask(self, current: _Round, clients: Sequence[int]) -> bool:
         """Ask clients; return whether the round has all the replies that it uses, so that others are late."""
+        channel, timeout = self._connected[1], self._timeout or RoundTimeout(None)
         kept = sum(isinstance(payload, bytes) for payload in current.payloads().values())
         oversampled = self.settings.oversample > 1
         needed = max(0, self.settings.clients_per_round - kept) if oversampled else None
-        answers = channel.ask(self._requests(current, clients), ReplyPolicy(needed, self._timeout.seconds))
+        answers = channel.ask(self._requests(current, clients), ReplyPolicy(needed, timeout.seconds))
         current.note(answers)
-        self._timeout.note(max((answer.seconds for answer in answers), default=0.0))
+        timeout.note(max((answer.seconds for answer in answers), default=0.0))
         usable = sum(isinstance(payload, bytes) for payload in current.payloads().values())
         return oversampled and usable >= self.settings.clients_per_round
 
@@ -198,7 +240,7 @@ class PayloadStrategy(Strategy):
         opened, used = current.opened, report.used_clients
         if self.versions is not None:
             self.versions.forget(opened.clients.keys() - set(used))
-        samples = self._directory.available().samples
+        samples = self._connected[0].available().samples
         available = np.fromiter(samples, np.int64, len(samples))
         count = self.settings.asked(max(1, self.settings.clients_per_round - len(used)))
         asked = current.downlink
@@ -210,7 +252,7 @@ class PayloadStrategy(Strategy):
         opened.replace_clients(kept | {client: samples[client] for client in chosen})
         return chosen
 
-    def _close(self, current: _Round, late: Sequence[int], earlier: Sequence[RoundReport] = ()) -> FinishedRound:
+    def _close(self, current: _Round) -> FinishedRound:
         """Average the usable replies.
 
         Raises:
@@ -219,47 +261,80 @@ class PayloadStrategy(Strategy):
                 not private.
         """
         opened, payloads = current.opened, current.payloads()
-        state, report = close_round(opened, payloads, min_replies=self.settings.min_replies, late=late)
+        state, report = close_round(opened, payloads, min_replies=self.settings.min_replies, late=current.late)
         used = set(report.used_clients)
         failed_now = {reply.client for reply in report.failed}
-        before = {one.client: one for closed in earlier for one in closed.failed}
+        before = {one.client: one for closed in current.earlier for one in closed.failed}
         report.failed[:0] = [one for client, one in before.items() if client not in used | failed_now]
         uplink = [current.answers[client].uplink_bytes for client in report.used_clients]
         rejected = current.uplink - sum(uplink)
-        self.last = FinishedRound(state, report, uplink, list(current.downlink.values()), rejected)
+        finished = FinishedRound(state, report, uplink, list(current.downlink.values()), rejected)
         if self._privacy is None:  # the end of a private run must not depend on what clients do
             self._limit.note(report)
         elif line := self._limit.reached(report):
-            self._directory.report(f"{line}; a private run goes on, because its end would tell who failed; see to them")
-        return self.last
+            reason = "a private run continues, because ending it would reveal which clients failed; fix the cause"
+            self._connected[0].report(f"{line}; {reason}")
+        return finished
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Address the global model to this round's clients, each with a seed of its own.
+    ) -> Iterator[Message]:
+        """Open a round, and return the messages that ask its clients, each with a seed of its own.
+
+        The messages are made when they are read. `start` does not read them, because a channel makes its own.
 
         Raises:
             BudgetSpent: the round would exceed privacy.epsilon.
         """
-        current = self._round = self._open(unpack_state(arrays), server_round + self.finished_rounds)
+        self._connect(grid)
+        known = self._state is not None and self._state[0] is arrays
+        state = self._state[1] if self._state is not None and known else unpack_state(arrays)
+        self._round = self._open(state, server_round)
+        return self._messages(self._round)
+
+    def _messages(self, current: _Round) -> Iterator[Message]:
         for request in self._requests(current, current.opened.clients):
             content = request.content()
             current.downlink[request.client] = content_bytes(content)
             current.messages[request.client] = Message(content, request.node, "train", group_id=request.group)
-        return list(current.messages.values())
+            yield current.messages[request.client]
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
         """Decode the replies and close the round.
 
+        Args:
+            server_round: number of the round.
+            replies: to the messages of `configure_train`; those that `start` has received are known already.
+
+        Returns:
+            The new global state, see `pack_state`, and the numbers of used and failed replies with their mean bytes.
+
         Raises:
-            RunError: no reply is usable in a run that is not private, or the new global model is not finite.
+            TooFewError: too few replies are usable.
+            RunError: the new global model is not finite, or most clients failed for the third time in a row.
         """
-        assert self._round is not None, "Flower calls configure_train first"
-        current, self._round = self._round, None
+        current = self._current
+        current.note(self._answers(current, replies))
+        return self._closed(self._close(current))
+
+    def _closed(self, finished: FinishedRound) -> tuple[ArrayRecord, MetricRecord]:
+        """Keep a closed round, and return its state and metrics."""
+        self.last, self._round = finished, None
+        packed = pack_state(finished.state)
+        self._state = packed, finished.state
+        report, uplink, downlink = finished.report, finished.uplink, finished.downlink
+        metrics = MetricRecord({
+            "replies": len(report.used),
+            "failures": len(report.failed),
+            "uplink_bytes": float(np.mean(uplink)) if uplink else 0.0,
+            "downlink_bytes": float(np.mean(downlink)) if downlink else 0.0,
+        })  # fmt: skip
+        return packed, metrics
+
+    def _answers(self, current: _Round, replies: Iterable[Message]) -> Iterator[Answer]:
+        """Read the replies to the messages of `configure_train`."""
         by_message = by_request(replies)
-        for request in self._requests(current, current.opened.clients):
+        for request in self._requests(current, current.messages):
             reply = by_message.get(current.messages[request.client].metadata.message_id)
             if reply is None:
                 continue
@@ -268,8 +343,7 @@ class PayloadStrategy(Strategy):
             except PayloadError as error:
                 payload = error
             size = 0 if reply.has_error() else content_bytes(reply.content)
-            current.note([Answer(request, payload, uplink_bytes=size)])
-        return pack_state(self._close(current, []).state), None
+            yield Answer(request, payload, uplink_bytes=size)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from fedmrn_app.config.build import resolve_from_data
 from fedmrn_app.config.compose import compose_values, quote_override
-from fedmrn_app.runtime.simulation import run_simulation
+from fedmrn_app.runtime.local import run_local
 
 
 def bench_round(arguments: argparse.Namespace) -> Any:
@@ -25,7 +25,7 @@ def bench_round(arguments: argparse.Namespace) -> Any:
     path = quote_override("dataset.path", str(Path(arguments.data).expanduser().resolve()))
     values, config, _ = resolve_from_data(compose_values(("experiment=fmnist_iid", f"rounds={arguments.rounds}", path)))
     with tempfile.TemporaryDirectory() as folder:
-        run_simulation(values, config, Path(folder), on_line=print)
+        run_local(values, config, Path(folder), on_line=print)
         with (Path(folder) / "rounds.csv").open() as file:
             rows = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
     at_once = min(os.cpu_count() or 1, config.clients_per_round)

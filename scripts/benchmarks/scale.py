@@ -8,6 +8,7 @@ import json
 import os
 import tempfile
 import time
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -18,11 +19,11 @@ from rich.table import Table
 
 from fedmrn_app.config.build import resolve_from_data
 from fedmrn_app.config.compose import compose_values, quote_override
-from fedmrn_app.runtime.simulation import private_environment, run_simulation, start_app
-from fedmrn_app.system.processes import private_home
+from fedmrn_app.flower.local_grid import LocalGrid
+from fedmrn_app.runtime.local import run_local, worker_count
 from scripts.benchmarks.usage import Usage
 
-PEER = Path(__file__).with_name("peer_app")
+PEER = "scripts.benchmarks.peer_app.peer"
 
 
 def bench_scale(arguments: argparse.Namespace) -> Any:
@@ -73,7 +74,7 @@ def ours(overrides: tuple[str, ...]) -> dict[str, Any]:
     begun = time.time()
     usage.start()
     with tempfile.TemporaryDirectory() as folder:
-        run_simulation(values, config, Path(folder), on_line=line)
+        run_local(values, config, Path(folder), on_line=line)
         with (Path(folder) / "rounds.csv").open() as file:
             rounds = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
     usage.stop()
@@ -94,27 +95,19 @@ def ours(overrides: tuple[str, ...]) -> dict[str, Any]:
 
 
 def peer(overrides: tuple[str, ...]) -> dict[str, Any]:
-    """Return the same of Flower's own strategy, with a simulated node per client."""
-    values, config, task = resolve_from_data(compose_values(overrides))
+    """Return the same of Flower's own strategy on the same grid, with a node per client."""
+    _, config, task = resolve_from_data(compose_values(overrides))
     task.load("train")
-    at_once = min(os.cpu_count() or 1, config.clients_per_round)
-    federation = {
-        "num-supernodes": config.clients, "client-resources-num-cpus": 1, "init-args-num-cpus": at_once,
-        "init-args-log-to-driver": "false",
-    }  # fmt: skip
     usage, begun = Usage(), time.time()
     usage.start()
-    with tempfile.TemporaryDirectory() as name, private_home() as home:
-        folder = Path(name)
-        results = folder / "results.json"
+    processes = worker_count(config)
+    with tempfile.TemporaryDirectory() as name:
+        results = Path(name) / "results.json"
         run = {"overrides": json.dumps(overrides), "results": str(results)}
-        environment = private_environment(home, values)
-        process = start_app(PEER, run, federation, folder=folder, home=home, environment=environment)
-        while process.poll() is None and not results.is_file():
-            time.sleep(0.2)
+        grid = LocalGrid(f"{PEER}.client_app:app", config.clients, run_config=run, processes=processes)
+        with grid:
+            grid.run_app(import_module(f"{PEER}.server_app").app)
         worked = usage.worked()
-        if not results.is_file():
-            raise SystemExit((folder / "flower.log").read_text()[-3000:])
         ended: list[float] = json.loads(results.read_text())
     usage.stop()
     times = config.clients_per_round * config.rounds

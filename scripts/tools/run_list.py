@@ -1,8 +1,8 @@
 """Train the runs of a list, several at a time, each with its server and its clients in one process.
 
-Flower's simulation trains the clients of one run in parallel; this trains runs in parallel, which suits many small runs
-on one GPU. A run's messages, files and, on a CPU, weights are those of the `fedmrn` command. Its seconds are not: the
-runs share the machine.
+The `fedmrn` command trains the clients of one run in parallel; this trains runs in parallel, which suits many small
+runs on one GPU. A run's messages, files and, on a CPU, weights are those of the `fedmrn` command. Its seconds are not:
+the runs share the machine.
 
 Each line of the list is a name and the run's overrides; lines that begin with # are left out. A run whose folder has a
 summary is left out too, and one that was interrupted continues after its last round. Prints a line for each run; exits
@@ -15,27 +15,17 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import os
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import cast
 
-from flwr.app import Context, RecordDict
-from flwr.serverapp import Grid
-
-from fedmrn_app import client_app, server_app
 from fedmrn_app.config.build import resolve_from_data
 from fedmrn_app.config.compose import compose_values, parse_overrides
-from fedmrn_app.config.resolved import write_resolved
-from fedmrn_app.environment import STATE_FOLDER, VERSIONS_FOLDER
 from fedmrn_app.errors import FedMRNError
 from fedmrn_app.results.resume import holds_run
-from fedmrn_app.runtime.simulation import NODES
-from scripts.benchmarks.local_grid import SimulatedNodes, allow_messages
+from fedmrn_app.runtime.local import run_local
 
 
 def main() -> int:
@@ -82,14 +72,8 @@ def train(folder: Path, overrides: Sequence[str]) -> str | None:
     if holds_run(folder):
         overrides = [*overrides, "resume=true"]
     try:
-        values, config, _ = resolve_from_data(compose_values(overrides))
-        with tempfile.TemporaryDirectory() as versions:
-            os.environ |= {STATE_FOLDER: str(folder / "clients"), VERSIONS_FOLDER: versions}
-            allow_messages()
-            settings = {"config": write_resolved(values), "run-dir": str(folder)}
-            grid = SimulatedNodes(client_app.app, config.simulation.nodes or min(NODES, config.clients), {})
-            context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config={**settings})
-            server_app.app(cast(Grid, grid), context)
+        values, config, _ = resolve_from_data(compose_values([*overrides, "simulation.processes=0"]))
+        run_local(values, config, folder)
     except (FedMRNError, OSError) as error:
         return str(error)
     return None

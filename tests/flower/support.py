@@ -11,19 +11,21 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
-from flwr.app import Error, Message, RecordDict
+from flwr.app import ArrayRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedmrn_app.exchange.channel import Channel
 from fedmrn_app.exchange.clock import Clock
 from fedmrn_app.exchange.liveness import LiveNodes
-from fedmrn_app.exchange.messages import payload_content
+from fedmrn_app.exchange.messages import pack_state, payload_content, unpack_state
 from fedmrn_app.exchange.orders import read_order
 from fedmrn_app.exchange.timeouts import RoundTimeout
 from fedmrn_app.federation.protocol import GlobalState, Order, RunProtocol
+from fedmrn_app.flower.async_loop import AsyncStrategy
 from fedmrn_app.flower.host_table import HostTable, host_table
 from fedmrn_app.flower.hosted import Hosted, hosted_content
-from fedmrn_app.flower.strategy import FinishedRound, PayloadStrategy, RoundSettings
+from fedmrn_app.flower.round_settings import RoundSettings
+from fedmrn_app.flower.strategy import FinishedRound, PayloadStrategy
 from fedmrn_app.privacy.mechanism import Privacy
 from fedmrn_app.wire.payload import Payload, encode_payload
 from scripts.benchmarks.local_grid import set_message_id
@@ -188,6 +190,23 @@ class Directory:
         self.lines.append(line)
 
 
+def started(
+    strategy: PayloadStrategy | AsyncStrategy, grid: Grid, state: GlobalState, last: int
+) -> list[FinishedRound]:
+    """Start a strategy, and return its rounds."""
+    found: list[FinishedRound] = []
+
+    def note(number: int, arrays: ArrayRecord) -> None:
+        if strategy.last is not None:
+            assert strategy.last.report.number == number
+            found.append(strategy.last)
+
+    result = strategy.start(grid, pack_state(state), last, evaluate_fn=note)
+    if found:
+        assert np.array_equal(unpack_state(result.arrays).vector, found[-1].state.vector)
+    return found
+
+
 class SmallRun:
     """The small round of `tests.reference` over a fake grid on which each client may behave in its own way."""
 
@@ -209,15 +228,16 @@ class SmallRun:
         self.directory = Directory()
         self.strategy = PayloadStrategy(
             protocol,
-            self.directory,
-            RoundSettings(clients_per_round=clients_per_round, config=CONFIG, **settings),
+            RoundSettings(clients=len(SAMPLES), clients_per_round=clients_per_round, config=CONFIG, **settings),
+            directory=self.directory,
+            channel=self.grid.channel(),
             timeout=RoundTimeout(timeout),
             finished_rounds=finished_rounds,
             privacy=privacy,
         )
 
     def rounds(self, last: int = 1, state: GlobalState = STATE) -> list[FinishedRound]:
-        return list(self.strategy.rounds(self.grid.channel(), state, last))
+        return started(self.strategy, self.grid.grid, state, last)
 
     def round(self) -> FinishedRound:
         (finished,) = self.rounds()

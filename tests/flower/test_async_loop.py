@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,13 +20,24 @@ from fedmrn_app.exchange.timeouts import RoundTimeout
 from fedmrn_app.federation.fedbuff import BufferedReply, FedBuff
 from fedmrn_app.federation.protocol import GlobalState, Order
 from fedmrn_app.federation.report import RoundReport
-from fedmrn_app.flower.async_loop import AsyncLoop, AsyncSettings
+from fedmrn_app.flower.async_loop import AsyncStrategy
+from fedmrn_app.flower.round_settings import RoundSettings
 from fedmrn_app.flower.stragglers import draw_stragglers
 from fedmrn_app.flower.strategy import FinishedRound
 from fedmrn_app.methods.mask_decoding import MaskedNoise
-from fedmrn_app.runtime.simulation import run_simulation
+from fedmrn_app.runtime.local import run_local
 from fedmrn_app.wire.payload import encode_payload
-from tests.flower.support import CONFIG, Behaviour, Directory, FakeGrid, good_payload, good_reply, node_of, reply_with
+from tests.flower.support import (
+    CONFIG,
+    Behaviour,
+    Directory,
+    FakeGrid,
+    good_payload,
+    good_reply,
+    node_of,
+    reply_with,
+    started,
+)
 from tests.reference import AGREEMENT, SAMPLES, STATE, made_up_payload, mean_of
 from tests.supernodes import Federation
 
@@ -117,9 +129,9 @@ def train(grid: FakeGrid, versions: int, lines: list[str], timeout: float = 60) 
     """Three clients at a time, two replies to a version."""
     directory = Directory()
     directory.lines = lines
-    settings = AsyncSettings(concurrency=3, buffer=2, config=CONFIG)
-    loop = AsyncLoop(FedBuff(AGREEMENT, STATE, 0, 16), directory, settings, RoundTimeout(timeout))
-    finished = list(loop.versions(grid.channel(), versions))
+    settings = RoundSettings(clients=len(SAMPLES), clients_per_round=3, config=CONFIG)
+    known: Any = {"directory": directory, "channel": grid.channel(), "timeout": RoundTimeout(timeout)}
+    finished = started(AsyncStrategy(AGREEMENT, settings, buffer=2, **known), grid.grid, STATE, versions)
     assert all(len(one.uplink) == len(one.report.used) == 2 for one in finished)
     return finished
 
@@ -230,7 +242,7 @@ def test_draw_stragglers_are_drawn_by_the_seed() -> None:
 def test_simulated_run(strategy: tuple[str, ...], tmp_path: Path) -> None:
     overrides = (*strategy, "server=async", "downlink.memory=false", "buffer=4", "rounds=6", "simulation.slow=0.1:8")
     values, config, _ = resolve_from_data(compose_values((*overrides, "clients_per_round=6", "local.epochs=1")))
-    run_simulation(values, config, tmp_path)
+    run_local(values, config, tmp_path)
     (slow,) = draw_stragglers(0.1, 8, 10, 0)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["rounds"] == 6

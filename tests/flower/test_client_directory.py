@@ -15,6 +15,7 @@ from fedmrn_app.flower.client_directory import ClientDirectory
 from fedmrn_app.flower.device_records import DeviceRecords
 from fedmrn_app.flower.host_table import Host, HostTable
 from fedmrn_app.flower.hosted import Hosted
+from fedmrn_app.flower.round_settings import RoundSettings
 from tests.flower.support import Behaviour, FakeGrid
 
 PACKED = b"the run's configuration"
@@ -27,7 +28,7 @@ def directory_of(
     config = load_config(("clients=4", "clients_per_round=2", "node_timeout=0.3", "round_timeout=0.5", *overrides))
     nodes = LiveNodes(grid.grid, grid.clock, real=devices is not None)
     return ClientDirectory(
-        grid.grid, nodes, config, packed=PACKED, report=lines.append, devices=devices, clock=grid.clock
+        grid.grid, nodes, RoundSettings.of(config, PACKED), report=lines.append, devices=devices, clock=grid.clock
     )
 
 

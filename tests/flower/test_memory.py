@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from fedmrn_app.client_app import train
 from fedmrn_app.config.build import build_worker, resolve_from_data
 from fedmrn_app.config.compose import compose_values
 from fedmrn_app.config.resolved import pack_config
-from fedmrn_app.environment import STATE_FOLDER, VERSIONS_FOLDER
+from fedmrn_app.environment import STATE_FOLDER
 from fedmrn_app.exchange.client_storage import KeptVersions
 from fedmrn_app.exchange.messages import content_bytes
 from fedmrn_app.exchange.orders import order_content, read_order
@@ -22,10 +23,11 @@ from fedmrn_app.federation.loop import run_rounds
 from fedmrn_app.federation.protocol import GlobalState, Order
 from fedmrn_app.federation.versions import Version, most_versions
 from fedmrn_app.flower.host_table import HostTable, host_table
-from fedmrn_app.flower.strategy import PayloadStrategy, RoundSettings
+from fedmrn_app.flower.round_settings import RoundSettings
+from fedmrn_app.flower.strategy import PayloadStrategy
 from fedmrn_app.learning.flat import state_sha256
 from fedmrn_app.wire.lattice import Lattice as Rounded
-from tests.flower.support import Directory, FakeGrid, Reply
+from tests.flower.support import Directory, FakeGrid, Reply, started
 from tests.reference import reference_run
 
 CLIENTS, ROUNDS = 4, 4
@@ -39,7 +41,6 @@ FIRST_DENSE = WORKER.model()[0].state()[1]
 
 @pytest.fixture(autouse=True)
 def versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VERSIONS_FOLDER, str(tmp_path / "versions"))
     monkeypatch.setenv(STATE_FOLDER, str(tmp_path / "state"))
 
 
@@ -92,12 +93,13 @@ def run(nodes: Nodes, finished: int = 0, state: GlobalState | None = None, round
     """A run of Flower's strategy with the real ClientApp."""
     _, protocol = WORKER.model()
     packed = pack_config(VALUES, "ab12")
-    settings = RoundSettings(clients_per_round=3, config=packed, memory=True)
+    settings = RoundSettings(clients=CLIENTS, clients_per_round=3, config=packed, memory=True)
     directory = NodesDirectory(len(nodes.states))
-    strategy = PayloadStrategy(protocol, directory, settings, timeout=RoundTimeout(5), finished_rounds=finished)
+    known: Any = {"directory": directory, "channel": nodes.channel(), "timeout": RoundTimeout(5)}
+    strategy = PayloadStrategy(protocol, settings, finished_rounds=finished, **known)
     weighed: Bytes = {}
     last = state or protocol.begin()
-    for done in strategy.rounds(nodes.channel(), last, rounds):
+    for done in started(strategy, nodes.grid, last, rounds):
         last = done.state
         clients = sorted({*done.report.used_clients, *done.report.failures})
         weighed[done.report.number] = dict(zip(clients, done.downlink, strict=True))
@@ -120,7 +122,7 @@ def plain(forgets: frozenset[tuple[int, int]] = frozenset()) -> tuple[str, Bytes
 
 def kept(client: int) -> Path:
     """The file of the version that a client holds."""
-    return KeptVersions(Path(os.environ[VERSIONS_FOLDER]) / "ab12").path(client)
+    return KeptVersions(Path(os.environ[STATE_FOLDER]) / "ab12").path(client)
 
 
 def told(nodes: Nodes) -> Nodes:
@@ -172,7 +174,7 @@ def test_clients_that_share_a_node_keep_their_versions_even_where_they_train_at_
 
 
 def test_versions_that_the_server_has_forgotten_are_forgotten() -> None:
-    versions, most = KeptVersions(Path(os.environ[VERSIONS_FOLDER]) / "ab12"), most_versions(5)
+    versions, most = KeptVersions(Path(os.environ[STATE_FOLDER]) / "ab12"), most_versions(5)
     grids = [Rounded(np.ones(1, np.float32), np.full(5, number, np.int32)) for number in range(most + 3)]
     for number, grid in enumerate(grids):
         for client in (number, 1000 + number):
@@ -188,7 +190,7 @@ def test_versions_that_the_server_has_forgotten_are_forgotten() -> None:
 
 
 def test_both_versions_of_a_round_that_was_done_twice_are_forgotten() -> None:
-    versions, most = KeptVersions(Path(os.environ[VERSIONS_FOLDER]) / "ab12"), most_versions(5)
+    versions, most = KeptVersions(Path(os.environ[STATE_FOLDER]) / "ab12"), most_versions(5)
     for client, content in ((0, 1000), (1, 1001)):
         versions.write(client, Version(1, Rounded(np.ones(1, np.float32), np.full(5, content, np.int32))))
     for number in range(2, most + 3):
@@ -200,7 +202,7 @@ def test_both_versions_of_a_round_that_was_done_twice_are_forgotten() -> None:
 
 
 def test_versions_that_clients_have_replaced_take_no_room() -> None:
-    versions = KeptVersions(Path(os.environ[VERSIONS_FOLDER]) / "ab12")
+    versions = KeptVersions(Path(os.environ[STATE_FOLDER]) / "ab12")
     for number in range(1, 6):
         grid = Rounded(np.ones(1, np.float32), np.full(5, number, np.int32))
         for client in (0, number):  # the first in each round, the others once

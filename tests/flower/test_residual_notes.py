@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from fedmrn_app import client_app, server_app
+from fedmrn_app import client_app
 from fedmrn_app.errors import RunError
 from fedmrn_app.federation.fedbuff import WAVES
 from fedmrn_app.flower.residual_notes import ResidualNotes
 from fedmrn_app.results.checkpoint import read_state
 from fedmrn_app.results.run_folder import RunFolder
+from fedmrn_app.runtime import serve
 from tests.flower.support import FakeGrid
 from tests.one_node import node
 from tests.reference import reference_run
@@ -38,7 +39,7 @@ class Run:
         grid = FakeGrid({number: partial(_answer, context) for number, context in contexts.items()}, interval=1e300)
         words = json.dumps((*FEEDBACK, f"rounds={rounds}", *more))
         context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config={"overrides": words})
-        server_app._run(grid.grid, context, RunFolder(self.folder))
+        serve._run(grid.grid, context, RunFolder(self.folder), lambda line: None)
 
     @property
     def log(self) -> str:

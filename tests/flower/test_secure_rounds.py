@@ -19,12 +19,13 @@ from fedmrn_app.exchange.timeouts import RoundTimeout
 from fedmrn_app.federation.loop import run_rounds
 from fedmrn_app.federation.secure_round import max_secure_bytes
 from fedmrn_app.flower.client_directory import Directory
-from fedmrn_app.flower.secure_rounds import SecureRounds
-from fedmrn_app.flower.strategy import FinishedRound, RoundSettings
+from fedmrn_app.flower.round_settings import RoundSettings
+from fedmrn_app.flower.secure_rounds import SecureStrategy
+from fedmrn_app.flower.strategy import FinishedRound
 from fedmrn_app.secure import messages
 from fedmrn_app.secure.client import SecureClient
 from fedmrn_app.secure.messages import Envelope
-from tests.flower.support import FakeGrid, Reply
+from tests.flower.support import FakeGrid, Reply, started
 from tests.one_node import ask, asking, first_round, node, small
 
 SECURE = (
@@ -76,11 +77,15 @@ class Run:
         directory = SimpleNamespace(
             current=hosts, available=lambda: SimpleNamespace(samples=samples), report=self.lines.append
         )
-        settings = RoundSettings(clients_per_round=self.config.clients_per_round, config=self.packed)
-        strategy = SecureRounds(protocol, cast(Directory, directory), settings, timeout=RoundTimeout(60))
         grid = FakeGrid({100 + client: self.answer for client in clients})
-        channel = grid.channel(max_secure_bytes(protocol, self.config.clients_per_round))
-        return list(strategy.rounds(channel, protocol.begin(), count))
+        strategy = SecureStrategy(
+            protocol,
+            RoundSettings.of(self.config, self.packed),
+            directory=cast(Directory, directory),
+            channel=grid.channel(max_secure_bytes(protocol, self.config.clients_per_round)),
+            timeout=RoundTimeout(60),
+        )
+        return started(strategy, grid.grid, protocol.begin(), count)
 
 
 @pytest.mark.parametrize("strategy", ["fedmrn", "fedmrns", "fedpm"])

@@ -297,7 +297,7 @@ def test_private_run_goes_on_with_noise_however_many_clients_fail(failing_client
     assert [line.partition(":")[0] for line in run.directory.lines] == ["round 3", "round 4", "round 5"]
     line = run.directory.lines[-1]
     assert f"most clients failed in 5 rounds in a row, {failing_clients} of 6 in this one (client 0: " in line
-    assert "a private run goes on" in line
+    assert "a private run continues" in line
 
 
 def test_clients_are_drawn_from_those_that_are_available() -> None:

@@ -1,14 +1,16 @@
 """Runs whose processes are killed or whose clients fail: finished rounds stay, and a resumed run ends undisturbed."""
 
 import json
+import random
+import signal
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from fedmrn_app.environment import RUN_FOLDER
 from tests.reference import reference_run
-from tests.runtime.command import FEDMRN, column, environments, finish, start, wait_for_rounds
+from tests.runtime.command import FEDMRN, column, finish, start, wait_for_rounds
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow]
 
@@ -39,63 +41,82 @@ def words(folder: Path, *more: str) -> tuple[str, ...]:
     return (*FEDMRN, f"hydra.run.dir={folder}", *SMALL, *more)
 
 
-def processes(folder: Path, name: str = "") -> list[psutil.Process]:
-    """Return the processes of a run besides the command."""
-    return [each for each in environments(RUN_FOLDER, str(folder)) if any(name in word for word in each.cmdline())]
+def workers(pid: int) -> list[psutil.Process]:
+    """Return the workers of a command, which are the children of its fork server."""
+    return [worker for server in psutil.Process(pid).children() for worker in server.children()]
 
 
-@pytest.mark.parametrize("watched", [True, False], ids=["watchdog alive", "watchdog killed"])
-def test_killed_processes_come_back_and_a_killed_command_resumes(watched: bool, tmp_path: Path) -> None:
+def weights(folder: Path) -> str:
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["clients_failed"] == 0
+    return str(summary["weights_sha256"])
+
+
+def test_ten_killed_workers_change_nothing(tmp_path: Path) -> None:
+    run, chance = start(words(tmp_path / "run", "rounds=30", "local.epochs=3"), tmp_path), random.Random(0)
+    wait_for_rounds(tmp_path / "run", 1, run)
+    killed = set[int]()
+    while len(killed) < 10 and run.poll() is None:
+        for worker in workers(run.pid):
+            if worker.pid not in killed and len(killed) < 10:
+                worker.kill()
+                killed.add(worker.pid)
+                break
+        time.sleep(chance.uniform(0.05, 0.5))
+    _, errors = run.communicate(timeout=240)
+    assert run.returncode == 0, errors
+    assert len(killed) == 10
+    assert weights(tmp_path / "run") == reference_run((*SMALL, "rounds=30", "local.epochs=3"))
+
+
+@pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_killed_command_leaves_nothing_and_resumes(rounds: int, way: signal.Signals, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    command = words(folder, "rounds=30", "restarts=1")
+    command = words(folder, "rounds=8", "local.epochs=3")
     run = start(command, tmp_path)
-    wait_for_rounds(folder, 2, run)
-    if watched:
-        (server,) = processes(folder, "flwr-simulation")
-        server.kill()
-        wait_for_rounds(folder, len(column(folder)) + 2, run)
-    (home,) = {environment["FLWR_HOME"] for environment in environments(RUN_FOLDER, str(folder)).values()}
-    (watchdog,) = (each for each in psutil.Process(run.pid).children() if home in each.cmdline())
-    if not watched:
-        watchdog.kill()
-    run.kill()
-    output, _ = run.communicate()
-    assert not watched or ("the run's processes died" in output and "starting again after round" in output)
-    if watched:
-        watchdog.wait(30)
-        assert processes(folder) == []
-        assert not Path(home).exists()
+    if rounds:
+        wait_for_rounds(folder, rounds, run)
+    else:
+        while not psutil.Process(run.pid).children():
+            time.sleep(0.01)
+    family = psutil.Process(run.pid).children(recursive=True)
+    run.send_signal(way)
+    run.communicate(timeout=20)
+    _, running = psutil.wait_procs(family, timeout=5)
+    assert running == []
+    if rounds:
         refused = finish(command, tmp_path)
         assert refused.returncode == 1
         assert "holds a run already" in refused.stderr
-    else:
-        assert processes(folder, "flower-superlink")
-    resumed = finish((*command, "resume=true"), tmp_path)
+    resumed = finish((*command, "resume=true") if rounds else command, tmp_path)
     assert resumed.returncode == 0
-    assert column(folder) == list(range(1, 31))
-    assert not Path(home).exists()
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["weights_sha256"] == reference_run((*SMALL, "rounds=30"))
-    assert processes(folder) == []
+    assert column(folder) == list(range(1, 9))
+    assert weights(folder) == reference_run((*SMALL, "rounds=8", "local.epochs=3"))
     again = finish((*command, "resume=true"), tmp_path)
     assert again.returncode == 0
-    assert "has its 30 rounds already" in again.stdout
+    assert "has its 8 rounds already" in again.stdout
 
 
-def test_process_that_dies_without_a_restart_ends_the_run_with_the_way_to_resume(tmp_path: Path) -> None:
+def test_two_commands_do_not_work_in_one_folder(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run = start(words(folder, "rounds=500"), tmp_path)
     wait_for_rounds(folder, 1, run)
     other = finish(words(folder, "rounds=500", "resume=true"), tmp_path)
     assert other.returncode == 1
     assert "another fedmrn is at work in it" in other.stderr
-    for link in processes(folder, "flower-superlink"):
-        link.kill()
-    _, errors = run.communicate(timeout=120)
-    assert run.returncode == 1
-    (line,) = errors.splitlines()
-    assert f"resume=true hydra.run.dir={folder} goes on from its last round" in line
-    assert processes(folder) == []
+    run.kill()
+    run.communicate()
+
+
+def test_a_run_opens_no_port(tmp_path: Path) -> None:
+    run = start(words(tmp_path / "run", "rounds=500"), tmp_path)
+    wait_for_rounds(tmp_path / "run", 1, run)
+    family = [psutil.Process(run.pid), *psutil.Process(run.pid).children(recursive=True)]
+    assert len(family) == 4  # the command, the fork server, two workers
+    assert not [link for one in family for link in one.net_connections("inet")]
+    run.kill()
+    run.communicate()
 
 
 def test_run_in_which_most_clients_fail_ends_with_an_error(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Real Flower runs: real processes, real Ray, and the command as people type it."""
+"""Real runs: the command as people type it, its worker processes, and what is left of them."""
 
 import csv
 import json
@@ -20,16 +20,14 @@ from fedmrn_app.learning.evaluate import evaluate
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.results.provenance import made_with
 from fedmrn_app.results.trained import load_trained
-from fedmrn_app.runtime.simulation import run_simulation
-from tests.paths import ROOT
+from fedmrn_app.runtime.local import run_local
 from tests.reference import reference_downlink, reference_run
 from tests.runtime.command import column, environments, finish, start, wait_for_rounds
 
 pytestmark = pytest.mark.flower
 
 FEDMRN = str(Path(sys.executable).with_name("fedmrn"))
-HOSTILE_APP = ROOT / "tests" / "hostile_app"
-STARTED = time.time()
+HOSTILE_APP = "tests.hostile_app.hostile.client_app:app"
 SMALL = ("rounds=2", "clients=7", "clients_per_round=6", "local.epochs=1")
 
 
@@ -41,7 +39,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 def simulate(overrides: tuple[str, ...], folder: Path, lines: list[str]) -> None:
     """Run the hostile app."""
     values, config, _ = resolve_from_data(compose_values(overrides))
-    run_simulation(values, config, folder, app=HOSTILE_APP, on_line=lines.append)
+    run_local(values, config, folder, app=HOSTILE_APP, on_line=lines.append)
 
 
 def summary(folder: Path) -> dict[str, Any]:
@@ -50,24 +48,14 @@ def summary(folder: Path) -> dict[str, Any]:
 
 
 def left_behind() -> list[psutil.Process]:
-    """Return the processes of private SuperLinks of this test session: SuperLink, simulation, Ray, actors."""
-    while True:
-        marked = environments(CACHE, os.environ[CACHE]).items()
-        found = [process for process, environment in marked if "fedmrn-" in environment.get("FLWR_HOME", "")]
-        orphans = [process for process in psutil.process_iter() if _is_ray_orphan(process)]
-        # a test beside this one may just have killed its run, whose orphans end soon
-        if found or not orphans or time.time() > STARTED + 3600:
-            return found + orphans
-        time.sleep(0.5)
-
-
-def _is_ray_orphan(process: psutil.Process) -> bool:
-    """Return whether a process is an agent of Ray without a parent; such agents overwrite their environment."""
-    try:
-        orphan = process.ppid() == 1 and process.create_time() > STARTED
-        return orphan and str(process.name()).startswith("ray::")
-    except psutil.Error:
-        return False
+    """Return the processes of this test session that are none of its own: fork servers and workers of commands."""
+    own = {psutil.Process().pid, *(child.pid for child in psutil.Process().children(recursive=True))}
+    deadline = time.monotonic() + 5
+    while found := [each for each in environments(CACHE, os.environ[CACHE]) if each.pid not in own]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    return found
 
 
 @pytest.mark.slow
