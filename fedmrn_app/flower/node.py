@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
@@ -62,11 +63,7 @@ class Node:
             PayloadError: the run's configuration does not hold the number of clients.
             ConfigError: as `hosted_clients`.
         """
-        clients = unpack_config(self.config).get("clients")
-        if type(clients) is not int or clients < 1:
-            reason = f"clients={clients!r}: must be a number of clients"
-            raise PayloadError(reason, code="configuration", key="clients", value=clients)
-        return hosted_clients(self.context, clients)
+        return hosted_clients(self.context, _client_count(self.config))
 
     def residuals(self) -> Residuals:
         """Return what clients of the run keep on this node from round to round, such as residuals."""
@@ -80,6 +77,16 @@ class Node:
     def versions(self) -> KeptVersions:
         """Return the versions of the global model that this node's clients hold."""
         return KeptVersions(self.residuals().folder)
+
+
+@lru_cache(maxsize=4)
+def _client_count(config: bytes) -> int:
+    """Return the number of clients of a run; the configuration comes with every message, and is read once."""
+    clients = unpack_config(config).get("clients")
+    if type(clients) is not int or clients < 1:
+        reason = f"clients={clients!r}: must be a number of clients"
+        raise PayloadError(reason, code="configuration", key="clients", value=clients)
+    return clients
 
 
 def hosted_clients(context: Context, clients: int) -> range:
