@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import sys
+import tomllib
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -171,6 +172,25 @@ def test_trained_model_example_runs(page: str, tmp_path: Path, monkeypatch: pyte
     logits = names["logits"]
     assert isinstance(logits, torch.Tensor)
     assert logits.shape == (1, 10)
+
+
+def test_the_script_with_a_strategy_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    code = next(
+        block for block in blocks((ROOT / "docs" / "architecture.md").read_text(), "python") if "start" in block
+    )
+    assert len(code.splitlines()) <= 20
+    exec(code, {})
+    assert "'replies': 4, 'failures': 0" in capsys.readouterr().out
+
+
+def test_the_local_grid_example_trains_the_quickstart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    code = next(block for block in blocks((ROOT / "docs" / "plugin.md").read_text(), "python") if "LocalGrid" in block)
+    folder = ROOT / "examples" / "quickstart"
+    monkeypatch.syspath_prepend(folder)
+    run_config = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    results = tmp_path / "results.json"
+    exec(code, {"run_config": {**run_config, "num-server-rounds": 2, "results": str(results)}})
+    assert json.loads(results.read_text())["accuracy"][-1] > 0.6
 
 
 def test_the_readme_output_is_that_of_a_kept_run() -> None:
