@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from flwr.app import Error, Message, RecordDict
@@ -21,7 +21,6 @@ from fedmrn_app.exchange.messages import content_bytes, read_lost
 from fedmrn_app.methods.rate_control import least_mask_bits
 from fedmrn_app.noise import Distribution
 from fedmrn_app.plugin.arrays import only_arrays
-from fedmrn_app.plugin.downlink import GRID, LatticeSender
 from fedmrn_app.plugin.replies import (
     add_counts,
     add_rounding,
@@ -31,12 +30,23 @@ from fedmrn_app.plugin.replies import (
     read_refusal,
 )
 from fedmrn_app.plugin.request import Request, Round
-from fedmrn_app.plugin.secure_rounds import SecureRounds, Send, check_options
-from fedmrn_app.plugin.secure_sum import SECURE_BITS, SECURE_BOUND, Steps
-from fedmrn_app.plugin.settings import DEFAULT_ALPHA, RECORD, ClientTask, PluginSettings, check_own_scales, learns_masks
+from fedmrn_app.plugin.settings import (
+    DEFAULT_ALPHA,
+    GRID,
+    RECORD,
+    SECURE_BITS,
+    SECURE_BOUND,
+    ClientTask,
+    PluginSettings,
+    check_own_scales,
+)
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.validation import Positive, Range
 from fedmrn_app.wire.downlink import GRID_STEP
+
+if TYPE_CHECKING:
+    from fedmrn_app.plugin.downlink import LatticeSender
+    from fedmrn_app.plugin.secure_rounds import SecureRounds, Send
 
 _LEFT_OUT = 3  # Flower's code of an error in the ClientApp
 _log = logging.getLogger("flwr")
@@ -71,11 +81,13 @@ class Exchange:
         if alpha == "auto" and bits is not None:
             reason = f"alpha=auto: the server sets the scale of the noise so that replies take bits={bits:g}"
             raise ConfigError(f"{reason}; leave one of the two out", code="conflict", key="alpha", value=alpha)
-        options, steps = dict(options or {}), Steps(secure_bits, secure_bound)
+        options = dict(options or {})
         if secure:
+            from fedmrn_app.plugin.secure_rounds import SecureRounds, check_options  # few runs add up in secret
+
             check_options(method, bits=bits, alpha=alpha, dense_bits=dense_bits, downlink=downlink, options=options)
             options |= {"shared_noise": True} if method in ("fedmrn", "fedmrns") else {}
-        elif steps != Steps(SECURE_BITS, SECURE_BOUND):
+        elif (secure_bits, secure_bound) != (SECURE_BITS, SECURE_BOUND):
             reason = "secure_bits and secure_bound: are used with secure=True only"
             raise ConfigError(f"{reason}; leave them out, or say secure=True", code="unused", key="secure_bits")
         self.settings = PluginSettings(
@@ -83,14 +95,20 @@ class Exchange:
             seed=seed, alpha=DEFAULT_ALPHA if alpha == "auto" else alpha,
         )  # fmt: skip
         self._method = self.settings.build(secure=secure)
-        self.sums = SecureRounds(self._method, steps) if secure else None
+        self.sums: SecureRounds | None = None
+        if secure:
+            self.sums = SecureRounds(self._method, secure_bits, secure_bound)
         if alpha == "auto" and self.has_noise:
             check_own_scales(self._method)
         # None where no masks are learned
-        self._own_scales = alpha == "auto" if learns_masks(self._method) else None
+        self._own_scales = alpha == "auto" if self._method.training.learns_masks else None
         self._control = self._method.rate_control
         self._rate = None if self._control is None else self._control.first(self._control.bits)
-        self._sender = LatticeSender(step) if downlink == "grid" else None
+        self._sender: LatticeSender | None = None
+        if downlink == "grid":
+            from fedmrn_app.plugin.downlink import LatticeSender  # by default, arrays are sent as they are
+
+            self._sender = LatticeSender(step)
         self._plain_replies, self._max_failed = plain_replies, max_failed_rounds
         self._last: Round | None = None  # whose bits the rate control has not seen
         self._told_least = False  # whether the log has said that the budget is too small

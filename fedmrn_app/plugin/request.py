@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from flwr.app import ArrayRecord, Message, RecordDict
 
 from fedmrn_app.plugin.arrays import Values, only_arrays, to_values
-from fedmrn_app.plugin.downlink import SentLattice
 from fedmrn_app.plugin.replies import Contexts
 from fedmrn_app.plugin.settings import ClientTask
+
+if TYPE_CHECKING:
+    from fedmrn_app.plugin.downlink import SentLattice
 
 
 @dataclass(kw_only=True)

@@ -21,9 +21,8 @@ from fedmrn_app.methods.method import Method
 from fedmrn_app.plugin.arrays import only_arrays, to_record
 from fedmrn_app.plugin.replies import add_counts
 from fedmrn_app.plugin.request import Request
-from fedmrn_app.plugin.secure_client import secure_content
-from fedmrn_app.plugin.secure_sum import Mean, Steps, SumLayout
-from fedmrn_app.plugin.settings import RECORD, RoundContext, learns_masks
+from fedmrn_app.plugin.secure_sum import Mean, Steps, SumLayout, secure_content
+from fedmrn_app.plugin.settings import RECORD, RoundContext
 from fedmrn_app.secure.exchange import Phase, collect
 from fedmrn_app.secure.server import SecureServer
 
@@ -37,32 +36,6 @@ _SINGLE = (  # Flower's strategies that compare replies, or change each one by i
 _log = logging.getLogger("flwr")
 
 
-def check_adds_up(strategy: Strategy) -> None:
-    """Check that a strategy, and those that it wraps, need no more than the mean of the replies.
-
-    Raises:
-        ConfigError: one is known to need single replies.
-    """
-    inner: Any = strategy
-    while isinstance(inner, Strategy):
-        for kind in type(inner).__mro__:
-            if kind.__name__ in _SINGLE or kind.__name__.startswith("DifferentialPrivacy"):
-                reason = f"secure=True: {type(inner).__name__} needs each client's own reply, and a secure sum hides it"
-                way_out = "leave secure out, or take FedAvg, FedAvgM, FedProx, FedAdagrad, FedAdam or FedYogi"
-                raise ConfigError(f"{reason}; {way_out}", code="secure", key="strategy", value=type(inner).__name__)
-        inner = getattr(inner, "strategy", None)
-
-
-def weighted_by(strategy: Strategy) -> str:
-    """Return the name of the weight in a reply's metrics, as a strategy or the one that it wraps has it."""
-    inner: Any = strategy
-    while isinstance(inner, Strategy):
-        if isinstance(name := getattr(inner, "weighted_by_key", None), str):
-            return name
-        inner = getattr(inner, "strategy", None)
-    return WEIGHTED_BY
-
-
 class SecureRounds:
     """Runs secure rounds.
 
@@ -70,10 +43,37 @@ class SecureRounds:
         weighted_by: name of the weight in the metrics of a reply; it is 1 for all clients.
     """
 
-    def __init__(self, method: Method, steps: Steps) -> None:
-        """Take the method of the run and the steps of changes in fixed point."""
+    def __init__(self, method: Method, bits: int, bound: float) -> None:
+        """Take the method of the run, and how changes are rounded, see `Steps`."""
         self.weighted_by = WEIGHTED_BY
-        self._method, self._steps = method, steps
+        self._method, self._steps = method, Steps(bits, bound)
+
+    @staticmethod
+    def check_adds_up(strategy: Strategy) -> None:
+        """Check that a strategy, and those that it wraps, need no more than the mean of the replies.
+
+        Raises:
+            ConfigError: one is known to need single replies.
+        """
+        inner: Any = strategy
+        while isinstance(inner, Strategy):
+            for kind in type(inner).__mro__:
+                if kind.__name__ in _SINGLE or kind.__name__.startswith("DifferentialPrivacy"):
+                    reason = (
+                        f"secure=True: {type(inner).__name__} needs each client's own reply, and a secure sum hides it"
+                    )
+                    way_out = "leave secure out, or take FedAvg, FedAvgM, FedProx, FedAdagrad, FedAdam or FedYogi"
+                    raise ConfigError(f"{reason}; {way_out}", code="secure", key="strategy", value=type(inner).__name__)
+            inner = getattr(inner, "strategy", None)
+
+    def weigh_as(self, strategy: Strategy) -> None:
+        """Take the name of the weight in a reply's metrics that a strategy, or the one that it wraps, has."""
+        inner: Any = strategy
+        while isinstance(inner, Strategy):
+            if isinstance(name := getattr(inner, "weighted_by_key", None), str):
+                self.weighted_by = name
+                return
+            inner = getattr(inner, "strategy", None)
 
     def run(
         self, requests: Sequence[Request], send: Send, timeout: float | None
@@ -128,7 +128,7 @@ class SecureRounds:
             if list(kind.items()) != list(kinds[0].items()):
                 reason = f"nodes {requests[0].node} and {request.node} are sent arrays of other names, shapes or types"
                 raise RunError(f"secure=True: {reason}, which cannot be added up", code="secure", value=request.node)
-        return SumLayout.of(requests[0].exact, self._steps, masks=learns_masks(self._method))
+        return SumLayout.of(requests[0].exact, self._steps, masks=self._method.training.learns_masks)
 
     def _replies(
         self, requests: Sequence[Request], attempt: _Attempt, used: Sequence[int], mean: Mean
@@ -138,7 +138,7 @@ class SecureRounds:
         task, layout, first = requests[0].task, attempt.layout, requests[0].exact
         assert task is not None
         update = mean.masks
-        if learns_masks(self._method):
+        if self._method.training.learns_masks:
             update = RoundContext.of(self._method, task, first, layout.ways).mean_update(update, task.seed)
         records: dict[int, Any] = {}
         for client in used:

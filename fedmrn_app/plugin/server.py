@@ -11,7 +11,6 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.plugin.grid import CompressedGrid
 from fedmrn_app.plugin.options import Options, new_exchange
-from fedmrn_app.plugin.secure_rounds import check_adds_up, weighted_by
 from fedmrn_app.plugin.settings import default_method
 
 _OWN = ("strategy", "compression")  # attributes of Compressed; all others are those of the strategy
@@ -54,10 +53,10 @@ class Compressed(Strategy):
                 what = "a strategy of flwr.server, whose messages have no arrays"
             reason = f"{kind.__module__}.{kind.__name__} is {what}; say Compressed(flwr.serverapp.strategy.FedAvg(...))"
             raise ConfigError(reason, code="strategy", key="strategy", value=kind.__name__)
-        if options.get("secure"):
-            check_adds_up(strategy)
         self.strategy = strategy
         self.compression = new_exchange(method or default_method(options), options)
+        if self.compression.sums is not None:
+            self.compression.sums.check_adds_up(strategy)
 
     def start(self, grid: Grid, *args: Any, **more: Any) -> Result:
         """Run all rounds as the inner strategy does, see its `start`.
@@ -67,7 +66,7 @@ class Compressed(Strategy):
         """
         _log.info("Uplink: %s", self.compression)
         if self.compression.sums is not None:
-            self.compression.sums.weighted_by = weighted_by(self.strategy)
+            self.compression.sums.weigh_as(self.strategy)
         return self.strategy.start(CompressedGrid(grid, self.compression), *args, **more)
 
     def state(self) -> dict[str, Any]:
