@@ -1,25 +1,28 @@
 """Rounds over Flower's messages in which the server learns only the sum of the clients' masks.
 
-A round has four exchanges, see `fedmrn_app/secure/messages.py`. The third one carries the order, and clients train in
-it. A round with too few clients is given up and done again with others; nothing is known of its sum.
+The third of a round's four messages, see `exchange/secure_rounds.py`, carries the order. A round with too
+few clients is given up and done again with others; nothing is known of its sum.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
-from fedmrn_app.errors import PayloadError, RunError
-from fedmrn_app.exchange.channel import Channel, ReplyPolicy, Request
+from fedmrn_app.errors import RunError
+from fedmrn_app.exchange.channel import Answer, Channel, ReplyPolicy
 from fedmrn_app.exchange.messages import Lost, add_secure
 from fedmrn_app.exchange.orders import OrderSender
+from fedmrn_app.exchange.requests import Request
+from fedmrn_app.exchange.secure_rounds import PhaseMessages
 from fedmrn_app.exchange.timeouts import MAX_FAILING, FailureLimit, RoundTimeout
 from fedmrn_app.federation.downlinks import downlink_of
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
+from fedmrn_app.federation.report import RoundReport
 from fedmrn_app.federation.sampling import sample_others
 from fedmrn_app.federation.secure_round import secure_round
 from fedmrn_app.federation.server import OpenRound, open_round
@@ -91,21 +94,35 @@ class SecureRounds:
         opened = open_round(
             self.protocol, state, number, samples, self.settings.clients_per_round, versions=self.versions
         )
-        attempt = _Attempt(self._directory, self._timeout, channel, OrderSender(opened, self.settings.config))
+        phases = PhaseMessages(partial(self._send, channel, OrderSender(opened, self.settings.config)))
         for repeat in range(1, MAX_FAILING + 1):
             try:
-                return attempt.run()
+                return _finished(*secure_round(opened, phases.ask), phases)
             except RunError as error:
                 if error.code not in _AGAIN:
                     raise
-                reason = f"{error} ({attempt.reasons()})"
+                reason = f"{error} ({phases.reasons()})"
                 if repeat == MAX_FAILING:
                     raise RunError(
                         f"{reason}, as before; see to them, then go on with resume=true", code="clients-fail"
                     ) from None
-                self._replace_clients(opened, attempt.downlink, repeat)
+                self._replace_clients(opened, phases.downlink, repeat)
                 self._directory.report(f"{reason}; the round is done again with {len(opened.clients)} other clients")
         raise AssertionError("the last repeat raises")
+
+    def _send(
+        self, channel: Channel, sender: OrderSender, phase: Phase, messages: Mapping[int, bytes]
+    ) -> Sequence[Answer]:
+        """Send the messages of a phase, and note how long training takes."""
+        hosts, trains = self._directory.current, phase == "masked"
+        requests = [
+            SecureRequest(sender, client, hosts[client].node_id, message, trains)
+            for client, message in messages.items()
+        ]
+        answers = channel.ask(requests, ReplyPolicy(None, self._timeout.seconds))
+        if trains:
+            self._timeout.note(max((answer.seconds for answer in answers), default=0.0))
+        return answers
 
     def _replace_clients(self, opened: OpenRound, asked: Mapping[int, int], repeat: int) -> None:
         """Give the round other clients; where there are too few others, draw from all."""
@@ -121,54 +138,7 @@ class SecureRounds:
         opened.replace_clients({client: samples[client] for client in chosen})
 
 
-class _Attempt:
-    """The attempts at one round: asks clients, and counts bytes.
-
-    Attributes:
-        uplink: bytes of all replies of each client.
-        downlink: bytes sent to each client.
-        failed: why clients dropped out, the last reason of each.
-    """
-
-    def __init__(self, directory: Directory, timeout: RoundTimeout, channel: Channel, sender: OrderSender) -> None:
-        self._directory = directory
-        self._timeout = timeout
-        self._channel = channel
-        self._sender = sender
-        self.uplink: Counter[int] = Counter()
-        self.downlink: Counter[int] = Counter()
-        self.failed: dict[int, PayloadError] = {}
-
-    def run(self) -> FinishedRound:
-        """Run one attempt, see `secure_round`."""
-        state, report = secure_round(self._sender.opened, self.ask)
-        used = report.used_clients
-        uplink = [self.uplink[client] for client in used]
-        rejected = self.uplink.total() - sum(uplink)
-        return FinishedRound(state, report, uplink, list(self.downlink.values()), rejected)
-
-    def ask(self, phase: Phase, messages: Mapping[int, bytes]) -> dict[int, bytes | PayloadError]:
-        """Send the messages of a phase and return the answers."""
-        hosts, trains = self._directory.current, phase == "masked"
-        requests = [
-            SecureRequest(self._sender, client, hosts[client].node_id, message, trains)
-            for client, message in messages.items()
-        ]
-        answers = self._channel.ask(requests, ReplyPolicy(None, self._timeout.seconds))
-        if trains:
-            self._timeout.note(max((answer.seconds for answer in answers), default=0.0))
-        found: dict[int, bytes | PayloadError] = {}
-        for answer in answers:
-            client = answer.request.client
-            self.uplink[client] += answer.uplink_bytes
-            self.downlink[client] += answer.downlink_bytes
-            if answer.payload is not None:
-                found[client] = answer.payload
-            if isinstance(answer.payload, PayloadError):
-                self.failed[client] = answer.payload
-        return found
-
-    def reasons(self) -> str:
-        """Return why clients dropped out, in one line of at most ten clients."""
-        shown = list(self.failed.items())[:10]
-        return "; ".join(f"client {client}: {error}" for client, error in shown)
+def _finished(state: GlobalState, report: RoundReport, phases: PhaseMessages) -> FinishedRound:
+    """Return a closed round with the bytes of all its messages."""
+    uplink = [phases.uplink[client] for client in report.used_clients]
+    return FinishedRound(state, report, uplink, list(phases.downlink.values()), phases.uplink.total() - sum(uplink))

@@ -15,7 +15,7 @@ from fedmrn_app.methods.method import Method
 from fedmrn_app.methods.rate_control import mask_bits
 from fedmrn_app.plugin.arrays import Values, checked_ways, only_arrays, to_record, to_values, usual_ways
 from fedmrn_app.plugin.scales import read_exponents
-from fedmrn_app.plugin.settings import RECORD, REFUSED, WITHOUT_MASKS, ClientTask, RoundContext
+from fedmrn_app.plugin.settings import GRID, RECORD, REFUSED, WITHOUT_MASKS, ClientTask, RoundContext
 
 Contexts = dict[tuple[int, bytes, bool], RoundContext]  # by the arrays, the ways they are sent back, and masks or none
 
@@ -25,6 +25,14 @@ def read_refusal(reply: Message) -> str | None:
     record = None if reply.has_error() else reply.content.config_records.get(RECORD)
     reason = None if record is None else record.get(REFUSED)
     return None if reason is None else one_line(str(reason))
+
+
+def has_read_grid(reply: Message) -> bool:
+    """Return whether a reply to arrays on the grid comes from a client that has read them: only the mod can."""
+    if reply.has_error():
+        return False
+    payload = any(isinstance(record.get(""), bytes) for record in reply.content.config_records.values())
+    return GRID in reply.content or (payload and not reply.content.array_records)
 
 
 def check_answer(reply: Message) -> None:

@@ -29,8 +29,9 @@ class Compressed(Strategy):
 
     The clients need `ClientApp(mods=[compress_uplink])`, and for `fedmrn` and `fedmrns` an optimizer that learns masks,
     `MaskedSGD` or `learn_masks`. Floating-point tensors with two or more dimensions are coded, the others are sent
-    densely. The metrics of each reply gain `uplink_bytes` and `downlink_bytes`, of all records of the reply and of the
-    message, and `uplink_bits_per_parameter`. Attributes of the inner strategy can be read and set on this one.
+    densely. The metrics of each reply gain `uplink_bytes` and `downlink_bytes`, of all records of all replies and
+    messages of the client in the round, and `uplink_bits_per_parameter`. Attributes of the inner
+    strategy can be read and set on this one.
 
     Args:
         strategy: any strategy of Flower's or your own, with its wrappers, such as those for differential privacy.
