@@ -12,14 +12,13 @@ from flwr.clientapp import ClientApp
 
 from fedmrn_app.config.build import build_worker, check_node, check_targets, parse_config, precision_remark
 from fedmrn_app.config.resolved import unpack_config
-from fedmrn_app.errors import FedMRNError, PayloadError
+from fedmrn_app.errors import FedMRNError, PayloadError, VersionError
 from fedmrn_app.exchange.client_storage import StateError
 from fedmrn_app.exchange.messages import lost_content, one_line, payload_content, read_secure
 from fedmrn_app.exchange.orders import read_order
 from fedmrn_app.federation.client import ClientState, Reply
 from fedmrn_app.federation.protocol import Order
 from fedmrn_app.federation.secure_round import secure_input
-from fedmrn_app.federation.versions import VersionError
 from fedmrn_app.federation.worker import Worker
 from fedmrn_app.flower.hosted import Hosted, hosted_content, read_last
 from fedmrn_app.flower.node import LostError, Node

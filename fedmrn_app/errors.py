@@ -38,6 +38,10 @@ class PayloadError(FedMRNError):
     """A payload is refused; the message is the reason."""
 
 
+class VersionError(PayloadError):
+    """An order needs a version that this client does not hold; the server then sends the whole model."""
+
+
 class RunError(FedMRNError):
     """A run cannot start or continue."""
 

@@ -9,13 +9,13 @@ from fedmrn_app.config.checks import Conflict, refuse, value_of
 from fedmrn_app.config.schema import Config
 from fedmrn_app.errors import BudgetSpent, ConfigError, RunError
 from fedmrn_app.federation.protocol import RunProtocol
-from fedmrn_app.federation.secure_round import MIN_CLIENTS, secure_fields
+from fedmrn_app.federation.secure_round import secure_fields
 from fedmrn_app.layout import Layout
 from fedmrn_app.methods.method import Method
 from fedmrn_app.privacy.accounting import accounting_library, epsilon
 from fedmrn_app.privacy.ledger import Ledger
 from fedmrn_app.privacy.mechanism import Privacy
-from fedmrn_app.secure.graph import GraphSettings
+from fedmrn_app.secure.graph import MIN_CLIENTS, GraphSettings
 from fedmrn_app.validation import refusal
 
 

@@ -1,24 +1,24 @@
 """The channel between the server and the clients: it sends requests, waits for replies, and asks again.
 
-A request says what a client is asked. A client that has lost something answers so, and is sent it again at once, one
-time. Nobody waits for the reply of a node that has died, nor for more replies than a policy needs. Synchronous rounds
-call `ask`; the asynchronous loop calls `send` and `receive`.
+`requests.py` says what a client is asked, and when it is asked again. Nobody waits for the reply of a node that has
+died, nor for more replies than a policy needs. Synchronous rounds call `ask`; the asynchronous loop calls `send` and
+`receive`.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.exchange.clock import Clock
 from fedmrn_app.exchange.liveness import LiveNodes
-from fedmrn_app.exchange.messages import Lost, content_bytes, read_lost, read_payload_of
+from fedmrn_app.exchange.messages import read_payload_of
+from fedmrn_app.exchange.requests import Asked, Request
 
 _POLL_SECONDS = 1.0
 _POLL_SIMULATION = 0.05  # the nodes of a simulation are on this machine
@@ -27,31 +27,6 @@ _PER_NODE, _MIN_HELD = 2, 16
 _EXPIRY_MARGIN = 5.0  # seconds before Flower forgets a message, after which the channel does not ask for its reply
 _UNUSUAL_FACTOR, _UNUSUAL_SECONDS = 10, 60.0  # of the longest reply so far
 _FRAME_BYTES = 4096  # more than Flower puts around a payload
-
-
-class Request(ABC):
-    """What one client is asked in one round.
-
-    Attributes:
-        client: number of the client.
-        node: Flower's id of the client's node.
-        group: Flower's group of the message, the number of the round.
-    """
-
-    client: int
-    node: int
-    group: str
-
-    @abstractmethod
-    def content(self, lost: Lost | None = None) -> RecordDict:
-        """Return the content of the message; `lost` names what the client said that it has lost."""
-
-    def check(self, payload: bytes) -> None:  # noqa: B027  (most requests need no check)
-        """Check what can be checked before the round is closed.
-
-        Raises:
-            PayloadError: the payload will not be usable.
-        """
 
 
 @dataclass(frozen=True)
@@ -87,37 +62,32 @@ class Answer:
 
 
 @dataclass
-class _Pending:
+class _Pending(Asked[Request]):
     """A request without a usable reply.
 
     Attributes:
-        request: what is asked.
         begun: monotonic time at which the request was made.
-        deadline: monotonic time after which its reply counts as missing.
-        timeout: seconds between the two.
+        timeout: seconds after which its reply counts as missing.
         node_start: when its node was started, as Flower says; changes when the node restarts.
         pushed: monotonic time at which its last message was sent.
         expires: time at which Flower forgets that message, in seconds since 1970.
-        downlink_bytes: bytes of the contents of all its messages.
-        uplink_bytes: bytes of the contents of all replies to them.
-        lost: what the client has lost, once it has said so.
         told: whether a line has said that the reply takes unusually long.
     """
 
-    request: Request
     begun: float
-    deadline: float
     timeout: float
-    _: KW_ONLY
     node_start: str = ""
     pushed: float = 0.0
     expires: float = 0.0
-    downlink_bytes: int = 0
-    uplink_bytes: int = 0
-    lost: Lost | None = None
     told: bool = False
 
+    @property
+    def deadline(self) -> float:
+        """Monotonic time after which the reply counts as missing."""
+        return self.begun + self.timeout
+
     def answer(self, payload: bytes | PayloadError | None, seconds: float = 0.0) -> Answer:
+        """Return what became of the request."""
         return Answer(self.request, payload, self.uplink_bytes, self.downlink_bytes, seconds)
 
 
@@ -211,7 +181,7 @@ class Channel:
     def send(self, requests: Iterable[Request], timeout: float) -> None:
         """Send requests whose replies may take `timeout` seconds; a simulation is sent a few at a time."""
         now = self._clock.monotonic()
-        self._queues.unsent.extend(_Pending(request, now, now + timeout, timeout) for request in requests)
+        self._queues.unsent.extend(_Pending(request, begun=now, timeout=timeout) for request in requests)
         self._push()
 
     @property
@@ -265,17 +235,14 @@ class Channel:
 
     def _read(self, one: _Pending, reply: Message) -> Answer | None:
         """Return the answer that a reply is; None if the client is asked again."""
-        size = 0 if reply.has_error() else content_bytes(reply.content)
-        one.uplink_bytes += size
+        size, now = one.count(reply), self._clock.monotonic()
         if size > self._max_bytes:
             reason = f"its reply has {size:,} bytes, and none has more than {self._max_bytes:,}"
             return one.answer(PayloadError(reason, code="too-long", value=size))
-        lost, now = read_lost(reply), self._clock.monotonic()
-        if lost is not None and one.lost is None and now < one.deadline:
-            one.lost = lost
-            self._queues.unsent.append(one)
-            return None
         try:
+            if now < one.deadline and one.asks_again(reply):
+                self._queues.unsent.append(one)
+                return None
             payload: bytes | PayloadError = read_payload_of(reply, one.request.node)
         except PayloadError as error:
             payload = error
@@ -310,7 +277,8 @@ class Channel:
         batch = [queues.unsent.popleft() for _ in range(count)]
         if not batch:
             return
-        messages = [self._message(one) for one in batch]
+        # Flower may forget a message when nobody waits for its reply any more.
+        messages = [one.next_message(ttl=one.timeout + 60) for one in batch]
         pushed, now = set(self._grid.push_messages(messages)), self._clock.monotonic()
         for one, message in zip(batch, messages, strict=True):
             one.node_start = self._nodes.alive.get(one.request.node, "")
@@ -320,12 +288,6 @@ class Channel:
                 queues.pending[message.metadata.message_id] = one
             else:
                 queues.failed.append(_lost_node(one, "is not known to Flower"))
-
-    def _message(self, one: _Pending) -> Message:
-        content = one.request.content(one.lost)
-        one.downlink_bytes += content_bytes(content)
-        # Flower may forget the message when nobody waits for its reply any more.
-        return Message(content, one.request.node, "train", ttl=one.timeout + 60, group_id=one.request.group)
 
     def _give_up_dead_nodes(self) -> list[Answer]:
         """Give up the requests to nodes that have forgotten them."""

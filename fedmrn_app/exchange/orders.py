@@ -15,8 +15,8 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.exchange.channel import Request
 from fedmrn_app.exchange.messages import FIELD, RECORD, Lost, from_array, to_array
+from fedmrn_app.exchange.requests import Request
 from fedmrn_app.federation.protocol import Order
 from fedmrn_app.federation.server import OpenRound
 from fedmrn_app.wire.payload import decode_payload

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmrn_app.errors import PayloadError
+from fedmrn_app.errors import PayloadError, VersionError
 from fedmrn_app.federation.protocol import GlobalState, Order, RunProtocol
-from fedmrn_app.federation.versions import Version, VersionError, Versions
+from fedmrn_app.federation.versions import Version, Versions
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.wire.downlink import GRID_FINE, Elementwise, pack_downlink, unpack_downlink

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from fedmrn_app.errors import BudgetSpent, PayloadError
+from fedmrn_app.errors import BudgetSpent, PayloadError, VersionError
 from fedmrn_app.federation.client import ClientState, Reply
 from fedmrn_app.federation.downlinks import downlink_of
 from fedmrn_app.federation.protocol import GlobalState, Order
 from fedmrn_app.federation.report import RoundReport
 from fedmrn_app.federation.secure_round import secure_input, secure_round
 from fedmrn_app.federation.server import OpenRound, RoundPrivacy, close_round, open_round
-from fedmrn_app.federation.versions import VersionError
 from fedmrn_app.federation.worker import Worker
 from fedmrn_app.secure.client import answer
 from fedmrn_app.secure.exchange import Phase

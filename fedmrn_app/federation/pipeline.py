@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.federation.upload import CheckedUpload
 from fedmrn_app.layout import Float32Array
+from fedmrn_app.methods.rate_control import mask_bits
 from fedmrn_app.methods.shared_context import SharedContext
 
 
@@ -149,20 +150,3 @@ class RateControlStep(PostProcessor):
         budget, framing = control.bits * self.protocol.parameters, self.protocol.framing_bytes
         spent, left = mask_bits(budget, count, payload=payload, body=body, framing=framing)
         sums.rate_state = control.next(sums.rate_state, spent, left)
-
-
-def mask_bits(budget: float, count: int, *, payload: float, body: float, framing: float = 0.0) -> tuple[float, float]:
-    """Return what the rate control sets the noise's scale by.
-
-    Args:
-        budget: bits that a whole reply is to take.
-        count: number of masked weights.
-        payload: bytes of the payload.
-        body: bytes of its body, the coded mask.
-        framing: bytes that the transport adds.
-
-    Returns:
-        Bits per masked weight that the mask took, and those that the budget leaves to it.
-    """
-    spent, beside = 8 * body / count, 8 * payload / count + 8 * framing / count
-    return float(spent), float(budget / count - (beside - spent))

@@ -29,7 +29,6 @@ from fedmrn_app.wire.primitives import packed_bits
 
 DENSE_BITS = 48  # of a dense value, sign included
 FRACTION = 24  # binary places of a dense value, as many as float32 has for values near 1
-MIN_CLIENTS = 3  # fewer would tell a client the other one's mask
 
 
 def secure_fields(protocol: RunProtocol, summands: int) -> Fields:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from fedmrn_app.errors import PayloadError
 from fedmrn_app.wire.lattice import Lattice
 
 _MIN_VERSIONS, _MAX_VERSIONS = 16, 256  # if rounds ask 1% of the clients, 9 in 10 hold one of the last 256 versions
@@ -23,10 +22,6 @@ class Version:
 
     server_round: int
     grid: Lattice
-
-
-class VersionError(PayloadError):
-    """An order needs a version that this client does not hold; the server then sends the whole model."""
 
 
 class Versions:

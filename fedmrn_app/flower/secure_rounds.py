@@ -1,28 +1,31 @@
 """Rounds over Flower's messages in which the server learns only the sum of the clients' masks.
 
-A round has four exchanges, see `fedmrn_app/secure/messages.py`. The third one carries the order, and clients train in
-it. A round with too few clients is given up and done again with others; nothing is known of its sum.
+The third of a round's four messages, see `exchange/secure_rounds.py`, carries the order. A round with too few clients
+is given up and done again with others; nothing is known of its sum.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from fedmrn_app.errors import PayloadError, RunError
-from fedmrn_app.exchange.channel import Channel, ReplyPolicy, Request
+from fedmrn_app.errors import RunError
+from fedmrn_app.exchange.channel import Answer, ReplyPolicy
 from fedmrn_app.exchange.messages import Lost, add_secure
 from fedmrn_app.exchange.orders import OrderSender
+from fedmrn_app.exchange.requests import Request
+from fedmrn_app.exchange.secure_rounds import PhaseMessages
 from fedmrn_app.exchange.timeouts import MAX_FAILING, RoundTimeout
+from fedmrn_app.federation.protocol import GlobalState
+from fedmrn_app.federation.report import RoundReport
 from fedmrn_app.federation.sampling import sample_others
 from fedmrn_app.federation.secure_round import secure_round
 from fedmrn_app.federation.server import OpenRound
-from fedmrn_app.flower.client_directory import Directory
 from fedmrn_app.flower.strategy import FinishedRound, PayloadStrategy
 from fedmrn_app.secure.exchange import Phase
 
@@ -61,23 +64,37 @@ class SecureStrategy(PayloadStrategy):
 
     def _finish_round(self, number: int) -> tuple[ArrayRecord, MetricRecord]:
         """Run attempts at the open round, with other clients each time."""
-        opened, (directory, channel) = self._current.opened, self._connected
-        timeout = self._timeout or RoundTimeout(None)
-        attempt = _Attempt(directory, timeout, channel, self._current.sender)
+        opened, directory = self._current.opened, self._connected[0]
+        phases = PhaseMessages(partial(self._send, self._current.sender))
         for repeat in range(1, MAX_FAILING + 1):
             try:
-                return self._closed(attempt.run())
+                finished = _finished(*secure_round(opened, phases.ask), phases)
+                self._limit.note(finished.report)
+                return self._closed(finished)
             except RunError as error:
                 if error.code not in _AGAIN:
                     raise
-                reason = f"{error} ({attempt.reasons()})"
+                reason = f"{error} ({phases.reasons()})"
                 if repeat == MAX_FAILING:
                     raise RunError(
                         f"{reason}, as before; fix the cause, then continue with resume=true", code="clients-fail"
                     ) from None
-                self._replace_all(opened, attempt.downlink, repeat)
+                self._replace_all(opened, phases.downlink, repeat)
                 directory.report(f"{reason}; the round is done again with {len(opened.clients)} other clients")
         raise AssertionError("the last repeat raises")
+
+    def _send(self, sender: OrderSender, phase: Phase, messages: Mapping[int, bytes]) -> Sequence[Answer]:
+        """Send the messages of a phase, and note how long training takes."""
+        directory, channel = self._connected
+        hosts, trains, timeout = directory.current, phase == "masked", self._timeout or RoundTimeout(None)
+        requests = [
+            SecureRequest(sender, client, hosts[client].node_id, message, trains)
+            for client, message in messages.items()
+        ]
+        answers = channel.ask(requests, ReplyPolicy(None, timeout.seconds))
+        if trains:
+            timeout.note(max((answer.seconds for answer in answers), default=0.0))
+        return answers
 
     def _replace_all(self, opened: OpenRound, asked: Mapping[int, int], repeat: int) -> None:
         """Give the round other clients; where there are too few others, draw from all."""
@@ -93,54 +110,7 @@ class SecureStrategy(PayloadStrategy):
         opened.replace_clients({client: samples[client] for client in chosen})
 
 
-class _Attempt:
-    """The attempts at one round: asks clients, and counts bytes.
-
-    Attributes:
-        uplink: bytes of all replies of each client.
-        downlink: bytes sent to each client.
-        failed: why clients dropped out, the last reason of each.
-    """
-
-    def __init__(self, directory: Directory, timeout: RoundTimeout, channel: Channel, sender: OrderSender) -> None:
-        self._directory = directory
-        self._timeout = timeout
-        self._channel = channel
-        self._sender = sender
-        self.uplink: Counter[int] = Counter()
-        self.downlink: Counter[int] = Counter()
-        self.failed: dict[int, PayloadError] = {}
-
-    def run(self) -> FinishedRound:
-        """Run one attempt, see `secure_round`."""
-        state, report = secure_round(self._sender.opened, self.ask)
-        used = report.used_clients
-        uplink = [self.uplink[client] for client in used]
-        rejected = self.uplink.total() - sum(uplink)
-        return FinishedRound(state, report, uplink, list(self.downlink.values()), rejected)
-
-    def ask(self, phase: Phase, messages: Mapping[int, bytes]) -> dict[int, bytes | PayloadError]:
-        """Send the messages of a phase and return the answers."""
-        hosts, trains = self._directory.current, phase == "masked"
-        requests = [
-            SecureRequest(self._sender, client, hosts[client].node_id, message, trains)
-            for client, message in messages.items()
-        ]
-        answers = self._channel.ask(requests, ReplyPolicy(None, self._timeout.seconds))
-        if trains:
-            self._timeout.note(max((answer.seconds for answer in answers), default=0.0))
-        found: dict[int, bytes | PayloadError] = {}
-        for answer in answers:
-            client = answer.request.client
-            self.uplink[client] += answer.uplink_bytes
-            self.downlink[client] += answer.downlink_bytes
-            if answer.payload is not None:
-                found[client] = answer.payload
-            if isinstance(answer.payload, PayloadError):
-                self.failed[client] = answer.payload
-        return found
-
-    def reasons(self) -> str:
-        """Return why clients dropped out, in one line of at most ten clients."""
-        shown = list(self.failed.items())[:10]
-        return "; ".join(f"client {client}: {error}" for client, error in shown)
+def _finished(state: GlobalState, report: RoundReport, phases: PhaseMessages) -> FinishedRound:
+    """Return a closed round with the bytes of all its messages."""
+    uplink = [phases.uplink[client] for client in report.used_clients]
+    return FinishedRound(state, report, uplink, list(phases.downlink.values()), phases.uplink.total() - sum(uplink))

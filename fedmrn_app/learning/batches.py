@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmrn_app.tasks.task import Samples, Task
+if TYPE_CHECKING:
+    from fedmrn_app.tasks.task import Samples, Task
 
 
 class Batches:

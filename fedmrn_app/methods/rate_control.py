@@ -107,3 +107,20 @@ def rate_curve() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     p = np.exp(-t / ratios[:, None]) / 2
     entropy = -(p * np.log2(np.maximum(p, 1e-300)) + (1 - p) * np.log2(1 - p))
     return ratios, entropy @ weights / weights.sum()
+
+
+def mask_bits(budget: float, count: int, *, payload: float, body: float, framing: float = 0.0) -> tuple[float, float]:
+    """Return what the rate control sets the noise's scale by.
+
+    Args:
+        budget: bits that a whole reply is to take.
+        count: number of masked weights.
+        payload: bytes of the payload.
+        body: bytes of its body, the coded mask.
+        framing: bytes that the transport adds.
+
+    Returns:
+        Bits per masked weight that the mask took, and those that the budget leaves to it.
+    """
+    spent, beside = 8 * body / count, 8 * payload / count + 8 * framing / count
+    return float(spent), float(budget / count - (beside - spent))

@@ -18,18 +18,16 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from numpy.typing import NDArray
 
-from fedmrn_app.errors import ConfigError, PayloadError
-from fedmrn_app.federation.downlink import LatticeDownlink
+from fedmrn_app.errors import ConfigError, PayloadError, VersionError
+from fedmrn_app.federation.downlink import Broadcast, LatticeDownlink
 from fedmrn_app.federation.protocol import GlobalState, Order, RunProtocol
-from fedmrn_app.federation.server import OpenRound
-from fedmrn_app.federation.versions import Version, VersionError
+from fedmrn_app.federation.versions import Version
 from fedmrn_app.methods.fedavg import Floats
 from fedmrn_app.methods.method import Method
 from fedmrn_app.plugin.arrays import Parts, Values, only_arrays, to_record, to_values, usual_ways
-from fedmrn_app.plugin.settings import check_format, format_fields
+from fedmrn_app.plugin.settings import GRID, check_format, format_fields
 from fedmrn_app.wire.lattice import Lattice
 
-GRID = "fedmrn-grid"  # record of a message whose arrays are on a lattice
 _REFERENCE, _VERSION = "fedmrn-reference", "fedmrn-version"  # records in the client's state
 _MEAN_ERROR = (
     2.0**-19
@@ -106,15 +104,16 @@ class LatticeSender:
         values = to_values(record)
         if self._number == 0:
             self._first, self._reference = record, ReferenceArrays(values, self._step)
-            self._versions = LatticeDownlink(self._reference.protocol).new_versions()
+            self._downlink = LatticeDownlink(self._reference.protocol)
+            self._versions = self._downlink.new_versions()
         reference = self._reference
         sizes = [[(name, value.size) for name, value in some.items()] for some in (values, reference.values)]
         if sizes[0] != sizes[1]:
             raise _not_on_lattice("other arrays than in the first round")
         self._number += 1
         settled = reference.settled(values)
-        opened = OpenRound(reference.protocol, self._number, reference.state(settled), {}, versions=self._versions)
-        return SentLattice(self, record, opened, reference.parts.exact_bytes(settled))
+        broadcast = self._downlink.broadcast(reference.state(settled))
+        return SentLattice(self, record, self._number, broadcast, reference.parts.exact_bytes(settled))
 
     def content(self, sent: SentLattice, content: RecordDict, node: int) -> RecordDict:
         """Return a message's content with the arrays coded from what the node holds.
@@ -128,27 +127,26 @@ class LatticeSender:
         if arrays is not sent.record:
             raise _not_on_lattice("clients different arrays in one round")
         informed = node in self._informed
-        order = sent.opened.order(node, whole=not informed)
+        model = sent.broadcast.sent(None, self._versions.held_by(node) if informed else 0, self._versions)
         record = ConfigRecord({
-            "": order.vector.tobytes(), "key": key, "step": self._step, "number": sent.opened.number,
-            "reference": self._reference.checksum, "base": order.base, "checksum": order.checksum, **format_fields(),
+            "": model.vector.tobytes(), "key": key, "step": self._step, "number": sent.number,
+            "reference": self._reference.checksum, "base": model.base, "checksum": model.checksum, **format_fields(),
         })  # fmt: skip
         if sent.exact != self._reference.exact:
             record["exact"] = sent.exact
-        if self._versions is not None:
-            self._versions.forget([node])
+        self._versions.forget([node])
         records = {name: part for name, part in content.items() if name != key}
         # The arrays of the first message never have the app's key: an app without the mod would train or evaluate them.
         return RecordDict({**records, GRID: record, **({} if informed else {_REFERENCE: self._first})})
 
     def received(self, sent: SentLattice) -> dict[str, NDArray[np.generic]]:
         """Return the arrays as nodes have them after reading."""
-        vector, dense = sent.opened.context(0).vector, sent.opened.dense
+        vector, dense = sent.broadcast.received(None).vector, sent.broadcast.dense
         return self._reference.parts.replaced(self._reference.values, vector, dense, sent.exact)
 
     def note(self, sent: SentLattice, node: int) -> None:
         """Record that a node has read the arrays."""
-        sent.opened.note_versions([node])
+        self._versions.note(sent.number, sent.broadcast.coded, (), [node])
         self._informed.add(node)
 
     def forget(self, node: int) -> None:
@@ -163,13 +161,15 @@ class SentLattice:
     Attributes:
         sender: what nodes hold.
         record: the arrays.
-        opened: the arrays in the form of the `fedmrn` command.
+        number: of these arrays, from 1.
+        broadcast: the arrays in the form of the `fedmrn` command.
         exact: the bytes of the tensors that are sent exactly.
     """
 
     sender: LatticeSender
     record: ArrayRecord
-    opened: OpenRound
+    number: int
+    broadcast: Broadcast
     exact: bytes
 
     @cached_property

@@ -11,10 +11,9 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedmrn_app.errors import RunError
-from fedmrn_app.exchange.messages import by_request
-from fedmrn_app.plugin.exchange import Exchange
+from fedmrn_app.exchange.requests import match
+from fedmrn_app.plugin.exchange import AskedArrays, Exchange
 from fedmrn_app.plugin.options import Options, new_exchange
-from fedmrn_app.plugin.request import Request
 from fedmrn_app.plugin.settings import default_method
 
 
@@ -31,7 +30,7 @@ class CompressedGrid(Grid):
 
     def __init__(self, grid: Grid, exchange: Exchange) -> None:
         self._grid, self._exchange = grid, exchange
-        self._waiting: dict[str, Request] = {}  # pushed and not pulled, by the id of the first message
+        self._waiting: dict[str, AskedArrays] = {}  # pushed and not pulled, by the id of the first message
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Send messages in the order of the nodes, and return replies with arrays, in this order too."""
@@ -43,26 +42,25 @@ class CompressedGrid(Grid):
         found: list[Message] = []
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            replies = by_request(self._grid.send_and_receive(sending, timeout=left))
+            replies = self._grid.send_and_receive(sending, timeout=left)
             late = deadline is not None and time.monotonic() >= deadline
-            results = {id(r): self._read(r, replies.pop(r.message.metadata.message_id, None), late) for r in waiting}
-            found += [*filter(None, results.values()), *replies.values()]
-            waiting = [request for request in waiting if results[id(request)] is None]
-            sending = [request.message for request in waiting]
+            final, waiting = self._read(waiting, replies, late=late, missing=True)
+            found += final
+            sending = [asked.next_message() for asked in waiting]
             if not sending:
                 return found
 
     def _send_and_add(
-        self, sending: Sequence[Message], requests: Sequence[Request], timeout: float | None
+        self, sending: Sequence[Message], asked: Sequence[AskedArrays], timeout: float | None
     ) -> list[Message]:
         """Send messages of which some train in a secure round, and return all replies."""
 
         def send(messages: Sequence[Message], left: float | None) -> Iterable[Message]:
             return self._grid.send_and_receive(messages, timeout=left)
 
-        trained = {id(request.first) for request in requests}
+        trained = {id(one.request.first) for one in asked}
         others = [message for message in sending if id(message) not in trained]
-        found = self._exchange.sum_up(requests, send, timeout)
+        found = self._exchange.sum_up(asked, send, timeout)
         return [*found, *(send(others, timeout) if others else ())]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
@@ -77,32 +75,23 @@ class CompressedGrid(Grid):
                 reason = "secure=True: a secure round exchanges four messages with all of its clients together"
                 raise RunError(f"{reason}; call send_and_receive, not push_messages", code="secure", key="secure")
             return list(self._grid.push_messages(messages))
-        requests = self._exchange.open(messages)
+        asked = self._exchange.open(messages)
         ids = list(self._grid.push_messages(messages))
         now = time.time()
-        ends = {name: r.first.metadata.created_at + r.first.metadata.ttl for name, r in self._waiting.items()}
-        self._waiting = {name: request for name, request in self._waiting.items() if ends[name] > now}
-        self._waiting.update({request.first.metadata.message_id: request for request in requests})
+        self._waiting = {name: one for name, one in self._waiting.items() if _expires(one.request.first) > now}
+        self._waiting.update({one.message_id: one for one in asked})
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Return the replies to pushed messages that have arrived, with arrays."""
         wanted = {name: self._waiting.get(name) for name in message_ids}
-        sent = [name if request is None else request.message.metadata.message_id for name, request in wanted.items()]
-        replies = by_request(self._grid.pull_messages(sent))
-        found, again = [], []
-        for name, request in wanted.items():
-            reply = replies.pop(name if request is None else request.message.metadata.message_id, None)
-            if reply is not None and request is not None:
-                reply = self._exchange.read(request, reply)
-                if reply is None:
-                    again.append(request.message)
-                else:
-                    del self._waiting[name]
-            found += [] if reply is None else [reply]
+        sent = [name if asked is None else asked.message_id for name, asked in wanted.items()]
+        found, again = self._read([one for one in wanted.values() if one is not None], self._grid.pull_messages(sent))
+        for reply in found:
+            self._waiting.pop(reply.metadata.reply_to_message_id, None)
         if again:
-            list(self._grid.push_messages(again))
-        return [*found, *replies.values()]
+            list(self._grid.push_messages([asked.next_message() for asked in again]))
+        return found
 
     def state(self) -> dict[str, Any]:
         """Return what `compressed_grid(..., state=...)` needs to go on in a later run, in a form that JSON can hold."""
@@ -134,10 +123,28 @@ class CompressedGrid(Grid):
             raise AttributeError(name)
         return getattr(self._grid, name)
 
-    def _read(self, request: Request, reply: Message | None, late: bool) -> Message | None:
-        """Return the final reply to a request; None if it has another message, for which there is time."""
-        result = self._exchange.read(request, reply)
-        return self._exchange.read(request, None) if result is None and late else result
+    def _read(
+        self, waiting: Iterable[AskedArrays], replies: Iterable[Message], *, late: bool = False, missing: bool = False
+    ) -> tuple[list[Message], list[AskedArrays]]:
+        """Return the final replies, those to other messages included, and the requests that have another message.
+
+        Args:
+            waiting: requests that wait for a reply.
+            replies: that have arrived.
+            late: whether there is no time for another message.
+            missing: whether no more replies will come.
+        """
+        pairs, others = match(waiting, replies)
+        results = {
+            id(asked): self._exchange.read(asked, reply, late=late) for asked, reply in pairs if reply or missing
+        }
+        final = [reply for reply in results.values() if reply is not None]
+        return [*final, *others], [asked for asked, _ in pairs if results.get(id(asked), asked) is None]
+
+
+def _expires(message: Message) -> float:
+    """Return when Flower forgets a message, in seconds since 1970."""
+    return message.metadata.created_at + message.metadata.ttl
 
 
 @contextmanager

@@ -7,7 +7,6 @@ parameters keep the memory, shapes and strides that the app gave them; values ar
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 import torch
@@ -23,11 +22,9 @@ from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import to_tensor
 from fedmrn_app.methods.fedmrn import MaskedTraining, NoiseMask, SharedNoiseMask, draw_mask
 from fedmrn_app.plugin.arrays import Values, Way, usual_ways
-from fedmrn_app.plugin.client import ClientRound, Learned, OnDifference, round_of
+from fedmrn_app.plugin.client_round import Alpha, ClientRound, Learned, OnDifference, round_of
 from fedmrn_app.plugin.scales import OwnScales, gain_of, rescaled
 from fedmrn_app.plugin.settings import RoundContext, check_own_scales
-
-Alpha = Literal["auto"] | None
 
 _CHANGED = (
     "load the message's arrays before the optimizer is created, and let nothing else change the weights that it trains"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from flwr.app import Message
@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from fedmrn_app.errors import RunError
 from fedmrn_app.layout import flatten
-from fedmrn_app.plugin.client import OnDifference
-from fedmrn_app.plugin.masks import Alpha, Masks
+from fedmrn_app.plugin.client_round import Alpha, OnDifference
+
+if TYPE_CHECKING:
+    from fedmrn_app.plugin.masks import Masks
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
@@ -70,6 +72,8 @@ class MaskedSGD(torch.optim.Optimizer):
         on_difference: OnDifference = "error",
         alpha: Alpha = None,
     ) -> None:
+        from fedmrn_app.plugin.masks import Masks  # with all that learns and codes masks
+
         if not 0 <= lr < math.inf:
             raise RunError(f"lr={lr}: must be 0 or more", code="range", key="lr", value=lr)
         trained = [p for p in model.parameters() if p.requires_grad]
@@ -143,6 +147,8 @@ def learn_masks(
     Raises:
         RunError: as for `MaskedSGD`, or the optimizer calls its closure several times in a step.
     """
+    from fedmrn_app.plugin.masks import Masks  # with all that learns and codes masks
+
     trained = [p for group in optimizer.param_groups for p in group["params"]]
     masks = Masks(
         model,

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.exchange.messages import content_bytes, one_line, remote_reason
-from fedmrn_app.federation.pipeline import mask_bits
 from fedmrn_app.methods.method import Method
+from fedmrn_app.methods.rate_control import mask_bits
 from fedmrn_app.plugin.arrays import Values, checked_ways, only_arrays, to_record, to_values, usual_ways
 from fedmrn_app.plugin.scales import read_exponents
-from fedmrn_app.plugin.settings import RECORD, REFUSED, WITHOUT_MASKS, ClientTask, RoundContext, learns_masks
+from fedmrn_app.plugin.settings import GRID, RECORD, REFUSED, WITHOUT_MASKS, ClientTask, RoundContext
 
 Contexts = dict[tuple[int, bytes, bool], RoundContext]  # by the arrays, the ways they are sent back, and masks or none
 
@@ -25,6 +25,14 @@ def read_refusal(reply: Message) -> str | None:
     record = None if reply.has_error() else reply.content.config_records.get(RECORD)
     reason = None if record is None else record.get(REFUSED)
     return None if reason is None else one_line(str(reason))
+
+
+def has_read_grid(reply: Message) -> bool:
+    """Return whether a reply to arrays on the grid comes from a client that has read them: only the mod can."""
+    if reply.has_error():
+        return False
+    payload = any(isinstance(record.get(""), bytes) for record in reply.content.config_records.values())
+    return GRID in reply.content or (payload and not reply.content.array_records)
 
 
 def check_answer(reply: Message) -> None:
@@ -60,14 +68,14 @@ def decode_payload(
     ways = checked_ways(named, values) if named else usual_ways(values)
     record = cast(Mapping[str, Any], content[key])
     masked = WITHOUT_MASKS not in record
-    if not masked and not learns_masks(method):
+    if not masked and not method.training.learns_masks:
         raise PayloadError(f"reply was coded without masks, which {method.name} has none of", code="method")
     kind = (id(values), ways.tobytes(), masked)
     if kind not in contexts:
         asked = task if masked else task.without_masks()
         contexts[kind] = RoundContext.of(method if masked else asked.settings.build(), asked, values, ways)
     shared = contexts[kind]
-    exponents = read_exponents(record, len(shared.parts.coded) if masked and learns_masks(method) else 0)
+    exponents = read_exponents(record, len(shared.parts.coded) if masked and method.training.learns_masks else 0)
     replaced, upload = shared.decode(values, task.seed, data, exact, exponents)
     del content[key]
     content[key] = to_record(replaced)

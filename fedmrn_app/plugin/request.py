@@ -1,19 +1,47 @@
-"""What one client is asked in a round, by a strategy or loop and by the messages that are sent for it."""
+"""What one client is asked in a round, by a strategy or loop, and the messages that are sent for it."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from flwr.app import ArrayRecord, Message, RecordDict
 
+from fedmrn_app.errors import PayloadError
+from fedmrn_app.exchange.messages import Lost, read_lost
+from fedmrn_app.exchange.requests import Request
 from fedmrn_app.plugin.arrays import Values, only_arrays, to_values
-from fedmrn_app.plugin.downlink import SentLattice
-from fedmrn_app.plugin.replies import Contexts
-from fedmrn_app.plugin.settings import ClientTask
+from fedmrn_app.plugin.replies import Contexts, check_answer, has_read_grid, read_refusal
+from fedmrn_app.plugin.settings import RECORD, ClientTask
+
+if TYPE_CHECKING:
+    from fedmrn_app.plugin.downlink import LatticeSender, SentLattice
+
+_log = logging.getLogger("flwr")
 
 
 @dataclass(kw_only=True)
-class Round:
+class Fleet:
+    """What the server knows of nodes from round to round.
+
+    Attributes:
+        sender: sends arrays on a lattice; None if they are sent as they are.
+        plain_replies: whether plain arrays of clients without the mod, or with one of another version, count.
+        off_grid: nodes that are sent plain arrays.
+        refusing: nodes that are asked for nothing, because their plug-in is another.
+        plain: nodes whose plain replies were mentioned in the log.
+    """
+
+    sender: LatticeSender | None
+    plain_replies: bool
+    off_grid: set[int] = field(default_factory=set)
+    refusing: set[int] = field(default_factory=set)
+    plain: set[int] = field(default_factory=set)
+
+
+@dataclass(kw_only=True)
+class OpenMessages:
     """The messages that were opened together.
 
     Attributes:
@@ -43,41 +71,36 @@ class Round:
         return self.plain.setdefault(id(record), (record, to_values(record)))[1]
 
 
-@dataclass(kw_only=True)
-class Request:
-    """What one client was asked.
+class ArraysRequest(Request):
+    """Asks a client to train or evaluate arrays.
+
+    A client that cannot read its message is asked again in the same round: with the whole arrays if it has lost what
+    the message refers to, with plain arrays if it has no plug-in or one of another version.
 
     Attributes:
         first: the message as the strategy or loop knows it; the final reply answers it.
-        message: the message that was sent last; Flower sets its id when it sends it.
-        content: the content that the strategy or loop gave the message.
-        opened: the round.
+        given: the content that the strategy or loop gave the message.
+        opened: the messages that were opened together.
         task: what the client is asked; None for an evaluation.
         on_grid: whether the arrays of the message that was sent last are on the lattice.
         whole: whether that message has the reference of the lattice.
         refused: whether the client cannot read the task.
-        downlink_bytes: of all records that the client was sent.
     """
 
-    first: Message
-    message: Message
-    content: RecordDict
-    opened: Round
-    task: ClientTask | None
-    on_grid: bool = False
-    whole: bool = False
-    refused: bool = False
-    downlink_bytes: int = 0
-
-    @property
-    def node(self) -> int:
-        """The node that was asked."""
-        return self.first.metadata.dst_node_id
+    def __init__(
+        self, client: int, message: Message, opened: OpenMessages, task: ClientTask | None, fleet: Fleet
+    ) -> None:
+        self.client, self.first, self.given, self.opened = client, message, message.content, opened
+        self.node, self.group = message.metadata.dst_node_id, message.metadata.group_id
+        self.kind, self.task, self._fleet = message.metadata.message_type, task, fleet
+        self.on_grid = fleet.sender is not None and self.node not in fleet.off_grid
+        self.refused = self.node in fleet.refusing
+        self.whole = False
 
     @property
     def exact(self) -> Values:
         """The arrays that the strategy or loop sent."""
-        return self.opened.plain_values(only_arrays(self.content)[1])
+        return self.opened.plain_values(only_arrays(self.given)[1])
 
     @property
     def values(self) -> Values:
@@ -85,3 +108,51 @@ class Request:
         if self.on_grid and self.opened.lattice is not None:
             return self.opened.lattice.received
         return self.exact
+
+    def content(self, lost: Lost | None = None) -> RecordDict:
+        """Return the content of the message.
+
+        Raises:
+            ConfigError: clients are sent different arrays on a grid.
+            RunError: the message has no arrays, or several ArrayRecords.
+        """
+        content, fleet = RecordDict(dict(self.given)), self._fleet
+        if self.on_grid and fleet.sender is not None and self.opened.lattice is not None:
+            content = fleet.sender.content(self.opened.lattice, content, self.node)
+            self.whole = bool(content.array_records)
+        else:
+            only_arrays(content)
+        if self.task is not None and not self.refused:
+            content[RECORD] = self.task.record()
+        return content
+
+    def further(self, reply: Message, sent: int) -> RecordDict | None:
+        """Return what a client is sent that could not read its message; None if the reply can be used.
+
+        Raises:
+            PayloadError: the client failed, or nothing else can be sent to it.
+        """
+        fleet, node, number = self._fleet, self.node, self.opened.number
+        refusal, lost, has_read = read_refusal(reply), read_lost(reply), has_read_grid(reply)
+        if refusal is not None:
+            if not fleet.plain_replies or self.refused:
+                raise PayloadError(refusal, code="format")
+            _log.warning("round %s: node %s is sent plain arrays: %s", number, node, refusal)
+            fleet.refusing.add(node)
+            fleet.off_grid.add(node)
+            self.refused, self.on_grid = True, False
+        elif self.on_grid and fleet.sender is not None and lost is not None and not self.whole:
+            fleet.sender.forget(node)
+        elif self.on_grid and fleet.plain_replies and not has_read and (self.whole or not reply.has_error()):
+            if not reply.has_error():
+                fleet.off_grid.add(node)
+            self.on_grid = False
+        else:
+            check_answer(reply)
+            if lost is not None:
+                raise PayloadError("has lost the arrays that its message refers to", code="lost")
+            if self.on_grid and not has_read:
+                raise PayloadError("answered without having read the arrays on the grid; its ClientApp needs "
+                                   "mods=[compress_uplink]", code="no-mod")  # fmt: skip
+            return None
+        return self.content()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,8 +27,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.kernels.masking import MaskKind
 from fedmrn_app.layout import Float32Array, Layout
+
+if TYPE_CHECKING:
+    from fedmrn_app.kernels.masking import MaskKind
 
 SCALES = "scales"  # field of a reply with the exponents; of a message whether the server wants them and can read them
 RATIO = 2.0  # of the scale to the root mean square of what is masked

@@ -1,82 +1,83 @@
-"""The server's half of secure rounds: four exchanges behind one call of the strategy or loop, whose replies are means.
+"""The server's half of secure rounds: four phases behind one call of the strategy or loop, whose replies are means.
 
-Clients that answer the first two exchanges are sent the arrays in the third. A client without the mod has no answer to
+Clients that answer the first two phases are sent the arrays in the third. A client without the mod has no answer to
 the first one, so it is never asked to train, and its arrays are never sent.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
 
 from fedmrn_app.errors import ConfigError, PayloadError, RunError
-from fedmrn_app.exchange.messages import by_request, content_bytes, read_payload_of
+from fedmrn_app.exchange.channel import Answer
+from fedmrn_app.exchange.messages import Lost
+from fedmrn_app.exchange.requests import Request
+from fedmrn_app.exchange.secure_rounds import PhaseMessages, PhaseTimes, Send, ask_through
 from fedmrn_app.methods.method import Method
 from fedmrn_app.plugin.arrays import only_arrays, to_record
 from fedmrn_app.plugin.replies import add_counts
-from fedmrn_app.plugin.request import Request
-from fedmrn_app.plugin.secure_client import secure_content
-from fedmrn_app.plugin.secure_sum import Mean, Steps, SumLayout
-from fedmrn_app.plugin.settings import RECORD, RoundContext, learns_masks
+from fedmrn_app.plugin.request import ArraysRequest
+from fedmrn_app.plugin.secure_sum import Mean, Steps, SumLayout, secure_content
+from fedmrn_app.plugin.settings import RECORD, RoundContext
 from fedmrn_app.secure.exchange import Phase, collect
+from fedmrn_app.secure.graph import MIN_CLIENTS
 from fedmrn_app.secure.server import SecureServer
 
-Send = Callable[[Sequence[Message], float | None], Iterable[Message]]
-MIN_CLIENTS = 3  # fewer would tell a client the other one's update
 WEIGHTED_BY = "num-examples"  # Flower's default name of the weight in a reply's metrics
-_ENDS: Mapping[Phase, float] = {"keys": 0.1, "shares": 0.2, "masked": 0.9, "revealed": 1.0}  # shares of the timeout
 _SINGLE = (  # Flower's strategies that compare replies, or change each one by itself
     "Bulyan", "FedMedian", "FedTrimmedAvg", "FedXgbBagging", "FedXgbCyclic", "Krum", "MultiKrum", "QFedAvg",
 )  # fmt: skip
 _log = logging.getLogger("flwr")
 
 
-def check_adds_up(strategy: Strategy) -> None:
-    """Check that a strategy, and those that it wraps, need no more than the mean of the replies.
-
-    Raises:
-        ConfigError: one is known to need single replies.
-    """
-    inner: Any = strategy
-    while isinstance(inner, Strategy):
-        for kind in type(inner).__mro__:
-            if kind.__name__ in _SINGLE or kind.__name__.startswith("DifferentialPrivacy"):
-                reason = f"secure=True: {type(inner).__name__} needs each client's own reply, and a secure sum hides it"
-                way_out = "leave secure out, or take FedAvg, FedAvgM, FedProx, FedAdagrad, FedAdam or FedYogi"
-                raise ConfigError(f"{reason}; {way_out}", code="secure", key="strategy", value=type(inner).__name__)
-        inner = getattr(inner, "strategy", None)
-
-
-def weighted_by(strategy: Strategy) -> str:
-    """Return the name of the weight in a reply's metrics, as a strategy or the one that it wraps has it."""
-    inner: Any = strategy
-    while isinstance(inner, Strategy):
-        if isinstance(name := getattr(inner, "weighted_by_key", None), str):
-            return name
-        inner = getattr(inner, "strategy", None)
-    return WEIGHTED_BY
-
-
-class SecureRounds:
+class SecureSums:
     """Runs secure rounds.
 
     Attributes:
         weighted_by: name of the weight in the metrics of a reply; it is 1 for all clients.
     """
 
-    def __init__(self, method: Method, steps: Steps) -> None:
-        """Take the method of the run and the steps of changes in fixed point."""
+    def __init__(self, method: Method, bits: int, bound: float) -> None:
+        """Take the method of the run, and how changes are rounded, see `Steps`."""
         self.weighted_by = WEIGHTED_BY
-        self._method, self._steps = method, steps
+        self._method, self._steps = method, Steps(bits, bound)
+
+    @staticmethod
+    def check_adds_up(strategy: Strategy) -> None:
+        """Check that a strategy, and those that it wraps, need no more than the mean of the replies.
+
+        Raises:
+            ConfigError: one is known to need single replies.
+        """
+        inner: Any = strategy
+        while isinstance(inner, Strategy):
+            for kind in type(inner).__mro__:
+                if kind.__name__ in _SINGLE or kind.__name__.startswith("DifferentialPrivacy"):
+                    reason = (
+                        f"secure=True: {type(inner).__name__} needs each client's own reply, and a secure sum hides it"
+                    )
+                    way_out = "leave secure out, or take FedAvg, FedAvgM, FedProx, FedAdagrad, FedAdam or FedYogi"
+                    raise ConfigError(f"{reason}; {way_out}", code="secure", key="strategy", value=type(inner).__name__)
+            inner = getattr(inner, "strategy", None)
+
+    def weigh_as(self, strategy: Strategy) -> None:
+        """Take the name of the weight in a reply's metrics that a strategy, or the one that it wraps, has."""
+        inner: Any = strategy
+        while isinstance(inner, Strategy):
+            if isinstance(name := getattr(inner, "weighted_by_key", None), str):
+                self.weighted_by = name
+                return
+            inner = getattr(inner, "strategy", None)
 
     def run(
-        self, requests: Sequence[Request], send: Send, timeout: float | None
+        self, requests: Sequence[ArraysRequest], send: Send, timeout: float | None
     ) -> tuple[list[Message | PayloadError], str]:
         """Run a round.
 
@@ -95,29 +96,42 @@ class SecureRounds:
             reason = f"secure=True: {len(requests)} clients are asked in a round, and {MIN_CLIENTS} are needed"
             way_out = "let the strategy ask more, for example with min_train_nodes"
             raise RunError(f"{reason}; {way_out}", code="secure-threshold", value=len(requests))
-        attempt = _Attempt(requests, self._layout(requests), self._steps, send, timeout)
-        number, clients = requests[0].opened.number, range(len(requests))
-        failed: dict[int, PayloadError] = {}
+        layout, number, clients = self._layout(requests), requests[0].opened.number, range(len(requests))
+        phases = PhaseMessages(partial(self._send, requests, send, PhaseTimes(timeout)))
         try:
-            server = SecureServer(number, clients, attempt.layout.fields)
-            collect(server, clients, attempt.ask, failed)
+            server = SecureServer(number, clients, layout.fields)
+            collect(server, clients, phases.ask, phases.failed)
             used, totals = server.unmask()
-            mean = attempt.layout.mean(totals, len(used))
+            mean = layout.mean(totals, len(used))
         except RunError as error:
-            named = "; ".join(f"node {requests[one].node}: {why}" for one, why in list(failed.items())[:10])
+            named = phases.reasons(lambda client: f"node {requests[client].node}")
             reason = f"{error} ({named})" if named else str(error)
             reason = reason if reason.startswith(f"round {number}") else f"round {number}: {reason}"
-            return [failed.get(client, PayloadError(reason, code=error.code)) for client in clients], reason
+            return [phases.failed.get(client, PayloadError(reason, code=error.code)) for client in clients], reason
         if mean.clipped:
             _log.warning(
                 "round %s: %s values of %s clients together changed by more than secure_bound=%g and were cut to it",
                 number, mean.clipped, len(used), self._steps.bound,
             )  # fmt: skip
-        replies = self._replies(requests, attempt, used, mean)
+        replies = self._replies(requests, layout, phases, used, mean)
         lonely = PayloadError("too few of its neighbours in the secure sum took part", code="secure-threshold")
-        return [replies.get(client) or failed.get(client, lonely) for client in clients], ""
+        return [replies.get(client) or phases.failed.get(client, lonely) for client in clients], ""
 
-    def _layout(self, requests: Sequence[Request]) -> SumLayout:
+    def _send(
+        self,
+        requests: Sequence[ArraysRequest],
+        send: Send,
+        times: PhaseTimes,
+        phase: Phase,
+        messages: Mapping[int, bytes],
+    ) -> list[Answer]:
+        """Send the messages of a phase; that of the first one is the strategy's, so that its id is known."""
+        asked = [PhaseRequest(requests[client], phase, data, self._steps) for client, data in messages.items()]
+        firsts = [one.arrays.first if phase == "keys" else None for one in asked]
+        answers = ask_through(send, asked, firsts, times.left(phase))
+        return [_with_way_out(answer) for answer in answers] if phase == "keys" else answers
+
+    def _layout(self, requests: Sequence[ArraysRequest]) -> SumLayout:
         """Return the layout of a round's sum.
 
         Raises:
@@ -128,93 +142,60 @@ class SecureRounds:
             if list(kind.items()) != list(kinds[0].items()):
                 reason = f"nodes {requests[0].node} and {request.node} are sent arrays of other names, shapes or types"
                 raise RunError(f"secure=True: {reason}, which cannot be added up", code="secure", value=request.node)
-        return SumLayout.of(requests[0].exact, self._steps, masks=learns_masks(self._method))
+        return SumLayout.of(requests[0].exact, self._steps, masks=self._method.training.learns_masks)
 
     def _replies(
-        self, requests: Sequence[Request], attempt: _Attempt, used: Sequence[int], mean: Mean
+        self,
+        requests: Sequence[ArraysRequest],
+        layout: SumLayout,
+        phases: PhaseMessages,
+        used: Sequence[int],
+        mean: Mean,
     ) -> dict[int, Message]:
         """Return the reply of each client in the sum: what it was sent plus the mean change."""
         found: dict[int, Message] = {}
-        task, layout, first = requests[0].task, attempt.layout, requests[0].exact
+        task, first = requests[0].task, requests[0].exact
         assert task is not None
         update = mean.masks
-        if learns_masks(self._method):
+        if self._method.training.learns_masks:
             update = RoundContext.of(self._method, task, first, layout.ways).mean_update(update, task.seed)
         records: dict[int, Any] = {}
         for client in used:
             request = requests[client]
-            key, sent = only_arrays(request.content)
+            key, sent = only_arrays(request.given)
             if id(sent) not in records:
                 records[id(sent)] = to_record(layout.moved(request.exact, mean, update))
             metrics = MetricRecord({self.weighted_by: 1, "clipped_values": mean.clipped / len(used)})
             content = RecordDict({key: records[id(sent)], "metrics": metrics})
-            add_counts(content, attempt.uplink[client], attempt.downlink[client], request.exact)
+            add_counts(content, phases.uplink[client], phases.downlink[client], request.exact)
             found[client] = Message(content, reply_to=request.first)
         return found
 
 
-class _Attempt:
-    """Sends the messages of a round's phases, and counts bytes.
+class PhaseRequest(Request):
+    """Sends a client the message of a phase, with the arrays in the phase in which it trains."""
 
-    Attributes:
-        layout: of the sum.
-        uplink: bytes of all replies of each client.
-        downlink: bytes sent to each client.
-    """
+    def __init__(self, arrays: ArraysRequest, phase: Phase, data: bytes, steps: Steps) -> None:
+        self.client, self.node, self.group, self.kind = arrays.client, arrays.node, arrays.group, arrays.kind
+        self.arrays, self._phase, self._data, self._steps = arrays, phase, data, steps
 
-    def __init__(
-        self, requests: Sequence[Request], layout: SumLayout, steps: Steps, send: Send, timeout: float | None
-    ) -> None:
-        self._requests, self._steps, self._send = requests, steps, send
-        self._timeout, self._start = timeout, time.monotonic()
-        self.layout = layout
-        self.uplink: Counter[int] = Counter()
-        self.downlink: Counter[int] = Counter()
+    def content(self, lost: Lost | None = None) -> RecordDict:
+        """Return the content of the message."""
+        task = self.arrays.task
+        if self._phase != "masked" or task is None:
+            return secure_content(RecordDict(), self._data)
+        content = secure_content(RecordDict(dict(self.arrays.given)), self._data, self._steps)
+        content[RECORD] = task.record()
+        return content
 
-    def ask(self, phase: Phase, messages: Mapping[int, bytes]) -> dict[int, bytes | PayloadError]:
-        """Send the messages of a phase and return the answers."""
-        sent = {client: self._message(client, phase, data) for client, data in messages.items()}
-        left = None
-        if self._timeout is not None:
-            left = max(0.0, self._start + _ENDS[phase] * self._timeout - time.monotonic())
-        replies = by_request(self._send(list(sent.values()), left))
-        found: dict[int, bytes | PayloadError] = {}
-        for client, message in sent.items():
-            try:
-                found[client] = self._read(client, replies.get(message.metadata.message_id))
-            except PayloadError as error:
-                reason = str(error)
-                if phase == "keys" and error.code != "timeout":
-                    reason += "; in secure rounds every ClientApp needs mods=[compress_uplink], of this fedmrn"
-                found[client] = PayloadError(reason, code=error.code)
-        return found
 
-    def _message(self, client: int, phase: Phase, data: bytes) -> Message:
-        """Return the message of a phase; that of the first one is the strategy's, so that its id is known."""
-        request = self._requests[client]
-        if phase == "masked" and request.task is not None:
-            content = secure_content(RecordDict(dict(request.content)), data, self._steps)
-            content[RECORD] = request.task.record()
-        else:
-            content = secure_content(RecordDict(), data)
-        self.downlink[client] += content_bytes(content)
-        if phase == "keys":
-            request.first.content = content
-            return request.first
-        metadata = request.first.metadata
-        return Message(content, request.node, metadata.message_type, group_id=metadata.group_id)
-
-    def _read(self, client: int, reply: Message | None) -> bytes:
-        """Return the answer in a reply.
-
-        Raises:
-            PayloadError: there is none.
-        """
-        if reply is None:
-            raise PayloadError("no reply in time", code="timeout")
-        if reply.has_content():
-            self.uplink[client] += content_bytes(reply.content)
-        return read_payload_of(reply, self._requests[client].node)
+def _with_way_out(answer: Answer) -> Answer:
+    """Return an answer of the first phase; a client that failed may have no mod."""
+    error = answer.payload
+    if not isinstance(error, PayloadError) or error.code == "timeout":
+        return answer
+    reason = f"{error}; in secure rounds every ClientApp needs mods=[compress_uplink], of this fedmrn"
+    return replace(answer, payload=PayloadError(reason, code=error.code))
 
 
 def check_options(

@@ -7,20 +7,22 @@ sent and not from the training.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
+from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-from fedmrn_app.errors import RunError
+from fedmrn_app.errors import PayloadError, RunError
+from fedmrn_app.exchange.messages import FIELD
 from fedmrn_app.layout import Float32Array, slices
 from fedmrn_app.plugin.arrays import Parts, Values, Way, find_tied, usual_ways
+from fedmrn_app.plugin.settings import SECURE
 from fedmrn_app.secure.fields import Field, Fields, Words, bits_for
 
-SECURE = "fedmrn-secure"  # record of a message with the server's message, and of the client's state with its secrets
-SECURE_BITS = 24  # of one client's change of a value
-SECURE_BOUND = 8.0  # of the size of such a change
+_MAX_BITS = 32
 _MAX_EXACT = (1 << 47) - 1  # largest number of steps of an integer, or of a number that is alone in its tensor
 _FRACTION = 24  # binary places of such numbers, which may be counters that Flower's mean has made real
 
@@ -185,6 +187,28 @@ class Mean:
     fixed: NDArray[np.float64]
     exact: NDArray[np.float64]
     clipped: int
+
+
+def secure_content(content: RecordDict, message: bytes, steps: Steps | None = None) -> RecordDict:
+    """Return the content with a message of the secure sum, and with `steps` how the client rounds its changes."""
+    fields: dict[str, Any] = {FIELD: message}
+    if steps is not None:
+        fields |= {"bits": steps.bits, "bound": steps.bound}
+    content[SECURE] = ConfigRecord(fields)
+    return content
+
+
+def read_steps(content: RecordDict) -> Steps:
+    """Return how the server asks the client to round its changes.
+
+    Raises:
+        PayloadError: it does not say, or says what no sum can hold.
+    """
+    record = cast(Mapping[str, Any], content.config_records[SECURE])
+    bits, bound = record.get("bits"), record.get("bound")
+    if not (isinstance(bits, int) and 2 <= bits <= _MAX_BITS and isinstance(bound, float) and 0 < bound < np.inf):
+        raise PayloadError(f"the secure sum has bits={bits} and bound={bound}", code="secure-steps", value=bits)
+    return Steps(bits, bound)
 
 
 def _signed_bits(largest: int) -> int:

@@ -11,7 +11,6 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.plugin.grid import CompressedGrid
 from fedmrn_app.plugin.options import Options, new_exchange
-from fedmrn_app.plugin.secure_rounds import check_adds_up, weighted_by
 from fedmrn_app.plugin.settings import default_method
 
 _OWN = ("strategy", "compression")  # attributes of Compressed; all others are those of the strategy
@@ -30,8 +29,9 @@ class Compressed(Strategy):
 
     The clients need `ClientApp(mods=[compress_uplink])`, and for `fedmrn` and `fedmrns` an optimizer that learns masks,
     `MaskedSGD` or `learn_masks`. Floating-point tensors with two or more dimensions are coded, the others are sent
-    densely. The metrics of each reply gain `uplink_bytes` and `downlink_bytes`, of all records of the reply and of the
-    message, and `uplink_bits_per_parameter`. Attributes of the inner strategy can be read and set on this one.
+    densely. The metrics of each reply gain `uplink_bytes` and `downlink_bytes`, of all records of all replies and
+    messages of the client in the round, and `uplink_bits_per_parameter`. Attributes of the inner
+    strategy can be read and set on this one.
 
     Args:
         strategy: any strategy of Flower's or your own, with its wrappers, such as those for differential privacy.
@@ -54,10 +54,10 @@ class Compressed(Strategy):
                 what = "a strategy of flwr.server, whose messages have no arrays"
             reason = f"{kind.__module__}.{kind.__name__} is {what}; say Compressed(flwr.serverapp.strategy.FedAvg(...))"
             raise ConfigError(reason, code="strategy", key="strategy", value=kind.__name__)
-        if options.get("secure"):
-            check_adds_up(strategy)
         self.strategy = strategy
         self.compression = new_exchange(method or default_method(options), options)
+        if self.compression.sums is not None:
+            self.compression.sums.check_adds_up(strategy)
 
     def start(self, grid: Grid, *args: Any, **more: Any) -> Result:
         """Run all rounds as the inner strategy does, see its `start`.
@@ -67,7 +67,7 @@ class Compressed(Strategy):
         """
         _log.info("Uplink: %s", self.compression)
         if self.compression.sums is not None:
-            self.compression.sums.weighted_by = weighted_by(self.strategy)
+            self.compression.sums.weigh_as(self.strategy)
         return self.strategy.start(CompressedGrid(grid, self.compression), *args, **more)
 
     def state(self) -> dict[str, Any]:

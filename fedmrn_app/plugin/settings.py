@@ -18,10 +18,8 @@ from fedmrn_app.federation.upload import CheckedUpload, check_upload, header_of
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods import build_method, find_methods
 from fedmrn_app.methods.fedavg import Floats
-from fedmrn_app.methods.fedmrn import MaskedTraining, NoiseMask, SharedNoiseMask
-from fedmrn_app.methods.method import LocalTraining, Method, RunOptions, ServerState
+from fedmrn_app.methods.method import Method, RunOptions
 from fedmrn_app.methods.shared_context import SharedContext
-from fedmrn_app.methods.submodel_selection import SubmodelSelector
 from fedmrn_app.noise import Distribution, Noise
 from fedmrn_app.plugin.arrays import Parts, Values
 from fedmrn_app.plugin.scales import SCALES, Exponents, rescaled
@@ -33,6 +31,10 @@ DEFAULT_SECURE = "fedavg"  # of those whose updates can be added up
 DEFAULT_ALPHA = 0.01  # scale of the noise
 FORMAT = 1  # of the records of messages and replies; another number is not read
 RECORD = "fedmrn"  # record of a message, with the client's task
+GRID = "fedmrn-grid"  # record of a message whose arrays are on a lattice
+SECURE = "fedmrn-secure"  # record of a message of a secure sum, and of the client's state with its secrets
+SECURE_BITS = 24  # of one client's change of a value in a secure sum
+SECURE_BOUND = 8.0  # of the size of such a change
 REFUSED = "refused"  # field of a reply of a client that could not read the records
 WITHOUT_MASKS = "without-masks"  # entry of a reply whose update is coded by EDEN instead of learned masks
 
@@ -118,11 +120,11 @@ class PluginSettings:
             raise ConfigError(f"method={self.method}: {reason}", code="choice", key="method", value=self.method)
         run = RunOptions(noise, self.seed, bits=self.bits)
         method = build_method(self.method, self.options, run, "options")
-        if secure and not learns_masks(method) and self.method != "fedavg":
+        if secure and not method.training.learns_masks and self.method != "fedavg":
             reason = f"method={self.method}: its codes cannot be added up, which secure=True needs"
             reason += "; choose fedavg, fedmrn or fedmrns"
             raise ConfigError(reason, code="choice", key="method", value=self.method)
-        if not _works_on_arrays(replace(method, shared_seed=method.shared_seed and not secure)):
+        if not replace(method, shared_seed=method.shared_seed and not secure).works_on_arrays:
             reason = f"works in the fedmrn command only; choose one of {', '.join(_usable_names())}"
             raise ConfigError(f"method={self.method}: {reason}", code="choice", key="method", value=self.method)
         if self.bits is not None and method.rate_control is None:
@@ -135,20 +137,17 @@ class PluginSettings:
         return method
 
 
-def learns_masks(method: Method) -> bool:
-    """Return whether the update is learned as a mask during training, and not compressed after it."""
-    return isinstance(method.training, MaskedTraining)
-
-
 def check_own_scales(method: Method) -> None:
     """Check that clients may set the scale of the noise: `scales.gain_of` holds for some masks only.
 
     Raises:
         ConfigError: the noise is not uniform, or the masks are drawn after the training or not drawn at all.
     """
+    from fedmrn_app.methods.fedmrn import NoiseMask  # a method is loaded where it is used
+
     codec = method.codec
     fits = isinstance(codec, NoiseMask) and codec.noise.distribution == "uniform" and not codec.kind.deterministic
-    if not (fits and learns_masks(method)):
+    if not (fits and method.training.learns_masks):
         reason = "alpha=auto: clients set the scale of uniform noise under masks that are drawn in each step"
         way_out = "leave noise and options={'masking': ...} out, or give alpha a number"
         raise ConfigError(f"{reason}; {way_out}", code="conflict", key="alpha", value="auto")
@@ -156,14 +155,7 @@ def check_own_scales(method: Method) -> None:
 
 def _usable_names() -> list[str]:
     run = RunOptions(Noise())
-    return [name for name in find_methods() if _works_on_arrays(build_method(name, {}, run))]
-
-
-def _works_on_arrays(method: Method) -> bool:
-    """Return whether a method needs nothing but the arrays, the app's own training, and Flower's mean of weights."""
-    own_parts = type(method.server) is not ServerState or type(method.selection) is not SubmodelSelector
-    own_training = type(method.training) is not LocalTraining and not learns_masks(method)
-    return not (own_parts or own_training or method.whole_model or method.shared_seed)
+    return [name for name in find_methods() if build_method(name, {}, run).works_on_arrays]
 
 
 @dataclass(frozen=True)
@@ -256,9 +248,7 @@ class RoundContext:
 
     def mean_update(self, masks: Float32Array, seed: int) -> Float32Array:
         """Return the update of a mean of masks of shared noise, float32 (d,); `masks` is overwritten."""
-        codec = self.protocol.method.codec
-        assert isinstance(codec, SharedNoiseMask)
-        codec.finish(masks, self.context, seed)
+        self.protocol.method.codec.finish(masks, self.context, seed)
         return masks
 
     def decode(

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+MIN_CLIENTS = 3  # of a sum; fewer would tell a client the other one's summand
+
 
 @dataclass(frozen=True, kw_only=True)
 class GraphSettings:
@@ -32,7 +34,7 @@ class GraphSettings:
 
     def survivors(self, clients: int) -> int:
         """Return the smallest number of masked inputs whose sum is revealed."""
-        return max(3, math.floor(self.threshold * clients) + 1)
+        return max(MIN_CLIENTS, math.floor(self.threshold * clients) + 1)
 
 
 def draw_graph(clients: Sequence[int], degree: int, seed: int) -> dict[int, tuple[int, ...]]:

@@ -6,8 +6,9 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.exchange.channel import Answer, ReplyPolicy, Request
+from fedmrn_app.exchange.channel import Answer, ReplyPolicy
 from fedmrn_app.exchange.messages import Lost, content_bytes, lost_content, payload_content
+from fedmrn_app.exchange.requests import Request
 from tests.flower.support import Behaviour, FakeGrid
 
 

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedmrn_app.errors import PayloadError
+from fedmrn_app.errors import PayloadError, VersionError
 from fedmrn_app.federation.downlink import LatticeDownlink
 from fedmrn_app.federation.downlinks import downlink_of
 from fedmrn_app.federation.protocol import Order, RunProtocol
 from fedmrn_app.federation.server import OpenRound
-from fedmrn_app.federation.versions import Version, VersionError
+from fedmrn_app.federation.versions import Version
 from fedmrn_app.wire.downlink import Packing
 from tests.reference import AGREEMENT, SAMPLES, STATE, D, M
 

@@ -10,7 +10,8 @@ from flwr.serverapp.strategy import FedAvg, Result
 
 from fedmrn_app.errors import ConfigError, PayloadError
 from fedmrn_app.plugin import Compressed, compress_uplink
-from fedmrn_app.plugin.downlink import GRID, read_arrays
+from fedmrn_app.plugin.downlink import read_arrays
+from fedmrn_app.plugin.settings import GRID
 from tests.plugin_app import NODES, LocalGrid, Train, accuracy, inner, masked_adamw, new_app, new_net, plain, run
 
 

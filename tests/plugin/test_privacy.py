@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fedmrn_app.errors import RunError
 from fedmrn_app.plugin import Compressed, MaskedSGD, compress_uplink
-from fedmrn_app.plugin.client import _CLIPPING_NORM
+from fedmrn_app.plugin.client_round import CLIPPING_NORM
 from tests.plugin_app import NODES, STEPS, LocalGrid, Train, new_app, new_net, plain, run_steps
 
 BOUND = 0.05
@@ -81,7 +81,7 @@ WRAPPERS = [(fixed, fixedclipping_mod), (adaptive, adaptiveclipping_mod)]
 
 
 def test_name_of_the_bound_is_flowers() -> None:
-    assert _CLIPPING_NORM == KEY_CLIPPING_NORM
+    assert CLIPPING_NORM == KEY_CLIPPING_NORM
 
 
 @pytest.mark.parametrize(("wrap", "mod"), WRAPPERS)

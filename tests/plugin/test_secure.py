@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 
 from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.plugin import Compressed, compress_uplink, compressed_grid, learn_masks
-from fedmrn_app.plugin.secure_sum import SECURE, Steps, SumLayout
+from fedmrn_app.plugin.secure_sum import Steps, SumLayout
+from fedmrn_app.plugin.settings import SECURE
 from fedmrn_app.secure.messages import HEADER_SIZE, INBOX, INVITATION, NEIGHBOURS, SURVIVORS, Envelope
 from scripts.benchmarks.local_grid import LiveNodes
 
