@@ -263,9 +263,10 @@ class Method:
 
     @property
     def works_on_arrays(self) -> bool:
-        """Whether the method works on the arrays of any app.
+        """Whether the method works on the arrays of any app, as the plug-in requires.
 
-        Clients train as in FedAvg or learn masks, and the server averages updates of all matrices and kernels.
+        Clients train as in FedAvg or learn masks, each has a seed of its own, and the server averages updates of all
+        matrices and kernels.
         """
         return (
             (type(self.training) is LocalTraining or self.training.learns_masks)

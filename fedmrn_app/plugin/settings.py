@@ -18,10 +18,9 @@ from fedmrn_app.federation.upload import CheckedUpload, check_upload, header_of
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods import build_method, find_methods
 from fedmrn_app.methods.fedavg import Floats
-from fedmrn_app.methods.fedmrn import MaskedTraining, NoiseMask, SharedNoiseMask
-from fedmrn_app.methods.method import LocalTraining, Method, RunOptions, ServerState
+from fedmrn_app.methods.fedmrn import NoiseMask, SharedNoiseMask
+from fedmrn_app.methods.method import Method, RunOptions
 from fedmrn_app.methods.shared_context import SharedContext
-from fedmrn_app.methods.submodel_selection import SubmodelSelector
 from fedmrn_app.noise import Distribution, Noise
 from fedmrn_app.plugin.arrays import Parts, Values
 from fedmrn_app.plugin.scales import SCALES, Exponents, rescaled
@@ -122,7 +121,7 @@ class PluginSettings:
             reason = f"method={self.method}: its codes cannot be added up, which secure=True needs"
             reason += "; choose fedavg, fedmrn or fedmrns"
             raise ConfigError(reason, code="choice", key="method", value=self.method)
-        if not _works_on_arrays(replace(method, shared_seed=method.shared_seed and not secure)):
+        if not replace(method, shared_seed=method.shared_seed and not secure).works_on_arrays:
             reason = f"works in the fedmrn command only; choose one of {', '.join(_usable_names())}"
             raise ConfigError(f"method={self.method}: {reason}", code="choice", key="method", value=self.method)
         if self.bits is not None and method.rate_control is None:
@@ -137,7 +136,7 @@ class PluginSettings:
 
 def learns_masks(method: Method) -> bool:
     """Return whether the update is learned as a mask during training, and not compressed after it."""
-    return isinstance(method.training, MaskedTraining)
+    return method.training.learns_masks
 
 
 def check_own_scales(method: Method) -> None:
@@ -156,14 +155,7 @@ def check_own_scales(method: Method) -> None:
 
 def _usable_names() -> list[str]:
     run = RunOptions(Noise())
-    return [name for name in find_methods() if _works_on_arrays(build_method(name, {}, run))]
-
-
-def _works_on_arrays(method: Method) -> bool:
-    """Return whether a method needs nothing but the arrays, the app's own training, and Flower's mean of weights."""
-    own_parts = type(method.server) is not ServerState or type(method.selection) is not SubmodelSelector
-    own_training = type(method.training) is not LocalTraining and not learns_masks(method)
-    return not (own_parts or own_training or method.whole_model or method.shared_seed)
+    return [name for name in find_methods() if build_method(name, {}, run).works_on_arrays]
 
 
 @dataclass(frozen=True)
