@@ -59,7 +59,7 @@ def check_rounds(config: Config, method: Method) -> None:
         (drawn > clients, "clients_per_round", up_to_all),
         ((config.min_clients or 1) > clients, "min_clients", up_to_all),
         ((config.simulation.nodes or 1) > clients, "simulation.nodes", up_to_all),
-        (config.ray.address is not None and method.keeps_memory, "ray.address", same_disk),
+        (config.ray.address is not None and method.keeps_state, "ray.address", same_disk),
         (config.min_replies > drawn, "min_replies", f"must be from 1 to clients_per_round={drawn}"),
         (private and config.oversample > 1, "oversample", f"{replies}oversample=1"),
         (private and config.min_replies > 1, "min_replies", f"{replies}min_replies=1"),

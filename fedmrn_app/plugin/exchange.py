@@ -36,7 +36,7 @@ from fedmrn_app.plugin.secure_sum import SECURE_BITS, SECURE_BOUND, Steps
 from fedmrn_app.plugin.settings import DEFAULT_ALPHA, RECORD, ClientTask, PluginSettings, check_own_scales, learns_masks
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.validation import Positive, Range
-from fedmrn_app.wire.downlink import GRID_STEP
+from fedmrn_app.wire.downlink import LATTICE_STEP
 
 _LEFT_OUT = 3  # Flower's code of an error in the ClientApp
 _log = logging.getLogger("flwr")
@@ -59,7 +59,7 @@ class Exchange:
         dense_bits: int = 6,
         seed: Annotated[int, Range(least=0, below=1 << 56)] = 0,
         downlink: Literal["float32", "grid"] = "float32",
-        step: Positive = GRID_STEP,
+        step: Positive = LATTICE_STEP,
         options: Mapping[str, Any] | None = None,
         plain_replies: bool = True,
         max_failed_rounds: Annotated[int, Range(least=0)] = 0,
