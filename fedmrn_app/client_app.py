@@ -37,7 +37,7 @@ def query(message: Message, context: Context) -> Message:
         node = Node.of(message, context)
         clients = node.clients()
         worker = open_worker(message, context)
-        if worker.method.keeps_memory or worker.settings.secure:
+        if worker.method.keeps_state or worker.settings.secure:
             node.residuals().begin()
         elif worker.settings.keeps_versions:
             with contextlib.suppress(StateError):  # without versions the node only receives more
@@ -78,13 +78,13 @@ def _train(node: Node, worker: Worker, order: Order) -> Reply:
     """Train a client, and keep what it keeps."""
     client, number = order.client, order.server_round
     _check_hosted(node, client)
-    residuals = node.residuals() if worker.method.keeps_memory else None
+    residuals = node.residuals() if worker.method.keeps_state else None
     memory = None if residuals is None else residuals.read(client, number)
     versions = node.versions() if worker.settings.keeps_versions else None
     version = None if versions is None or order.base == 0 else versions.read(client)
     reply = worker.train(order, ClientState(memory, version))
-    if residuals is not None and reply.state.memory is not None:
-        residuals.write(client, number, reply.state.memory)
+    if residuals is not None and reply.state.kept is not None:
+        residuals.write(client, number, reply.state.kept)
     if versions is not None and reply.state.version is not None:
         versions.write(client, reply.state.version)
     return reply

@@ -7,7 +7,7 @@ import logging
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedmrn_app.runtime.serve import serve
+from fedmrn_app.flower.serve import serve
 from fedmrn_app.system.processes import end_with_parent
 
 app = ServerApp()

@@ -126,7 +126,7 @@ class Client:
         state = ClientState(residual)
         reply = train_client(self.protocol, self.model, IMAGES, self.samples, self.order, local=settings, state=state)
         header = self.round.header(CLIENT, self.context)
-        return read_upload(reply.payload, self.protocol, header, self.context, self.round.dense), reply.state.memory
+        return read_upload(reply.payload, self.protocol, header, self.context, self.round.dense), reply.state.kept
 
 
 # vectors

@@ -7,6 +7,7 @@ import shlex
 import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from fedmrn_app.config.sweep import open_sweep
 from fedmrn_app.errors import FedMRNError
 from fedmrn_app.federation.loop import run_rounds
 from fedmrn_app.learning.evaluate import evaluate
+from fedmrn_app.methods import find_methods
 from fedmrn_app.results.run_folder import RunFolder
 from tests.paths import ROOT
 from tests.run_folder import begun
@@ -112,6 +114,16 @@ def test_what_the_reference_names_exists() -> None:
     for name in re.findall(r"^::: (.+)$", (ROOT / "docs" / "reference.md").read_text(), re.MULTILINE):
         module, _, last = name.rpartition(".")
         assert hasattr(importlib.import_module(module), last) or importlib.import_module(name), name
+
+
+@pytest.mark.parametrize("name", sorted(find_methods()))
+def test_method_has_a_row_with_its_options(name: str) -> None:
+    table = (ROOT / "docs" / "methods.md").read_text().partition("## Strategies")[2].partition("\n\nThe ")[0]
+    cells = [line.split("|") for line in table.splitlines() if line.startswith("| `")]
+    rows = {method: row[3] for row in cells for method in re.findall(r"`(\w+)`", row[1])}
+    assert name in rows, f"{name} has no row in the table of strategies of docs/methods.md"
+    options = {option.name for option in fields(find_methods()[name])}
+    assert set(re.findall(r"`(\w+)`", rows[name])) == options
 
 
 @pytest.mark.slow

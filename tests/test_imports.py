@@ -1,41 +1,37 @@
-"""What the package and its scripts take from Hydra and Flower is public; private modules change without notice."""
+"""What the package and its scripts take from Hydra and Flower is public; private modules change without notice.
+
+The private names that the package takes from Flower are those of the table in docs/architecture.md.
+"""
 
 import ast
 import importlib
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.paths import ROOT
 
-NEEDED = {
+PAGE = ROOT / "docs" / "architecture.md"
+PUBLIC_FLOWER = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy"}
+PUBLIC_COMMANDS = {"flower-superlink", "flower-supernode"}
+FLOWER_ROOMS = {"exchange", "flower", "plugin", "deploy"}  # which another version of Flower may change
+PRIVATE_HYDRA = {("fedmrn_app/runtime/cli.py", "hydra._internal.utils")}  # a wrong option is refused in one line
+SCRIPTS = {
     # without it Flower makes no message outside of a run
     ("scripts/benchmarks/local_grid.py", "flwr.supercore.task_identity"),
-    ("fedmrn_app/flower/worker_process.py", "flwr.supercore.task_identity"),
-    # what a device's reply says of its round is written in Flower's own form
-    ("fedmrn_app/deploy/gateway.py", "flwr.proto.fleet_pb2"),
-    # what devices are handed, and ask for
-    *(("fedmrn_app/deploy/gate_objects.py", f"flwr.proto.{name}_pb2") for name in ("fleet", "message")),
-    # the signature of a device's request, which the gate checks before it reads the body
-    *(
-        ("fedmrn_app/deploy/gate_keys.py", f"flwr.{name}")
-        for name in ("common.constant", "supercore.constant", "supercore.date", "supercore.primitives.asymmetric")
-    ),
-    # the commands that a SuperNode starts, which a device replaces by its own
-    ("fedmrn_app/deploy/fork_server.py", "flwr.supercore.constant"),
     # requests of a device, signed as Flower signs them
     *(
         ("scripts/tools/attack_gate.py", f"flwr.{name}")
         for name in ("common.constant", "supercore.constant", "supercore.date", "supercore.primitives.asymmetric")
     ),
     *(("scripts/tools/attack_gate.py", f"flwr.proto.{name}_pb2") for name in ("fleet", "message", "node")),
-    # Flower's commands, which the package starts with changes of its own
-    ("fedmrn_app/deploy/supernode.py", "flwr.supernode.cli.flower_supernode"),
-    ("fedmrn_app/deploy/client_process.py", "flwr.supernode.cli.flwr_clientapp"),
-    ("fedmrn_app/deploy/client_process.py", "flwr.cli.config_utils"),
-    ("fedmrn_app/deploy/fork_server.py", "flwr.supernode.cli.flwr_clientapp"),
     # Flower's own secure sums, which a benchmark compares with
     *(
         ("scripts/benchmarks/secure_peers.py", f"flwr.{name}")
@@ -49,10 +45,7 @@ NEEDED = {
             "server.workflow",
         )
     ),
-    # wrong options are refused in one line, before Hydra prints its usage
-    ("fedmrn_app/runtime/cli.py", "hydra._internal.utils"),
 }
-PUBLIC_FLOWER = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy"}
 
 
 def imports(path: Path) -> Iterator[tuple[str, list[str]]]:
@@ -68,6 +61,8 @@ def imports(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 def is_private(module: str, names: list[str]) -> bool:
     package = module.partition(".")[0]
+    if "-" in module:
+        return module.startswith(("flwr-", "flower-")) and module not in PUBLIC_COMMANDS
     if package not in ("hydra", "flwr", "omegaconf", "flwr_datasets"):
         return False
     if package == "flwr" and module not in PUBLIC_FLOWER:
@@ -75,27 +70,77 @@ def is_private(module: str, names: list[str]) -> bool:
     return any(part.startswith("_") for part in [*module.split("."), *names])
 
 
-def test_nothing_private_of_hydra_and_flower_is_imported() -> None:
-    files = [path for folder in ("fedmrn_app", "scripts") for path in sorted((ROOT / folder).rglob("*.py"))]
-    assert len(files) > 50
+@cache
+def names_in_use() -> Any:
+    """What the package's modules take from other packages, as `tests/names_of_flower.py` prints it."""
+    words = [sys.executable, "-m", "tests.names_of_flower"]
+    return json.loads(subprocess.run(words, cwd=ROOT, check=True, capture_output=True).stdout)
+
+
+def private_names() -> dict[tuple[str, str], list[str]]:
+    """The private names that the package takes, by file and module."""
+    return {
+        (file, module): names
+        for file, modules in names_in_use()["taken"].items()
+        for module, names in modules.items()
+        if is_private(module, names)
+    }
+
+
+def names_in_table() -> dict[tuple[str, str], list[str]]:
+    """The rows of the page's table: module, names, file, and what fails without."""
+    lines = PAGE.read_text().partition("## Private names of Flower")[2].splitlines()
+    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| `")]
+    assert all(len(row) == 4 and row[3] for row in rows)
+    return {(file, module): sorted(re.findall(r"\b[A-Za-z]\w+(?=`|$)", names)) for module, names, file, _ in rows}
+
+
+def test_package_takes_the_private_names_that_the_page_lists() -> None:
+    found = private_names()
+    assert {key for key in found if key[1].startswith("hydra")} == PRIVATE_HYDRA
+    assert {key: names for key, names in found.items() if key not in PRIVATE_HYDRA} == names_in_table()
+
+
+def test_names_given_to_import_module_are_known_without_a_call_or_none_of_flower() -> None:
+    assert names_in_use()["unknown"] == {
+        "fedmrn_app.config.build": ["module"],  # of a task or model that the user names
+        "fedmrn_app.flower.worker_process": ["module"],  # of the ClientApp that a grid names
+        "fedmrn_app.methods": ["module.name"],  # found in the package's own folder, like the next ones
+        "fedmrn_app.results.loggers.feed": [
+            "f\"fedmrn_app.results.loggers.to_{settings['name']}\"",
+            "f'fedmrn_app.results.loggers.to_{name}'",
+        ],
+        "fedmrn_app.tasks": ["module.name"],
+    }
+
+
+def test_installed_flower_has_the_private_names() -> None:
+    for (_, module), names in names_in_table().items():
+        if "-" not in module:
+            line = f"from {module} import {', '.join(names)}" if names else f"import {module}"
+            exec(line, {})  # fails with the name that is missing
+
+
+def test_another_flower_changes_few_packages() -> None:
+    """Elsewhere no private name of Flower is used, and public ones in the two apps only."""
+    private = {file.split("/")[1] for file, _ in names_in_table()}
+    assert private <= FLOWER_ROOMS
+    users = {
+        file.split("/")[1]
+        for file, modules in names_in_use()["taken"].items()
+        if any(module.partition(".")[0] == "flwr" for module in modules)
+    }
+    assert users <= FLOWER_ROOMS | {"client_app.py", "server_app.py"}
+
+
+def test_scripts_take_few_private_names() -> None:
     found = {
         (str(path.relative_to(ROOT)), module)
-        for path in files
+        for path in sorted((ROOT / "scripts").rglob("*.py"))
         for module, names in imports(path)
         if is_private(module, names)
     }
-    assert found == NEEDED
-
-
-def test_page_lists_what_is_private_and_where_it_is_used() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text().partition("## Private modules of Flower")[2]
-    rows = [
-        re.findall(r"`((?:flwr\.|fedmrn_app/)[\w./]+)`", line) for line in page.splitlines() if line.startswith("| `")
-    ]
-    listed = {(file, module) for row in rows for file in row for module in row if "/" in file and "/" not in module}
-    used = {(file, module) for file, module in NEEDED if file.startswith("fedmrn_app/") and module.startswith("flwr.")}
-    assert used <= listed
-    assert {module for _, module in listed} == {module for _, module in used}
+    assert found == SCRIPTS
 
 
 @pytest.mark.parametrize(
@@ -111,6 +156,8 @@ def test_page_lists_what_is_private_and_where_it_is_used() -> None:
         ("hydra._internal.hydra", ["Hydra"], True),
         ("hydra", ["_internal"], True),
         ("numpy", ["_core"], False),
+        ("flower-superlink", [], False),
+        ("flwr-clientapp", [], True),
     ],
 )
 def test_what_counts_as_private(module: str, names: list[str], private: bool) -> None:

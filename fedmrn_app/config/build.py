@@ -203,7 +203,7 @@ def build_protocol(config: Config, method: Method, model: FlatModel) -> RunProto
         model,
         seed=config.seed,
         dense_bits=config.uplink.dense_bits,
-        grid_step=config.downlink.step,
+        lattice_step=config.downlink.step,
         max_norm=config.uplink.max_norm,
         equal_weights=config.equal_weights,
         max_share=config.max_share,

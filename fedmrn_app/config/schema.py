@@ -18,7 +18,7 @@ from fedmrn_app.noise import Noise
 from fedmrn_app.privacy.mechanism import PrivacyConfig
 from fedmrn_app.validation import Count, NotNegative, Positive, Range, refusal
 from fedmrn_app.wire.body import Coder
-from fedmrn_app.wire.downlink import GRID_STEP, ON_LATTICE, DownlinkDtype
+from fedmrn_app.wire.downlink import LATTICE_STEP, ON_LATTICE, DownlinkDtype
 
 Values = dict[str, Any]  # a configuration as nested plain values without interpolations
 
@@ -40,7 +40,7 @@ class DownlinkConfig:
     """How the server writes the global vector."""
 
     dtype: DownlinkDtype
-    step: Annotated[float, Range(least=1e-6, most=1e6)] = GRID_STEP
+    step: Annotated[float, Range(least=1e-6, most=1e6)] = LATTICE_STEP
     memory: bool = False
 
     @property

@@ -208,7 +208,7 @@ class KeptVersions:
     def write(self, client: int, version: Version) -> None:
         """Keep a client's version; without effect where it cannot be written."""
         with contextlib.suppress(OSError):
-            shared = self.folder / "versions" / f"round-{version.server_round}-{version.grid.checksum:08x}"
+            shared = self.folder / "versions" / f"round-{version.server_round}-{version.lattice.checksum:08x}"
             first = not shared.is_file()
             if first:
                 _write_shared(shared, version)
@@ -229,7 +229,7 @@ def _write_private(path: Path, data: bytes) -> None:
 
 
 def _write_shared(path: Path, version: Version) -> None:
-    kept = {name: np.frombuffer(data, _DTYPES.get(name, name)) for name, data in version.grid.kept().items()}
+    kept = {name: np.frombuffer(data, _DTYPES.get(name, name)) for name, data in version.lattice.kept().items()}
     _write_private(path, save({"round": np.array([version.server_round]), **kept}))
 
 
@@ -242,6 +242,6 @@ def _delete_older(path: Path, version: Version) -> None:
             linked.append(other)
         else:
             other.unlink(missing_ok=True)
-    for other in linked[: max(0, len(linked) + 1 - most_versions(version.grid.counts.size))]:
+    for other in linked[: max(0, len(linked) + 1 - most_versions(version.lattice.counts.size))]:
         os.truncate(other, 0)  # through all links
         other.unlink(missing_ok=True)

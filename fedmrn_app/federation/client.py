@@ -33,11 +33,11 @@ class ClientState:
     """What a client keeps between two rounds in which it trains.
 
     Attributes:
-        memory: float32, what the last upload left out with error feedback, or what training kept; None for nothing.
+        kept: float32, what the last upload left out with error feedback, or what training kept; None for nothing.
         version: the global model as it was last sent; None without `downlink.memory`.
     """
 
-    memory: Float32Array | None = None
+    kept: Float32Array | None = None
     version: Version | None = None
 
 
@@ -101,22 +101,22 @@ def train_client(
         weight_decay=local.weight_decay,
         client=order.client,
         server_round=order.server_round,
-        memory=state.memory,
+        kept=state.kept,
     )
     start = time.perf_counter()
     with _seeded_torch(private_seed, model.device):
         trained = method.training.train(model, train_context)
     ended = time.perf_counter()
-    body, residual = method.encode(trained.x, state.memory, context, seed, private_seed)
+    body, residual = method.encode(trained.x, state.kept, context, seed, private_seed)
     encoded = time.perf_counter()
     dense = model.dense.cpu().numpy()
     only_mask = method.randomized_response is not None  # then nothing but the mask may leave the client
     loss = 0.0 if only_mask else trained.loss
     update = Update(body, dense, loss, ended - start, encoded - ended)
     header = header_of(protocol, seed, len(samples), context.count)
-    memory = trained.memory if residual is None else residual
+    kept = trained.kept if residual is None else residual
     payload = write_upload(protocol, header, update, sent.dense)
-    return Reply(payload, ClientState(memory, sent.version), update)
+    return Reply(payload, ClientState(kept, sent.version), update)
 
 
 def _submodel_mask(protocol: RunProtocol, order: Order) -> NDArray[np.bool_] | None:

@@ -23,9 +23,9 @@ from fedmrn_app.federation.protocol import GlobalState, Order, RunProtocol
 from fedmrn_app.federation.versions import Version, Versions
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods.shared_context import SharedContext
-from fedmrn_app.wire.downlink import GRID_FINE, Elementwise, pack_downlink, unpack_downlink
+from fedmrn_app.wire.downlink import LATTICE_FINE, Elementwise, pack_downlink, unpack_downlink
 from fedmrn_app.wire.lattice import Lattice, LatticeRule
-from fedmrn_app.wire.lattice_code import decode_grid, encode_grid
+from fedmrn_app.wire.lattice_code import decode_lattice, encode_lattice
 
 Held = NDArray[np.bool_] | None  # weights that a client holds, bool (d,); None for all
 
@@ -202,7 +202,7 @@ class LatticeDownlink(Downlink):
     def rule(self, held: Held) -> LatticeRule:
         """Return the steps and the tensors of the lattice."""
         sizes = self.protocol.layout.held_sizes(held)
-        return LatticeRule([*sizes, *self.protocol.dense_sizes], len(sizes), self.protocol.grid_step, GRID_FINE)
+        return LatticeRule([*sizes, *self.protocol.dense_sizes], len(sizes), self.protocol.lattice_step, LATTICE_FINE)
 
     def lattice(self, state: GlobalState, held: Held) -> Lattice:
         """Round the global model, or the part that a client holds, to the lattice around the initial model."""
@@ -210,7 +210,7 @@ class LatticeDownlink(Downlink):
 
     def encode(self, lattice: Lattice, held: Held, base: Lattice | None = None) -> bytes:
         """Return the bytes of a lattice; `base` is one that the client holds."""
-        return encode_grid(lattice, self.rule(held).sizes, base)
+        return encode_lattice(lattice, self.rule(held).sizes, base)
 
     def decode(self, data: bytes, held: Held, base: Lattice | None = None) -> Lattice:
         """Return the lattice of these bytes.
@@ -218,7 +218,7 @@ class LatticeDownlink(Downlink):
         Raises:
             PayloadError: the bytes are malformed.
         """
-        return decode_grid(data, self.rule(held).sizes, base)
+        return decode_lattice(data, self.rule(held).sizes, base)
 
     def values(self, lattice: Lattice, held: Held) -> tuple[SharedContext, Float32Array]:
         """Return what both sides know after a lattice was sent, and the dense part, float32 (m,).
@@ -272,7 +272,7 @@ class LatticeBroadcast(Broadcast):
 
     def _coded_from(self, base: int, versions: Versions | None) -> Sent:
         if base and versions is not None:
-            version = versions.grid(base)
+            version = versions.lattice(base)
             coded = self._downlink.encode(self._lattice, None, version)
             if len(coded) < len(self.coded):
                 return Sent(_bytes(coded), None, base, version.checksum)
@@ -325,14 +325,14 @@ def _base_lattice(order: Order, last: Version | None) -> Lattice | None:
     """Return the lattice from which an order is coded; None for the initial model."""
     if order.base == 0:
         return None
-    if last is None or last.server_round != order.base or last.grid.checksum != order.checksum:
+    if last is None or last.server_round != order.base or last.lattice.checksum != order.checksum:
         holds = "none" if last is None else f"that of round {last.server_round}"
         raise VersionError(
             f"the order is coded from the version of round {order.base}; this client holds {holds}",
             code="version",
             value=order.base,
         )
-    return last.grid
+    return last.lattice
 
 
 def _joined(vector: Float32Array, dense: Float32Array, held: Held) -> Float32Array:

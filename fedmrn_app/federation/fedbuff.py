@@ -183,7 +183,7 @@ class FedBuff:
     def _sum(self, replies: list[BufferedReply]) -> RoundSums:
         """Return the means of replies, each multiplied by the discount of its staleness."""
         old = self.state
-        sums = RoundSums(np.zeros_like(old.vector), np.zeros_like(old.dense), old.dense, old.steering)
+        sums = RoundSums(np.zeros_like(old.vector), np.zeros_like(old.dense), old.dense, old.rate_state)
         weights = round_weights(self.protocol, {one.client: one.upload.payload.header.samples for one in replies})
         processors = [WeightedMean(self.protocol, weights), MoveDense(), RateControlStep(self.protocol)]
         uploads = []

@@ -15,7 +15,7 @@ from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.methods.method import Method
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.wire.dense import usual_dense_bytes
-from fedmrn_app.wire.downlink import GRID_STEP
+from fedmrn_app.wire.downlink import LATTICE_STEP
 from fedmrn_app.wire.payload import HEADER_SIZE
 
 Aggregation = Literal["mean", "median", "trimmed_mean", "krum"]  # how updates become one, see `robust.py`
@@ -33,7 +33,7 @@ class RunProtocol:
         seed: the run's seed.
         dense_bits: bits of a value of the dense part, see `wire/dense.py`.
         parameters: number of trained parameters, by which bits per parameter are counted.
-        grid_step: step of the lattice on which the vector is sent, see `wire/lattice.py`.
+        lattice_step: step of the lattice on which the vector is sent, see `wire/lattice.py`.
         first_dense: the dense part before the first round, float32 (m,); None for zeros.
         max_norm: largest norm of a reply, as a multiple of the round's median; None for no limit.
         equal_weights: whether each client counts the same in the mean; otherwise a client counts by its samples.
@@ -51,7 +51,7 @@ class RunProtocol:
     seed: int
     dense_bits: int
     parameters: int = 0
-    grid_step: float = GRID_STEP
+    lattice_step: float = LATTICE_STEP
     first_dense: Float32Array | None = None
     max_norm: float | None = None
     equal_weights: bool = False
@@ -121,13 +121,13 @@ class GlobalState:
     Attributes:
         vector: the method's global vector, float32 (d,).
         dense: the dense part, float32 (m,).
-        steering: state of the rate control, see `methods/rate_control.py`; None where the noise's scale is fixed.
+        rate_state: state of the rate control, see `methods/rate_control.py`; None where the noise's scale is fixed.
         published: the model that was sent last, as `Lattice.to_array`; None where the downlink does not depend on it.
     """
 
     vector: Float32Array
     dense: Float32Array
-    steering: Float32Array | None = None
+    rate_state: Float32Array | None = None
     published: NDArray[np.int32] | None = None
 
 

@@ -159,7 +159,7 @@ class OpenRound:
 
     @property
     def _scale(self) -> float | None:
-        return None if self.state.steering is None else float(self.state.steering[0])
+        return None if self.state.rate_state is None else float(self.state.rate_state[0])
 
     def post_processors(self, weights: Mapping[int, float] | None = None) -> list[PostProcessor]:
         """Return new post-processors for one pass over the replies of this round; see `round_weights`."""
@@ -342,7 +342,7 @@ def _sum_once(
     expected = [client for client in opened.clients if client not in late and isinstance(replies.get(client), bytes)]
     stated = {client: opened.clients[client] for client in expected}
     weights = None if opened.private is not None else round_weights(opened.protocol, stated)
-    sums = RoundSums(np.zeros_like(state.vector), np.zeros_like(state.dense), opened.dense, state.steering)
+    sums = RoundSums(np.zeros_like(state.vector), np.zeros_like(state.dense), opened.dense, state.rate_state)
     summed = _Summed(sums, RoundReport(opened.number, late=sorted(late)), opened.post_processors(weights))
     if weights is not None:
         summed.report.lowered = lowered_shares(counted_samples(opened.protocol, stated), weights)

@@ -21,7 +21,7 @@ class Version:
     """The global model of a round, from 1, as a client received it on a lattice."""
 
     server_round: int
-    grid: Lattice
+    lattice: Lattice
 
 
 class Versions:
@@ -42,7 +42,7 @@ class Versions:
         """Return the round whose version a client holds; 0 for none that is kept."""
         return self._holds.get(client, 0)
 
-    def grid(self, server_round: int) -> Lattice:
+    def lattice(self, server_round: int) -> Lattice:
         """Return the version of a round that a client holds."""
         return self._decode(self._coded[server_round])
 

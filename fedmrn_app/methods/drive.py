@@ -27,7 +27,7 @@ from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.primitives import pack_bits, pack_floats, packed_size, unpack_bits, unpack_scales
 
-Scale = Literal["least_mse", "unbiased"]
+DriveScale = Literal["least_mse", "unbiased"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Drive(MethodConfig):
     name = "drive"
     code = 7
 
-    scale: Scale = "least_mse"
+    scale: DriveScale = "least_mse"
     error_feedback: bool = False
 
     def build(self, run: RunOptions) -> Method:
@@ -98,7 +98,7 @@ class RotatedSigns(Codec):
 class DriveSigns(RotatedSigns):
     """The codec of DRIVE, with either scale."""
 
-    scale: Scale
+    scale: DriveScale
 
     def scale_of(self, norm1: float, square: float, size: int) -> float:
         """Return norm1 / n or norm2^2 / norm1 (section 4 and theorem 3 of the paper)."""

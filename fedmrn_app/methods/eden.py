@@ -31,8 +31,8 @@ from fedmrn_app.noise import generate_noise
 from fedmrn_app.seeds import mix
 from fedmrn_app.validation import Share
 from fedmrn_app.wire.body import Body, Coder
+from fedmrn_app.wire.eden_levels import decode_eden_levels, encode_eden_levels, max_eden_bytes
 from fedmrn_app.wire.primitives import pack_floats, unpack_scales
-from fedmrn_app.wire.quantized import max_level_bytes, pack_levels, unpack_levels
 
 
 @dataclass(frozen=True)
@@ -83,14 +83,14 @@ class EdenLevels(Codec):
         quantizer = lloyd_max(self.bits)
         stretches = stretches_of(rotate(x, seed))
         levels, scales = zip(*(quantize_stretch(y, quantizer) for y in stretches), strict=True)
-        body = pack_levels(np.concatenate(levels), quantizer.cells, self.coder)
+        body = encode_eden_levels(np.concatenate(levels), quantizer.cells, self.coder)
         return Body(pack_floats(np.array(scales, np.float32)) + bytes(body.data), body.form)
 
     def decode(self, body: Body, context: SharedContext, seed: int) -> Float32Array:
         """Scale the centroids and rotate back."""
         quantizer, lengths = lloyd_max(self.bits), stretch_lengths(context.count)
         scales, rest = unpack_scales(body.data, len(lengths))
-        rotated = quantizer.values(unpack_levels(Body(rest, body.form), context.count, quantizer.cells))
+        rotated = quantizer.values(decode_eden_levels(Body(rest, body.form), context.count, quantizer.cells))
         with np.errstate(over="ignore"):  # the result is checked
             rotated *= np.repeat(scales, lengths)
         return finite_rotate_back(rotated, seed)
@@ -98,7 +98,7 @@ class EdenLevels(Codec):
     def limits(self, layout: Layout) -> CodecLimits:
         """Allow `bits` per weight and 32 per stretch."""
         scales = 4 * len(stretch_lengths(layout.count))
-        return CodecLimits(max_bytes=scales + max_level_bytes(layout.count, self.bits))
+        return CodecLimits(max_bytes=scales + max_eden_bytes(layout.count, self.bits))
 
 
 @dataclass(frozen=True)

@@ -44,12 +44,12 @@ from fedmrn_app.methods.mask_estimate import Estimate, QuantizedEstimate
 from fedmrn_app.methods.method import (
     Codec,
     CodecLimits,
+    LocalResult,
     LocalTraining,
     Method,
     MethodConfig,
     RunOptions,
     TrainContext,
-    Trained,
     conflict,
 )
 from fedmrn_app.methods.randomized_response import RandomizedResponse
@@ -144,7 +144,7 @@ class MaskedTraining(LocalTraining):
     kind: MaskKind
     progressive: bool
 
-    def train(self, model: FlatModel, local: TrainContext) -> Trained:
+    def train(self, model: FlatModel, local: TrainContext) -> LocalResult:
         """Train `u`, float32 (d,), from zero."""
         steps = len(local.batches)
         n = to_tensor(local.context.noise(self.noise, local.seed)).to(model.device)
@@ -160,7 +160,7 @@ class MaskedTraining(LocalTraining):
 
         mask_weights(1, [(0, torch.zeros_like(u))])
         loss = local.sgd(model, update=lambda step: mask_weights(step + 1, model.grad_parts()))
-        return Trained(u.cpu().numpy(), loss)
+        return LocalResult(u.cpu().numpy(), loss)
 
     def progress(self, step: int, steps: int) -> float:
         """Return the probability that an element is masked at a local step (Equation 10)."""

@@ -37,13 +37,13 @@ from fedmrn_app.learning.flat import FlatModel, to_tensor
 from fedmrn_app.methods.method import (
     Codec,
     CodecLimits,
+    LocalResult,
     LocalTraining,
     Method,
     MethodConfig,
     RunOptions,
     ServerState,
     TrainContext,
-    Trained,
     conflict,
 )
 from fedmrn_app.methods.randomized_response import RandomizedResponse
@@ -149,7 +149,7 @@ class ScoreTraining(LocalTraining):
     score_lr: float
     min_probability: float
 
-    def train(self, model: FlatModel, local: TrainContext) -> Trained:
+    def train(self, model: FlatModel, local: TrainContext) -> LocalResult:
         """Train the scores, starting from the global probabilities."""
         vectors = self.start(model)
         step_on = score_step(vectors)
@@ -159,9 +159,9 @@ class ScoreTraining(LocalTraining):
             for start, grad in model.grad_parts():
                 step_on(start, grad, self.score_lr, step_key(local.private_seed, step + 1))
 
-        draw_mask(vectors, local, 1)
+        draw_score_mask(vectors, local, 1)
         loss = local.sgd(model, update=update)
-        return Trained(vectors.probabilities.cpu().numpy(), loss)
+        return LocalResult(vectors.probabilities.cpu().numpy(), loss)
 
     def start(self, model: FlatModel) -> Scores:
         """Return the vectors of the first step, for a model whose weights are the global probabilities."""
@@ -170,28 +170,28 @@ class ScoreTraining(LocalTraining):
         return Scores(scores, torch.zeros_like(scores), frozen, model.weights)
 
 
-def draw_mask(vectors: Scores, local: TrainContext, step: int) -> None:
+def draw_score_mask(vectors: Scores, local: TrainContext, step: int) -> None:
     """Compute the probabilities of the scores, and draw the mask for the forward pass of a step."""
     score_step(vectors)(0, vectors.frozen, 0.0, step_key(local.private_seed, step))  # lr=0: any gradient does
 
 
 @dataclass(frozen=True)
 class AdamTraining(ScoreTraining):
-    """Training of scores by Adam; with `keeps_memory` a client's moments continue from round to round.
+    """Training of scores by Adam; with `keeps_state` a client's moments continue from round to round.
 
-    The memory is float32 (2d + 1,): first moments, second moments and the number of steps.
+    What it keeps is float32 (2d + 1,): first moments, second moments and the number of steps.
     """
 
-    keeps_memory: bool = False
+    keeps_state: bool = False
     times_p: bool = False
 
-    def train(self, model: FlatModel, local: TrainContext) -> Trained:
+    def train(self, model: FlatModel, local: TrainContext) -> LocalResult:
         """Train the scores, starting from the global probabilities."""
         vectors = self.start(model)
         scores, p = vectors.scores, vectors.probabilities
         adam = torch.optim.Adam([scores], self.score_lr)
-        if self.keeps_memory and local.memory is not None:
-            first, second, steps = np.split(local.memory, [scores.numel(), 2 * scores.numel()])
+        if self.keeps_state and local.kept is not None:
+            first, second, steps = np.split(local.kept, [scores.numel(), 2 * scores.numel()])
             moments = {"exp_avg": to_tensor(first), "exp_avg_sq": to_tensor(second)}
             adam.state[scores] = {key: value.clone().to(model.device) for key, value in moments.items()}
             adam.state[scores]["step"] = torch.tensor(float(steps.item()))
@@ -202,15 +202,15 @@ class AdamTraining(ScoreTraining):
             if self.times_p:
                 scores.grad.mul_(p)
             adam.step()
-            draw_mask(vectors, local, step + 1)
+            draw_score_mask(vectors, local, step + 1)
 
-        draw_mask(vectors, local, 1)
+        draw_score_mask(vectors, local, 1)
         loss = local.sgd(model, update=update)
-        if not self.keeps_memory:
-            return Trained(p.cpu().numpy(), loss)
+        if not self.keeps_state:
+            return LocalResult(p.cpu().numpy(), loss)
         state = adam.state[scores]
         kept = [state["exp_avg"], state["exp_avg_sq"], state["step"].reshape(1)]
-        return Trained(p.cpu().numpy(), loss, np.concatenate([value.cpu().numpy() for value in kept]))
+        return LocalResult(p.cpu().numpy(), loss, np.concatenate([value.cpu().numpy() for value in kept]))
 
 
 @dataclass(frozen=True)

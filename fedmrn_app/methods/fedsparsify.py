@@ -17,13 +17,13 @@ from fedmrn_app.kernels.pruning import Pruner
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.methods.method import (
+    LocalResult,
     LocalTraining,
     Method,
     MethodConfig,
     RunOptions,
     ServerState,
     TrainContext,
-    Trained,
 )
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.methods.topk import LargestElements, kept_count
@@ -65,7 +65,7 @@ class PrunedTraining(LocalTraining):
     ratio: float
     prunings: int
 
-    def train(self, model: FlatModel, local: TrainContext) -> Trained:
+    def train(self, model: FlatModel, local: TrainContext) -> LocalResult:
         """Train and prune in turns, then prune to the final sparsity."""
         steps = len(local.batches)
         every = -(-steps // self.prunings)
@@ -80,7 +80,7 @@ class PrunedTraining(LocalTraining):
         loss = local.sgd(model, before_step=prune_weights)
         pruner.apply()
         pruner.prune(kept_count(model.weights.numel(), self.ratio))
-        return Trained(model.weights.cpu().numpy(), loss)
+        return LocalResult(model.weights.cpu().numpy(), loss)
 
     def sparsity(self, progress: float) -> float:
         """Return the fraction of pruned weights at `progress` = t / S of the local training."""

@@ -30,8 +30,8 @@ from fedmrn_app.kernels.outer_products import product
 from fedmrn_app.layout import Float32Array, Layout, Shape
 from fedmrn_app.methods.quantization import (
     PRICE,
+    LevelPart,
     Offsets,
-    Part,
     Ranks,
     left_layout,
     root_mean_square,
@@ -87,7 +87,7 @@ class QuantizedEstimate:
         layout: layout of the tensors.
         ranks: number of factors of each tensor.
         steps: step of each tensor that has factors, float32.
-        offsets: centroids of the left vectors, then of the right ones, int8 (6,); see `quantization.Part`.
+        offsets: centroids of the left vectors, then of the right ones, int8 (6,); see `quantization.LevelPart`.
         levels: of all left vectors, then of all right ones.
     """
 
@@ -209,8 +209,8 @@ class _Tensor:
         return fit(self.spectrum.matrix, left)[0]
 
 
-def _quantized(vectors: Sequence[Float32Array], layout: Layout) -> Part:
-    return Part.of(np.concatenate([part.reshape(-1) for part in vectors]), 1.0, layout, unknown_trends(layout))
+def _quantized(vectors: Sequence[Float32Array], layout: Layout) -> LevelPart:
+    return LevelPart.of(np.concatenate([part.reshape(-1) for part in vectors]), 1.0, layout, unknown_trends(layout))
 
 
 def _largest_rank(shape: Shape) -> int:

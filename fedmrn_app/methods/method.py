@@ -51,7 +51,7 @@ class TrainContext:
         weight_decay: see `local_sgd`.
         client: number of the client.
         server_round: number of the round, from 1.
-        memory: what `Trained` kept in the client's last round; None in its first, and for methods that keep nothing.
+        kept: what `LocalResult` kept in the client's last round; None in its first, and for methods that keep nothing.
     """
 
     batches: Batches
@@ -64,7 +64,7 @@ class TrainContext:
     weight_decay: float = 0.0
     client: int = 0
     server_round: int = 0
-    memory: Float32Array | None = None
+    kept: Float32Array | None = None
 
     def sgd(self, model: FlatModel, *, before_step: StepHook = None, update: StepHook = None) -> float:
         """Train `model` on the batches, in place, and return the mean loss; see `local_sgd`."""
@@ -73,31 +73,31 @@ class TrainContext:
 
 
 @dataclass(frozen=True)
-class Trained:
+class LocalResult:
     """The result of local training.
 
     Attributes:
         x: what the codec encodes, float32 (d,).
         loss: mean loss.
-        memory: what the client keeps for its next round, float32 of any length; None for nothing.
+        kept: what the client keeps for its next round, float32 of any length; None for nothing.
     """
 
     x: Float32Array
     loss: float
-    memory: Float32Array | None = None
+    kept: Float32Array | None = None
 
 
 class LocalTraining:
     """Local training; by default plain SGD as in FedAvg, so that `x` is the update."""
 
     learns_masks: ClassVar[bool] = False  # whether forward passes see masked noise, which an optimizer has to provide
-    keeps_memory: bool = False  # whether a client keeps something for its next round, see `Trained`
+    keeps_state: bool = False  # whether a client keeps something for its next round, see `LocalResult`
 
-    def train(self, model: FlatModel, local: TrainContext) -> Trained:
+    def train(self, model: FlatModel, local: TrainContext) -> LocalResult:
         """Train `model`, which holds the global vector, in place."""
         initial = model.weights.clone()
         loss = local.sgd(model)
-        return Trained((model.weights - initial).cpu().numpy(), loss)
+        return LocalResult((model.weights - initial).cpu().numpy(), loss)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,15 +257,16 @@ class Method:
         return derive_seed(run_seed, "noise", server_round, 0 if self.shared_seed else client)
 
     @property
-    def keeps_memory(self) -> bool:
+    def keeps_state(self) -> bool:
         """Whether clients keep something on their disk from round to round."""
-        return self.error_feedback or self.training.keeps_memory
+        return self.error_feedback or self.training.keeps_state
 
     @property
     def works_on_arrays(self) -> bool:
-        """Whether the method works on the arrays of any app.
+        """Whether the method works on the arrays of any app, as the plug-in requires.
 
-        Clients train as in FedAvg or learn masks, and the server averages updates of all matrices and kernels.
+        Clients train as in FedAvg or learn masks, each has a seed of its own, and the server averages updates of all
+        matrices and kernels.
         """
         return (
             (type(self.training) is LocalTraining or self.training.learns_masks)
@@ -330,4 +331,5 @@ def conflict(key: str, value: object, reason: str) -> ConfigError:
     return ConfigError(f"{key}={shown}: {reason}", code="conflict", key=key, value=value)
 
 
-Recipe = MethodConfig  # the class's former name
+Recipe = MethodConfig  # former names
+Trained = LocalResult

@@ -19,11 +19,11 @@ from fedmrn_app.wire.factors import expected_bits, fit, inverse_norms, matrix_sh
 Exponents = NDArray[np.int8]
 Offsets = NDArray[np.int8]
 Ranks = tuple[int, ...]
-Scale = Literal["auto", "unbiased", "least_mse"]
+LengthScale = Literal["auto", "unbiased", "least_mse"]
 ONE_STEP: Exponents = np.zeros(0, np.int8)
 
 PRICE = 0.11  # of a bit, as a share of the squared step: of 0.08 to 0.16 the one with the fewest bits at an error
-OFFSETS: Final = struct.Struct("<bbb")  # centroids, see `Part`
+OFFSETS: Final = struct.Struct("<bbb")  # centroids, see `LevelPart`
 LEFT: Final = struct.Struct("<BBbbbI")  # forms of both parts; centroids and number of bytes of the left vectors
 _GRAIN = 256
 _SHORTEST = 0.5  # of the length along the update: with fewer bits than an update needs, training would come to a halt
@@ -31,7 +31,7 @@ _QUARTERS = tuple(2 ** (quarter / 4) for quarter in range(4))
 
 
 @dataclass(frozen=True)
-class Part:
+class LevelPart:
     """Levels that are coded together.
 
     Attributes:
@@ -43,7 +43,7 @@ class Part:
     offsets: Offsets
 
     @classmethod
-    def of(cls, x: Float32Array, step: float, layout: Layout, trends: Trends) -> Part:
+    def of(cls, x: Float32Array, step: float, layout: Layout, trends: Trends) -> LevelPart:
         """Return a vector quantized with a dead zone, which minimizes squared error plus `PRICE` per bit."""
         coded = quantize(x, step, layout, trends, PRICE)
         places = np.flatnonzero(coded.levels)
@@ -77,9 +77,9 @@ class Quantization:
     step: float
     scale: float
     error: float
-    elements: Part
+    elements: LevelPart
     ranks: Ranks = ()
-    left: Part | None = None
+    left: LevelPart | None = None
 
     @property
     def size(self) -> int:
@@ -96,7 +96,7 @@ class UpdateQuantizer:
     """
 
     def __init__(
-        self, x: Float32Array, layout: Layout, trends: Trends, *, steps: TensorSteps, low_rank: bool, scale: Scale
+        self, x: Float32Array, layout: Layout, trends: Trends, *, steps: TensorSteps, low_rank: bool, scale: LengthScale
     ) -> None:
         """Prepare an update.
 
@@ -124,7 +124,7 @@ class UpdateQuantizer:
     def zeros(self, scale: float) -> Quantization:
         """Return levels of zero with a scale."""
         coded = quantize(np.zeros_like(self._x), 1.0, self.layout, self._trends, PRICE)
-        return Quantization(1.0, scale, 0.0, Part(coded, np.zeros(3, np.int8)))
+        return Quantization(1.0, scale, 0.0, LevelPart(coded, np.zeros(3, np.int8)))
 
     def ranks(self, step: float) -> Ranks:
         """Return how many factors of each tensor are worth sending."""
@@ -149,7 +149,7 @@ class UpdateQuantizer:
         return self._factored(step, ranks) if any(ranks) else self._plain(step)
 
     def _plain(self, step: float) -> Quantization:
-        part = Part.of(self.even, step, self.layout, self._trends)
+        part = LevelPart.of(self.even, step, self.layout, self._trends)
         levels = part.coded.levels
         places = np.flatnonzero(levels)
         q = centroids(levels[places], part.offsets) * self._steps.at(places)
@@ -158,7 +158,7 @@ class UpdateQuantizer:
 
     def _factored(self, step: float, ranks: Ranks) -> Quantization:
         of_left = left_layout(self.layout, ranks)
-        left = Part.of(self._left(ranks), step, of_left, unknown_trends(of_left))
+        left = LevelPart.of(self._left(ranks), step, of_left, unknown_trends(of_left))
         elements: list[Float32Array] = []
         seen: list[Float32Array] = []
         lefts = split_left(left.values, self.layout, ranks)
@@ -167,7 +167,7 @@ class UpdateQuantizer:
             elements.append(pair[0].reshape(-1))
             seen.append(pair[1].reshape(-1))
         layout = element_layout(self.layout, ranks)
-        part = Part.of(np.concatenate(elements), step, layout, element_trends(self.layout, ranks, self._trends))
+        part = LevelPart.of(np.concatenate(elements), step, layout, element_trends(self.layout, ranks, self._trends))
         along = norm = 0.0
         for share, vectors, x, q in zip(self._steps.each(ranks), lefts, seen, layout.split(part.values), strict=True):
             along += share**2 * float(np.multiply(x, q, dtype=np.float64).sum())
@@ -183,7 +183,13 @@ class UpdateQuantizer:
         return np.concatenate(vectors)
 
     def _scaled(
-        self, step: float, along: float, norm: float, elements: Part, ranks: Ranks = (), left: Part | None = None
+        self,
+        step: float,
+        along: float,
+        norm: float,
+        elements: LevelPart,
+        ranks: Ranks = (),
+        left: LevelPart | None = None,
     ) -> Quantization:
         """Return the result, from the product of the update with its levels and the squared norm of these."""
         if not along > 0:

@@ -37,9 +37,9 @@ from fedmrn_app.methods.quantization import (
     OFFSETS,
     ONE_STEP,
     Exponents,
+    LengthScale,
     Quantization,
     Ranks,
-    Scale,
     TensorSteps,
     UpdateQuantizer,
     element_layout,
@@ -90,7 +90,7 @@ class Quantized(MethodConfig):
     error: Share | None = None
     tensor_steps: Annotated[float, Range(least=0, most=1)] = 0.0
     low_rank: bool = True
-    scale: Scale = "auto"
+    scale: LengthScale = "auto"
     layouts = ({}, {"tensor_steps": 1}, {"low_rank": False})
 
     def build(self, run: RunOptions) -> Method:
@@ -114,7 +114,7 @@ class UniformLevels(Codec):
     coder: Coder
     tensor_steps: float = 0.0
     low_rank: bool = True
-    scale: Scale = "auto"
+    scale: LengthScale = "auto"
 
     def encode(self, x: Float32Array, context: SharedContext, seed: int, private_seed: int) -> Body:
         """Search the step, and write the levels."""

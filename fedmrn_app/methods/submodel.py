@@ -49,13 +49,13 @@ from fedmrn_app.methods.contribution import Contribution, VectorContribution
 from fedmrn_app.methods.method import (
     Codec,
     CodecLimits,
+    LocalResult,
     LocalTraining,
     Method,
     MethodConfig,
     RunOptions,
     ServerState,
     TrainContext,
-    Trained,
     conflict,
 )
 from fedmrn_app.methods.shared_context import SharedContext
@@ -125,7 +125,7 @@ class HeldTraining(LocalTraining):
     output_lr: float | None = None
     own_labels: bool = False
 
-    def train(self, model: FlatModel, local: TrainContext) -> Trained:
+    def train(self, model: FlatModel, local: TrainContext) -> LocalResult:
         """Train; `x` is the update, zero where the client does not hold a weight.
 
         With `own_labels`, `x` is NaN in the rows of the last layer that belong to other labels.
@@ -136,7 +136,7 @@ class HeldTraining(LocalTraining):
             trained.x[-labels.size :][~np.isin(labels, local.batches.labels())] = np.nan
         return trained
 
-    def _train(self, model: FlatModel, local: TrainContext) -> Trained:
+    def _train(self, model: FlatModel, local: TrainContext) -> LocalResult:
         if local.server_round == self.part.output_round:
             return self.output_step(model, local)
         if self.part.rearranges:
@@ -151,9 +151,9 @@ class HeldTraining(LocalTraining):
             model.weights.add_(model.weight_grads.mul_(mask), alpha=-local.lr)
 
         loss = local.sgd(model, update=update_held)
-        return Trained((model.weights - initial).cpu().numpy(), loss)
+        return LocalResult((model.weights - initial).cpu().numpy(), loss)
 
-    def train_rearranged(self, model: FlatModel, local: TrainContext) -> Trained:
+    def train_rearranged(self, model: FlatModel, local: TrainContext) -> LocalResult:
         """Train the same weights with each layer's channels in an order of its own."""
         places = torch.from_numpy(self.part.arrangement(model.layout, local.seed)).to(model.device)
         model.weights.copy_(model.weights[places])
@@ -161,9 +161,9 @@ class HeldTraining(LocalTraining):
         loss = local.sgd(model)
         update = torch.empty_like(initial)
         update[places] = model.weights - initial
-        return Trained(update.cpu().numpy(), loss)
+        return LocalResult(update.cpu().numpy(), loss)
 
-    def output_step(self, model: FlatModel, local: TrainContext) -> Trained:
+    def output_step(self, model: FlatModel, local: TrainContext) -> LocalResult:
         """Step along the mean of the masked gradients over all samples of the client; the dense part stays."""
         assert self.output_lr is not None
         weights, dense = model.weights.clone(), model.dense.clone()
@@ -175,7 +175,7 @@ class HeldTraining(LocalTraining):
             total.add_(gradient.mul_(mask))
             losses.append(loss)
         model.dense.copy_(dense)
-        return Trained(total.mul_(-self.output_lr / len(losses)).cpu().numpy(), sum(losses) / len(losses))
+        return LocalResult(total.mul_(-self.output_lr / len(losses)).cpu().numpy(), sum(losses) / len(losses))
 
 
 def _mask(held: NDArray[np.bool_], model: FlatModel) -> torch.Tensor:

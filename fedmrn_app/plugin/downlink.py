@@ -59,7 +59,7 @@ class ReferenceArrays:
             initial=first.vector,
             seed=0,
             dense_bits=32,
-            grid_step=step,
+            lattice_step=step,
             first_dense=first.dense,
         )
         self.checksum = zlib.crc32(first.dense.data, zlib.crc32(first.vector.data))
@@ -204,7 +204,7 @@ def read_arrays(content: RecordDict, context: Context) -> None:
         raise PayloadError(reason, code="malformed") from error
     del content[GRID]
     version = cast(Version, download.version)
-    context.state[_VERSION] = ConfigRecord({"number": version.server_round, **version.grid.kept()})
+    context.state[_VERSION] = ConfigRecord({"number": version.server_round, **version.lattice.kept()})
 
 
 def _read_record(record: Mapping[str, Any]) -> tuple[str, float, Order]:

@@ -36,7 +36,7 @@ from fedmrn_app.plugin.settings import (
 )
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.validation import Positive, Range
-from fedmrn_app.wire.downlink import GRID_STEP
+from fedmrn_app.wire.downlink import LATTICE_STEP
 
 if TYPE_CHECKING:
     from fedmrn_app.exchange.secure_rounds import Send
@@ -65,7 +65,7 @@ class Exchange:
         dense_bits: int = 6,
         seed: Annotated[int, Range(least=0, below=1 << 56)] = 0,
         downlink: Literal["float32", "grid"] = "float32",
-        step: Positive = GRID_STEP,
+        step: Positive = LATTICE_STEP,
         options: Mapping[str, Any] | None = None,
         plain_replies: bool = True,
         max_failed_rounds: Annotated[int, Range(least=0)] = 0,

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.federation.protocol import GlobalState
 from fedmrn_app.learning.flat import FlatModel, to_tensor
-from fedmrn_app.results.checkpoint import PUBLISHED, STEERING, VECTOR, State, put_back, write_rows, write_state
+from fedmrn_app.results.checkpoint import PUBLISHED, RATE_STATE, VECTOR, State, put_back, write_rows, write_state
 from fedmrn_app.results.curves import draw_curves
 from fedmrn_app.results.resume import Defaults, must_be_free, resumable
 from fedmrn_app.results.round_row import Round, columns, from_row, to_row
@@ -99,11 +99,11 @@ class RunFolder:
         put_back(self.path, stored)
         model.module.load_state_dict(stored.model)
         weights, dense = model.state()
-        vector, steering, published = (stored.tensors.get(name) for name in (VECTOR, STEERING, PUBLISHED))
+        vector, rate_state, published = (stored.tensors.get(name) for name in (VECTOR, RATE_STATE, PUBLISHED))
         loaded = GlobalState(
             weights if vector is None else vector.numpy(),
             dense,
-            state.steering if steering is None or state.steering is None else steering.numpy(),
+            state.rate_state if rate_state is None or state.rate_state is None else rate_state.numpy(),
             None if published is None else published.numpy(),
         )
         self.name = stored.facts["name"]
@@ -135,8 +135,8 @@ class RunFolder:
         tensors = dict(model.module.state_dict())
         if not np.array_equal(model.state()[0], state.vector):
             tensors[VECTOR] = to_tensor(state.vector)
-        if state.steering is not None:
-            tensors[STEERING] = to_tensor(state.steering)
+        if state.rate_state is not None:
+            tensors[RATE_STATE] = to_tensor(state.rate_state)
         if state.published is not None:
             tensors[PUBLISHED] = torch.from_numpy(state.published)
         rows = [{name: str(value) for name, value in to_row(row).items()} for row in self.rounds]

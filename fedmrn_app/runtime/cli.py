@@ -19,9 +19,9 @@ from fedmrn_app.config.compose import load_config, open_own_groups, quote_overri
 from fedmrn_app.config.sweep import Sweep, open_sweep, run_folder, sweep_of
 from fedmrn_app.environment import set_connection
 from fedmrn_app.errors import ConfigError, FedMRNError
+from fedmrn_app.flower.local_run import prepare_workers
 from fedmrn_app.report.tables import print_outcomes
 from fedmrn_app.runtime.claim import claimed
-from fedmrn_app.runtime.local import prepare_workers
 from fedmrn_app.runtime.remote import take_on
 from fedmrn_app.runtime.runner import console, errors, task
 from fedmrn_app.runtime.sweeps import forget_outcomes, read_best, read_outcomes

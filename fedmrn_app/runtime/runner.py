@@ -23,13 +23,13 @@ from fedmrn_app.data.partitions import load_partitions
 from fedmrn_app.data.place import Place
 from fedmrn_app.environment import CONNECTION, read_variable
 from fedmrn_app.errors import FedMRNError
+from fedmrn_app.flower.local_run import run_local
 from fedmrn_app.report.tables import print_summary
 from fedmrn_app.results.lock import locked
 from fedmrn_app.results.loggers.feed import Feed, check_library
 from fedmrn_app.results.resume import finished, holds_run, must_be_free, resumable
 from fedmrn_app.results.round_row import RowReader
 from fedmrn_app.results.run_folder import failure_lines
-from fedmrn_app.runtime.local import run_local
 from fedmrn_app.runtime.remote import run_on
 from fedmrn_app.runtime.restarts import run_supervised
 from fedmrn_app.runtime.sweeps import in_parallel, is_sweep, leave_outcome, runs_at_once

@@ -1,4 +1,4 @@
-"""The global vector on its way to the clients, element by element; for differences on a grid see `wire/lattice.py`.
+"""The global vector on its way to the clients, element by element; for differences on a lattice see `wire/lattice.py`.
 
 float32, float16   d values
 bfloat16           d values as uint16, the upper halves of float32
@@ -24,9 +24,9 @@ Elementwise = Literal["float32", "float16", "bfloat16", "int8", "palette"]
 Packing = Literal[Elementwise, "grid", "quantized"]
 ON_LATTICE = "grid", "quantized"  # forms that clients can keep
 
-# steps of a grid; each costs at most 0.1 points of accuracy
-GRID_STEP = 1.0  # root mean squares of the first weights, for a tensor of mean size
-GRID_FINE = 1 / 16  # root mean squares of the differences, for biases, batch norm and statistics
+# steps of a lattice; each costs at most 0.1 points of accuracy
+LATTICE_STEP = 1.0  # root mean squares of the first weights, for a tensor of mean size
+LATTICE_FINE = 1 / 16  # root mean squares of the differences, for biases, batch norm and statistics
 
 _DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16, "int8": np.uint8, "palette": np.uint8}
 

@@ -1,4 +1,4 @@
-"""Vectors on a grid: for each element a whole number of steps from a reference that both sides have.
+"""Vectors on a lattice: for each element a whole number of steps from a reference that both sides have.
 
     reference (n,) + counts (n,) * step of the tensor  -->  vector (n,)
 
@@ -27,7 +27,7 @@ _COUNT_TYPES = ("int8", "int16", "int32")  # types in which counts are kept
 
 @dataclass(frozen=True)
 class LatticeRule:
-    """How the steps of a grid are chosen.
+    """How the steps of a lattice are chosen.
 
     The error of a layer's output depends on the step and not on the number of weights, and the bits that a larger step
     saves are proportional to that number. At a given sum of squared steps the total is shortest if each step is
@@ -67,7 +67,7 @@ class LatticeRule:
 
 @dataclass(frozen=True, eq=False)
 class Lattice:
-    """A vector on a grid.
+    """A vector on a lattice.
 
     Attributes:
         steps: float32 (T,), the step of each tensor, finite and above 0.
@@ -79,7 +79,7 @@ class Lattice:
 
     @classmethod
     def rounded(cls, vector: Float32Array, reference: Float32Array, rule: LatticeRule) -> Lattice:
-        """Round a vector to the nearest grid points.
+        """Round a vector to the nearest lattice points.
 
         Args:
             vector: float32 (n,), finite.
@@ -103,7 +103,7 @@ class Lattice:
         vector = self.moved(sizes)
         with np.errstate(over="ignore", invalid="ignore"):  # the result is checked
             vector += reference
-        return finite(vector, "grid")
+        return finite(vector, "lattice")
 
     def moved(self, sizes: Sequence[int]) -> Float32Array:
         """Return how far each element is from the reference, float32 (n,); it may not be finite."""
@@ -135,7 +135,7 @@ class Lattice:
 
     @classmethod
     def from_kept(cls, kept: Mapping[str, bytes]) -> Lattice:
-        """Return the grid that `kept` returned the content of; the caller compares the checksum.
+        """Return the lattice that `kept` returned the content of; the caller compares the checksum.
 
         Raises:
             KeyError: an entry is missing.

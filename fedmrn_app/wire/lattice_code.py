@@ -1,4 +1,4 @@
-"""A grid as bytes, tensor by tensor, by itself or against another grid that the reader has (the base).
+"""A lattice as bytes, tensor by tensor, by itself or against another lattice that the reader has (the base).
 
 head of tensor 0 | head of tensor 1 | ... | escaped symbols, int32 | the other symbols, see `wire/entropy.py`
 
@@ -45,17 +45,17 @@ _STEP, _ESCAPED, _LANED = 4, 8, 16  # bits of a head's first byte
 _EDGE = 127  # largest symbol of a table; the escape is the next one
 
 
-def encode_grid(grid: Lattice, sizes: Sequence[int], base: Lattice | None = None) -> bytes:
-    """Encode a grid.
+def encode_lattice(lattice: Lattice, sizes: Sequence[int], base: Lattice | None = None) -> bytes:
+    """Encode a lattice.
 
     Args:
-        grid: a grid of T tensors.
+        lattice: a lattice of T tensors.
         sizes: the number of elements of each tensor.
-        base: a grid of the same tensors that the reader has.
+        base: a lattice of the same tensors that the reader has.
     """
     heads, escapes, runs = [], [], []
     for tensor, part in enumerate(slices(sizes)):
-        step, symbols, before = grid.steps[tensor], grid.counts[part], None
+        step, symbols, before = lattice.steps[tensor], lattice.counts[part], None
         if base is not None and base.steps[tensor] == step:
             before = base.counts[part]
             symbols = symbols - before
@@ -74,8 +74,8 @@ def encode_grid(grid: Lattice, sizes: Sequence[int], base: Lattice | None = None
     return b"".join([*heads, *escapes, encode_symbols(varied, lanes)])
 
 
-def decode_grid(data: bytes, sizes: Sequence[int], base: Lattice | None = None) -> Lattice:
-    """Return the grid that `encode_grid` encoded.
+def decode_lattice(data: bytes, sizes: Sequence[int], base: Lattice | None = None) -> Lattice:
+    """Return the lattice that `encode_lattice` encoded.
 
     Args:
         data: the bytes.
@@ -83,7 +83,7 @@ def decode_grid(data: bytes, sizes: Sequence[int], base: Lattice | None = None) 
         base: the writer's base.
 
     Raises:
-        PayloadError: `data` is not what `encode_grid` returns for such a grid.
+        PayloadError: `data` is not what `encode_lattice` returns for such a lattice.
     """
     reader = _Reader(data)
     lanes = LANES if reader.view[:1] and reader.view[0] & _LANED else 1
@@ -103,9 +103,9 @@ def decode_grid(data: bytes, sizes: Sequence[int], base: Lattice | None = None) 
         if before is not None:
             symbols += before
         if symbols.size and max(-int(symbols.min()), int(symbols.max())) > FAR:
-            raise PayloadError(f"grid has counts above {FAR}", code="range")
+            raise PayloadError(f"lattice has counts above {FAR}", code="range")
         counts[part] = symbols
-    coded.check_end("grid", "element")
+    coded.check_end("lattice", "element")
     return Lattice(steps, counts)
 
 
@@ -131,7 +131,7 @@ class _Reader:
 
     def take(self, count: int) -> memoryview:
         if len(self.view) < self.place + count:
-            raise PayloadError("grid ends too early", code="length", value=len(self.view))
+            raise PayloadError("lattice ends too early", code="length", value=len(self.view))
         self.place += count
         return self.view[self.place - count : self.place]
 
@@ -187,7 +187,7 @@ def _read_symbols(coded: SymbolReader, head: _Head, size: int, before: NDArray[n
 
 
 def _malformed(problem: str) -> PayloadError:
-    return PayloadError(f"grid {problem}", code="malformed")
+    return PayloadError(f"lattice {problem}", code="malformed")
 
 
 # models

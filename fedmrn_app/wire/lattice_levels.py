@@ -1,12 +1,12 @@
 """A lattice as bytes whose masked tensors are coded with the adaptive model of levels.
 
-form          one byte, `GRID`, `LEVELS` or `CHANGES`
-    GRID      the bytes of `encode_grid` for all tensors
-    LEVELS    uint32 n | n bytes: `encode_grid` of the other tensors | steps | the counts, by `encode_levels`
+form          one byte, `WHOLE`, `LEVELS` or `CHANGES`
+    WHOLE     the bytes of `encode_lattice` for all tensors
+    LEVELS    uint32 n | n bytes: `encode_lattice` of the other tensors | steps | the counts, by `encode_levels`
     CHANGES   the same layout. The counts are differences from the nearest points to a base, which the reader has
 steps         float32 (M,), the steps of the M masked tensors
 
-The writer takes `GRID` only where a count is too large for `encode_levels`. The side information of the adaptive model
+The writer takes `WHOLE` only where a count is too large for `encode_levels`. The side information of the adaptive model
 is how far each weight has moved in the base. `LEVELS` has no side information.
 """
 
@@ -24,10 +24,10 @@ from fedmrn_app.kernels.level_tables import MAX_LEVEL
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.wire.adaptive_levels import Trends, decode_levels, encode_levels, trends_of
 from fedmrn_app.wire.lattice import FAR, Lattice
-from fedmrn_app.wire.lattice_code import decode_grid, encode_grid
+from fedmrn_app.wire.lattice_code import decode_lattice, encode_lattice
 from fedmrn_app.wire.mask_model import softsign
 
-GRID, LEVELS, CHANGES = range(3)
+WHOLE, LEVELS, CHANGES = range(3)
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class LatticeLevels:
         count = self.layout.count
         levels = lattice.counts[:count] - (0 if base is None else self.predicted(base, lattice.steps))
         if np.abs(levels).max(initial=0) > MAX_LEVEL:
-            return bytes([GRID]) + encode_grid(lattice, self.sizes)
-        dense = encode_grid(self._dense(lattice), self.dense_sizes, None if base is None else self._dense(base))
+            return bytes([WHOLE]) + encode_lattice(lattice, self.sizes)
+        dense = encode_lattice(self._dense(lattice), self.dense_sizes, None if base is None else self._dense(base))
         steps = self._steps(lattice).astype("<f4").tobytes()
         coded = encode_levels(levels.astype(np.int16), self.layout, self.trends(base))
         return b"".join([struct.pack("<BI", LEVELS if base is None else CHANGES, len(dense)), dense, steps, coded])
@@ -86,14 +86,14 @@ class LatticeLevels:
             raise PayloadError("the global model is empty", code="length", value=0)
         if data[0] > (LEVELS if base is None else CHANGES):
             raise PayloadError(f"the global model has the unknown form {data[0]}", code="malformed", value=data[0])
-        if data[0] == GRID:
-            return decode_grid(data[1:], self.sizes)
+        if data[0] == WHOLE:
+            return decode_lattice(data[1:], self.sizes)
         if len(data) < 5:
             raise PayloadError("the global model ends in its head", code="length", value=len(data))
         if data[0] == LEVELS:
             base = None
         end = 5 + struct.unpack_from("<I", data, 1)[0]
-        dense = decode_grid(data[5:end], self.dense_sizes, None if base is None else self._dense(base))
+        dense = decode_lattice(data[5:end], self.dense_sizes, None if base is None else self._dense(base))
         masked = 4 * len(self.layout.sizes)
         steps = np.frombuffer(data[end : end + masked].ljust(masked, b"\0"), "<f4").astype(np.float32)
         if not (np.isfinite(steps).all() and (steps > 0).all()):

@@ -153,7 +153,7 @@ class SideInformation:
         return Evidence(block(self.size), sign, drift, None if self.inverted is None else block(self.inverted))
 
 
-class Predictor:
+class BitPredictor:
     """The probabilities of a mask's bits, part by part in the order of `all_parts`.
 
     Sender and receiver call `begin` for each part, then `probabilities` and `learn` for its bits; the sender calls

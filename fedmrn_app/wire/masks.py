@@ -19,7 +19,7 @@ from fedmrn_app.errors import PayloadError
 from fedmrn_app.kernels import mask_rans
 from fedmrn_app.kernels.mask_rans_plain import LOWEST, Evidence
 from fedmrn_app.wire.body import CODED, Body, Coder
-from fedmrn_app.wire.mask_model import Predictor, SideInfoSource, all_parts
+from fedmrn_app.wire.mask_model import BitPredictor, SideInfoSource, all_parts
 from fedmrn_app.wire.primitives import pack_bits, packed_size, unpack_bits
 
 _CHECKSUM = struct.Struct("<I")
@@ -47,7 +47,7 @@ def unpack_mask(body: Body, count: int, side_info: Callable[[], SideInfoSource])
 def code_mask(bits: NDArray[np.bool_], side_info: SideInfoSource) -> bytes:
     """Return the coded form of bits of shape (d,)."""
     octets = bits.view(np.uint8)
-    predictor = Predictor()
+    predictor = BitPredictor()
     coefficients, coded = [], []
     for part in all_parts(side_info.layout):
         runs = slice(0, part.runs)
@@ -76,7 +76,7 @@ def decode_mask(body: bytes | memoryview, side_info: SideInfoSource) -> NDArray[
     count, parts = side_info.layout.count, list(all_parts(side_info.layout))
     fitted, checksum, states, words = _split(body, count, [p.coefficient_count(side_info.has_drift) for p in parts])
     octets = np.empty(count, np.uint8)
-    predictor, place = Predictor(), 0
+    predictor, place = BitPredictor(), 0
     for part, coefficients in zip(parts, fitted, strict=True):
         predictor.begin(part)
         for runs in part.pieces():

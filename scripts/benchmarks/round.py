@@ -15,7 +15,7 @@ from rich.table import Table
 
 from fedmrn_app.config.build import resolve_from_data
 from fedmrn_app.config.compose import compose_values, quote_override
-from fedmrn_app.runtime.local import run_local
+from fedmrn_app.flower.local_run import run_local
 
 
 def bench_round(arguments: argparse.Namespace) -> Any:

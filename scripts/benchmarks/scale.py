@@ -20,7 +20,7 @@ from rich.table import Table
 from fedmrn_app.config.build import resolve_from_data
 from fedmrn_app.config.compose import compose_values, quote_override
 from fedmrn_app.flower.local_grid import LocalGrid
-from fedmrn_app.runtime.local import run_local, worker_count
+from fedmrn_app.flower.local_run import run_local, worker_count
 from scripts.benchmarks.usage import Usage
 
 PEER = "scripts.benchmarks.peer_app.peer"

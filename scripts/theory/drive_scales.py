@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.table import Table
 
 from fedmrn_app.layout import Layout
-from fedmrn_app.methods.drive import DriveSigns, Scale
+from fedmrn_app.methods.drive import DriveScale, DriveSigns
 from fedmrn_app.methods.shared_context import SharedContext
 
 
-def mean_error(scale: Scale, elements: int, clients: int) -> float:
+def mean_error(scale: DriveScale, elements: int, clients: int) -> float:
     """Return the squared error of the mean of the clients' estimates, over the squared norm."""
     x = np.random.default_rng(0).standard_normal(elements, np.float32)
     codec, known = DriveSigns(scale), SharedContext(Layout(((elements,),)), x, x)
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 10, 100])
     arguments = parser.parse_args()
     table = Table("normalised squared error", *(f"mean of {count}" for count in arguments.clients))
-    for scale in get_args(Scale):
+    for scale in get_args(DriveScale):
         errors = [mean_error(scale, arguments.elements, count) for count in arguments.clients]
         table.add_row(scale, *(f"{error:.4f}" for error in errors))
     Console(highlight=False, width=120).print(table)

@@ -24,8 +24,8 @@ from pathlib import Path
 from fedmrn_app.config.build import resolve_from_data
 from fedmrn_app.config.compose import compose_values, parse_overrides
 from fedmrn_app.errors import FedMRNError
+from fedmrn_app.flower.local_run import run_local
 from fedmrn_app.results.resume import holds_run
-from fedmrn_app.runtime.local import run_local
 
 
 def main() -> int:

@@ -33,7 +33,7 @@ from fedmrn_app.flower.hosted import Hosted, hosted_content, read_hosted
 from scripts.benchmarks.local_grid import set_message_id
 from tests.reference import AGREEMENT, STATE
 
-STEERING = np.array([0.01, 0.5, 3], np.float32)
+RATE_STATE = np.array([0.01, 0.5, 3], np.float32)
 LARGEST = (1 << 64) - 1
 VECTORS = [
     np.arange(5, dtype=np.float32),
@@ -145,14 +145,16 @@ def test_malformed_orders_are_refused(content: RecordDict) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("steering", [None, STEERING])
+@pytest.mark.parametrize("rate_state", [None, RATE_STATE])
 @pytest.mark.parametrize("published", [None, np.array([1, -2, 3], np.int32)])
-def test_states(steering: np.ndarray | None, published: np.ndarray | None) -> None:
-    back = unpack_state(pack_state(dataclasses.replace(STATE, steering=steering, published=published)))
+def test_states(rate_state: np.ndarray | None, published: np.ndarray | None) -> None:
+    packed = pack_state(dataclasses.replace(STATE, rate_state=rate_state, published=published))
+    assert ("steering" in packed) == (rate_state is not None)  # the name in the records of earlier versions
+    back = unpack_state(packed)
     assert (back.published is None) if published is None else np.array_equal(back.published, published)  # type: ignore[arg-type]
     assert np.array_equal(back.vector, STATE.vector)
     assert np.array_equal(back.dense, STATE.dense)
-    assert (back.steering is None) if steering is None else np.array_equal(back.steering, steering)  # type: ignore[arg-type]
+    assert (back.rate_state is None) if rate_state is None else np.array_equal(back.rate_state, rate_state)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("payload", [b"", b"\0\xff" * 1000])

@@ -59,7 +59,8 @@ def test_coders_know_the_same_where_processors_draw_other_initial_weights(form: 
 
 
 @pytest.mark.parametrize(
-    "last", [None, Version(3, LAST.grid), Version(1, dataclasses.replace(LAST.grid, counts=LAST.grid.counts + 1))]
+    "last",
+    [None, Version(3, LAST.lattice), Version(1, dataclasses.replace(LAST.lattice, counts=LAST.lattice.counts + 1))],
 )
 def test_order_coded_from_another_version_is_refused(last: Version | None) -> None:
     with pytest.raises(VersionError) as caught:

@@ -113,7 +113,7 @@ def test_client_reads_the_same_model_from_any_version() -> None:
             assert np.array_equal(download.dense, opened.dense)
             if client < number:  # the others stay with what they have
                 assert download.version is not None
-                holds[client] = Version(number, download.version.grid)
+                holds[client] = Version(number, download.version.lattice)
         opened.note_versions([client for client in samples if client < number])
         versions = opened.versions
         last = opened.published

@@ -1,4 +1,4 @@
-"""The noise's scale: known to both sides, and steered to a budget of bits."""
+"""The noise's scale: known to both sides, and controlled to a budget of bits."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def laplace(seed: int, sizes: NDArray[np.float64]) -> Float32Array:
     ).astype(np.float32)
 
 
-def steered(recipe: type[FedMRN], bits: float = 0.4, noise: Noise | None = None) -> tuple[Method, RateControl]:
+def controlled(recipe: type[FedMRN], bits: float = 0.4, noise: Noise | None = None) -> tuple[Method, RateControl]:
     method = recipe().build(RunOptions(noise or Noise(), bits=bits))
     assert method.rate_control is not None
     return method, method.rate_control
@@ -54,8 +54,8 @@ def test_wrong_scales_are_refused(scale: float) -> None:
 @pytest.mark.parametrize("bits", [0.2, 0.3, 0.45, 0.6])
 def test_budget_is_met_from_the_third_round_on(recipe: type[FedMRN], bits: float) -> None:
     """While updates shrink in each round, but for those of one tensor."""
-    method, steering = steered(recipe)
-    state, spent = steering.first(bits), []
+    method, control = controlled(recipe)
+    state, spent = control.first(bits), []
     for number in range(1, 13):
         sizes = SIZES * np.array([0.95**number, 1, 0.95**number])
         known = KNOWN.with_scale(float(state[0]))
@@ -66,20 +66,20 @@ def test_budget_is_met_from_the_third_round_on(recipe: type[FedMRN], bits: float
             method.codec.decode(body, known, seed)
             bodies.append(8 * len(body) / LAYOUT.count)
         spent.append(float(np.mean(bodies)))
-        state = steering.next(state, spent[-1], bits)
+        state = control.next(state, spent[-1], bits)
     away = np.abs(np.array(spent) / bits - 1)
     assert away[2:].max() < 0.12, spent
     assert away[4:].max() < 0.05, spent
 
 
 def test_scale_changes_gradually_after_the_first_round_and_stays_in_range() -> None:
-    _, steering = steered(FedMRN)
+    _, control = controlled(FedMRN)
     for spent, left, factor in ((0.9, 0.1, GROWTH), (0.1, 0.9, 1 / SHRINKAGE)):
-        first = steering.next(steering.first(left), spent, left)
-        state = steering.next(first, spent, left)
+        first = control.next(control.first(left), spent, left)
+        state = control.next(first, spent, left)
         assert state[0] == pytest.approx(first[0] * factor, rel=1e-6)
         for _ in range(200):
-            state = steering.next(state, spent, left)
+            state = control.next(state, spent, left)
         assert MIN_ALPHA <= float(state[0]) <= MAX_ALPHA
 
 
@@ -96,14 +96,14 @@ def test_second_scale_is_the_first_replies_own() -> None:
     """Masks of unit uniform noise have r = 0.3, and 0.3 / 0.03 is ten."""
     ratios, bits = rate_curve()
     spent, left = (float(np.interp(ratio, ratios, bits)) for ratio in (0.3, 0.03))
-    steering = RateControl(0.3, 0.01)
-    first = steering.first(left)
-    assert steering.next(first, spent, left)[0] == pytest.approx(10 * first[0], rel=1e-5)
-    longest = steering.next(first, 0.999, left)  # says only that r is large
+    control = RateControl(0.3, 0.01)
+    first = control.first(left)
+    assert control.next(first, spent, left)[0] == pytest.approx(10 * first[0], rel=1e-5)
+    longest = control.next(first, 0.999, left)  # says only that r is large
     assert longest[0] == pytest.approx(first[0] * MAX_RATIO / 0.03, rel=1e-5)
 
 
 def test_nothing_left_for_masks_makes_them_as_short_as_they_get() -> None:
-    _, steering = steered(FedMRN)
-    least, none = (steering.next(steering.first(left), 0.3, left) for left in (0.001, -0.2))
+    _, control = controlled(FedMRN)
+    least, none = (control.next(control.first(left), 0.3, left) for left in (0.001, -0.2))
     assert np.array_equal(least, none)

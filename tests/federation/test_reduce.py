@@ -37,7 +37,7 @@ def round_of(method: Method) -> OpenRound:
         dense_bits=32,
         parameters=LAYOUT.count,
     )
-    state = GlobalState(VECTOR, DENSE, protocol.begin().steering)
+    state = GlobalState(VECTOR, DENSE, protocol.begin().rate_state)
     return OpenRound(protocol, 1, state, CLIENTS)
 
 
@@ -69,9 +69,9 @@ def test_sums_are_the_same_on_any_number_of_threads(name: str, coder: Coder, bit
         assert again.dense.tobytes() == state.dense.tobytes()
         assert told.failures == report.failures
         assert told.used_clients == report.used_clients
-        if state.steering is not None and again.steering is not None:
-            assert np.array_equal(again.steering, state.steering)
-    assert (state.steering is None) == (bits is None)
+        if state.rate_state is not None and again.rate_state is not None:
+            assert np.array_equal(again.rate_state, state.rate_state)
+    assert (state.rate_state is None) == (bits is None)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -21,11 +21,11 @@ from fedmrn_app.federation.fedbuff import BufferedReply, FedBuff
 from fedmrn_app.federation.protocol import GlobalState, Order
 from fedmrn_app.federation.report import RoundReport
 from fedmrn_app.flower.async_loop import AsyncStrategy
+from fedmrn_app.flower.local_run import run_local
 from fedmrn_app.flower.round_settings import RoundSettings
 from fedmrn_app.flower.stragglers import draw_stragglers
 from fedmrn_app.flower.strategy import FinishedRound
 from fedmrn_app.methods.mask_decoding import MaskedNoise
-from fedmrn_app.runtime.local import run_local
 from fedmrn_app.wire.payload import encode_payload
 from tests.flower.support import (
     CONFIG,

@@ -184,7 +184,7 @@ def test_versions_that_the_server_has_forgotten_are_forgotten() -> None:
     assert [version.server_round for version in held[3:] if version is not None] == list(range(4, most + 4))
     last = versions.read(1000 + most + 2)
     assert last is not None
-    assert last.grid.checksum == grids[-1].checksum
+    assert last.lattice.checksum == grids[-1].checksum
     files = [path.stat() for path in versions.folder.rglob("*") if path.is_file()]
     assert len({file.st_ino for file in files if file.st_size}) == most
 

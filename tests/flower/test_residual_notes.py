@@ -12,10 +12,10 @@ from flwr.app import Context, Message, RecordDict
 from fedmrn_app import client_app
 from fedmrn_app.errors import RunError
 from fedmrn_app.federation.fedbuff import WAVES
+from fedmrn_app.flower import serve
 from fedmrn_app.flower.residual_notes import ResidualNotes
 from fedmrn_app.results.checkpoint import read_state
 from fedmrn_app.results.run_folder import RunFolder
-from fedmrn_app.runtime import serve
 from tests.flower.support import FakeGrid
 from tests.one_node import node
 from tests.reference import reference_run

@@ -116,12 +116,12 @@ def test_two_rounds_of_the_published_code() -> None:
     second = np.random.default_rng(5).choice(np.linspace(0.01, 0.99, 11, dtype=np.float32), first.size)
     scores = torch.zeros(frozen.shape, requires_grad=True)
     adam = torch.optim.Adam([scores], 0.1)
-    memory = None
+    kept = None
     for vector in (first, second):
         model.weights.copy_(torch.from_numpy(vector))
-        local = dataclasses.replace(local_round(epochs=1, context=new_known(vector)), memory=memory)
+        local = dataclasses.replace(local_round(epochs=1, context=new_known(vector)), kept=kept)
         trained = method.training.train(model, local)
-        memory = trained.memory
+        kept = trained.kept
         p = torch.from_numpy(vector)
         scores.data.copy_(torch.log(p / (1 - p)))
         for step, (x, y) in enumerate(local.batches, 1):
@@ -139,10 +139,10 @@ def test_two_rounds_of_the_published_code() -> None:
         close = np.abs(trained.x - expected) < 1e-3  # Adam makes whole steps of gradients of the size of rounding
         assert close.mean() > 0.999  # Adam's first steps have the sign of tiny gradients
         assert np.abs(trained.x - vector).max() > 0.05
-    assert memory is not None
+    assert kept is not None
     moments = adam.state[scores]
-    assert memory[-1] == moments["step"] == 2 * len(local.batches)
-    np.testing.assert_allclose(memory[: first.size], moments["exp_avg"], atol=1e-5)
+    assert kept[-1] == moments["step"] == 2 * len(local.batches)
+    np.testing.assert_allclose(kept[: first.size], moments["exp_avg"], atol=1e-5)
 
 
 def test_first_scores_of_the_published_code_are_normal() -> None:

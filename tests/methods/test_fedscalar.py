@@ -36,7 +36,7 @@ def test_a_reply_is_four_bytes_and_a_header() -> None:
     assert model.weights.numel() == 64 * 3 + 3 + 2 * (3 * 3 + 3) + 3 * 10 + 10
     reply = worker.train(Order(0, 1, 5, protocol.initial, model.state()[1]))
     assert len(reply.payload) == HEADER_SIZE + 4
-    assert reply.state.memory is None
+    assert reply.state.kept is None
     assert [worker.sample_count(client) for client in range(20)] == [80] * 20
 
 

@@ -327,3 +327,20 @@ def test_methods_that_work_on_the_arrays_of_any_app() -> None:
     assert work >= {"drive", "eden", "fedavg", "fedmrn", "fedmrns", "quantized", "signsgd", "terngrad", "topk"}
     assert not work & {"fedpm", "fedscalar", "fedsparsify", "submodel"}
     assert {name for name in work if name not in COMPRESSORS} == {"fedmrn", "fedmrns"}
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"whole_model": True},
+        {"shared_seed": True},
+        {"training": make_method("fedpm").training},
+        {"server": make_method("fedpm").server},
+        {"selection": make_method("submodel").selection},
+    ],
+    ids=lambda own: next(iter(own)),
+)
+def test_each_part_of_its_own_keeps_a_method_from_other_apps(own: dict[str, Any]) -> None:
+    method = make_method("eden")
+    assert method.works_on_arrays
+    assert not dataclasses.replace(method, **own).works_on_arrays

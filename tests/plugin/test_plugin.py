@@ -13,6 +13,7 @@ from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideFixedClipping,
     DifferentialPrivacyServerSideFixedClipping,
     FedAdam,
+    FedAvg,
     FedAvgM,
     FedProx,
     Strategy,
@@ -21,8 +22,8 @@ from torch import Tensor, nn
 
 from fedmrn_app import plugin
 from fedmrn_app.errors import ConfigError, FedMRNError, PayloadError, RunError
+from fedmrn_app.methods import find_methods
 from fedmrn_app.plugin import Compressed, MaskedSGD, compress_uplink
-from fedmrn_app.plugin.settings import PluginSettings
 from tests.plugin_app import (
     NODES,
     STEPS,
@@ -121,8 +122,6 @@ def test_another_strategy_around_it_is_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "key", "value"),
     [
-        ({"method": "fedpm"}, "method", "fedpm"),
-        ({"method": "submodel"}, "method", "submodel"),
         ({"method": "eden", "bits": 0.5}, "bits", 0.5),
         ({"dense_bits": 3}, "dense_bits", 3),
         ({"downlink": "int8"}, "downlink", "int8"),
@@ -149,9 +148,12 @@ def test_methods_refuse_wrong_options(wrong: dict[str, Any]) -> None:
         Compressed(inner(), **wrong)
 
 
-def test_refused_method_names_those_that_work() -> None:
+@pytest.mark.parametrize("method", sorted({*find_methods()} - {*POST_TRAINING, "fedmrn", "fedmrns"}))
+def test_methods_that_need_more_than_arrays_are_refused(method: str) -> None:
+    """Methods whose training, server, selection of weights or seed is their own do not work in other apps."""
     with pytest.raises(ConfigError) as refused:
-        PluginSettings(method="fedpm").build()
+        Compressed(FedAvg(), method)
+    assert (refused.value.code, refused.value.key, refused.value.value) == ("choice", "method", method)
     named = str(refused.value).split("choose one of ")[1].split(", ")
     assert sorted(named) == sorted([*POST_TRAINING, "fedmrn", "fedmrns"])
 

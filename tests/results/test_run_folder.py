@@ -183,7 +183,7 @@ def test_run_resumes_after_the_last_saved_round(tmp_path: Path) -> None:
     (tmp_path / "previous.safetensors").replace(tmp_path / "model.safetensors")  # as if round 2 had not been saved
     again, loaded, first = RunFolder(tmp_path), model(9), state(9)
     resumed = again.resume({**VALUES, "rounds": 5}, loaded, first)
-    for array, expected in ((resumed.vector, state(1).vector), (resumed.steering, state(1).steering)):
+    for array, expected in ((resumed.vector, state(1).vector), (resumed.rate_state, state(1).rate_state)):
         assert np.array_equal(array, expected)  # type: ignore[arg-type]
     assert np.array_equal(first.vector, state(9).vector)  # not written to
     assert all(np.array_equal(a, b) for a, b in zip(loaded.state(), model(1).state(), strict=True))

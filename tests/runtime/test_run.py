@@ -16,11 +16,11 @@ from fedmrn_app.config.build import resolve_from_data
 from fedmrn_app.config.compose import compose_values
 from fedmrn_app.environment import CACHE
 from fedmrn_app.errors import RunError
+from fedmrn_app.flower.local_run import run_local
 from fedmrn_app.learning.evaluate import evaluate
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.results.provenance import made_with
 from fedmrn_app.results.trained import load_trained
-from fedmrn_app.runtime.local import run_local
 from tests.reference import reference_downlink, reference_run
 from tests.runtime.command import column, environments, finish, start, wait_for_rounds
 

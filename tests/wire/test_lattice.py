@@ -1,4 +1,4 @@
-"""Vectors on a grid: they equal the plain form element by element, and kept grids are restored."""
+"""Vectors on a lattice: they equal the plain form element by element, and kept lattices are restored."""
 
 import math
 
@@ -66,12 +66,12 @@ def test_small_moves_of_a_pretrained_model_are_sent(distance: float) -> None:
     first = np.full(5341, 1, np.float32)
     moves = (MOVED - FIRST)[:5341] * np.float32(distance)
     rule = LatticeRule([300, 5000, 1, 40], 3, 0.5, 1 / 32)
-    grid = Lattice.rounded(first + moves, first, rule)
+    lattice = Lattice.rounded(first + moves, first, rule)
     for tensor, part in ((0, slice(0, 300)), (1, slice(300, 5300))):
-        moved, error = ((first + moves - first)[part], (grid.values(first, rule.sizes) - first - moves)[part])
+        moved, error = ((first + moves - first)[part], (lattice.values(first, rule.sizes) - first - moves)[part])
         assert 0.02 < np.std(error) / np.std(moved) < 0.61
         full = rule.step * math.sqrt(rule.sizes[tensor] * 3 / 5301)
-        assert math.frexp(full / grid.steps[tensor])[0] == pytest.approx(0.5, rel=1e-6)
+        assert math.frexp(full / lattice.steps[tensor])[0] == pytest.approx(0.5, rel=1e-6)
 
 
 def test_large_moves_are_sent_and_weights_that_have_not_moved_are_exact() -> None:
@@ -86,35 +86,37 @@ def test_large_moves_are_sent_and_weights_that_have_not_moved_are_exact() -> Non
 def test_dense_part_has_fine_steps_that_rarely_change() -> None:
     moves = np.abs(MOVED - FIRST)[DENSE]
     assert np.abs(read(MOVED, FIRST) - MOVED)[DENSE].max() <= np.sqrt(np.mean(moves[:40] ** 2)) / 32
-    grids = (Lattice.rounded(FIRST + (MOVED - FIRST) * factor, FIRST, RULE) for factor in np.arange(1, 4, 0.1))
-    steps = {float(grid.steps[4]) for grid in grids}
+    lattices = (Lattice.rounded(FIRST + (MOVED - FIRST) * factor, FIRST, RULE) for factor in np.arange(1, 4, 0.1))
+    steps = {float(lattice.steps[4]) for lattice in lattices}
     assert len(steps) <= 3
     assert all(math.frexp(step)[0] == 0.5 for step in steps)
 
 
 @pytest.mark.parametrize("distance", [3, 127, 128, -32767, 1e6])
-def test_kept_grids_are_restored(distance: float) -> None:
+def test_kept_lattices_are_restored(distance: float) -> None:
     moved = MOVED.copy()
     moved[5] = FIRST[5] + distance * float(Lattice.rounded(moved, FIRST, RULE).steps[0])
-    grid = Lattice.rounded(moved, FIRST, RULE)
-    kept, largest = grid.kept(), np.abs(grid.counts).max()
+    lattice = Lattice.rounded(moved, FIRST, RULE)
+    kept, largest = lattice.kept(), np.abs(lattice.counts).max()
     assert len(kept) == 2
     assert ("int8" in kept, "int16" in kept) == (largest <= 127, 127 < largest <= 32767)
     restored = Lattice.from_kept(kept)
-    assert np.array_equal(restored.counts, grid.counts)
+    assert np.array_equal(restored.counts, lattice.counts)
     assert restored.counts.dtype == np.int32
-    assert np.array_equal(restored.steps, grid.steps)
-    assert restored.checksum == grid.checksum
+    assert np.array_equal(restored.steps, lattice.steps)
+    assert restored.checksum == lattice.checksum
 
 
 def test_checksum_covers_steps_and_counts() -> None:
-    grid = Lattice.rounded(MOVED, FIRST, RULE)
-    counts, steps = grid.counts.copy(), grid.steps.copy()
+    lattice = Lattice.rounded(MOVED, FIRST, RULE)
+    counts, steps = lattice.counts.copy(), lattice.steps.copy()
     counts[-1] += 1
     steps[0] *= 2
-    assert len({grid.checksum, Lattice(grid.steps, counts).checksum, Lattice(steps, grid.counts).checksum}) == 3
+    assert (
+        len({lattice.checksum, Lattice(lattice.steps, counts).checksum, Lattice(steps, lattice.counts).checksum}) == 3
+    )
 
 
 def test_values_that_are_not_finite_are_refused() -> None:
-    grid = Lattice(np.full(len(SIZES), 1e38, np.float32), np.full(sum(SIZES), 5, np.int32))
-    assert refusal(grid.values, FIRST, SIZES) == "not-finite"
+    lattice = Lattice(np.full(len(SIZES), 1e38, np.float32), np.full(sum(SIZES), 5, np.int32))
+    assert refusal(lattice.values, FIRST, SIZES) == "not-finite"

@@ -1,4 +1,4 @@
-"""Grids as bytes: every base gives the same grid, lengths are near the entropy, and malformed bytes are refused."""
+"""Lattices as bytes: every base gives the same one, lengths are near the entropy, and malformed bytes are refused."""
 
 import struct
 import tracemalloc
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.wire.entropy import LONG
 from fedmrn_app.wire.lattice import FAR, Lattice
-from fedmrn_app.wire.lattice_code import ALIKE, DECAY, SIGNS, TABLE, decode_grid, encode_grid
+from fedmrn_app.wire.lattice_code import ALIKE, DECAY, SIGNS, TABLE, decode_lattice, encode_lattice
 from tests.wire.refusals import refusal
 
 SIZES = [300, 5000, 1, 0, 40]
@@ -20,31 +20,31 @@ RANDOM = np.random.default_rng(3)
 STEPS = np.array([0.5, 0.25, 1, 1, 0.125], np.float32)
 
 
-def grid_of(counts: np.ndarray, steps: np.ndarray = STEPS) -> Lattice:
+def lattice_of(counts: np.ndarray, steps: np.ndarray = STEPS) -> Lattice:
     return Lattice(steps, counts.astype(np.int32))
 
 
-BASE = grid_of(np.rint(RANDOM.standard_normal(COUNT) * 4))
-MOVED = grid_of(np.rint(BASE.counts * 1.05 + RANDOM.standard_normal(COUNT) * 0.6))
-DISTANT = grid_of(np.where(RANDOM.random(COUNT) < 0.01, RANDOM.integers(-FAR, FAR, COUNT), BASE.counts))
-OTHER_STEPS = grid_of(MOVED.counts, STEPS * np.array([1, 2, 1, 1, 2], np.float32))
-ZEROS = grid_of(np.zeros(COUNT))
-EXTREME = grid_of(np.full(COUNT, FAR))
-GRIDS = [BASE, MOVED, DISTANT, OTHER_STEPS, ZEROS, EXTREME, grid_of(-EXTREME.counts)]
+BASE = lattice_of(np.rint(RANDOM.standard_normal(COUNT) * 4))
+MOVED = lattice_of(np.rint(BASE.counts * 1.05 + RANDOM.standard_normal(COUNT) * 0.6))
+DISTANT = lattice_of(np.where(RANDOM.random(COUNT) < 0.01, RANDOM.integers(-FAR, FAR, COUNT), BASE.counts))
+OTHER_STEPS = lattice_of(MOVED.counts, STEPS * np.array([1, 2, 1, 1, 2], np.float32))
+ZEROS = lattice_of(np.zeros(COUNT))
+EXTREME = lattice_of(np.full(COUNT, FAR))
+LATTICES = [BASE, MOVED, DISTANT, OTHER_STEPS, ZEROS, EXTREME, lattice_of(-EXTREME.counts)]
 
 
-@pytest.mark.parametrize("base", [None, *GRIDS])
-@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("base", [None, *LATTICES])
+@pytest.mark.parametrize("lattice", LATTICES)
 @pytest.mark.parametrize("long", [0, LONG])
 def test_every_base_gives_the_same_grid(
-    grid: Lattice, base: Lattice | None, long: int, monkeypatch: pytest.MonkeyPatch
+    lattice: Lattice, base: Lattice | None, long: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedmrn_app.wire.entropy.LONG", long)
-    data = encode_grid(grid, SIZES, base)
+    data = encode_lattice(lattice, SIZES, base)
     assert (data[0] & LANED > 0) == (long == 0)
-    read = decode_grid(data, SIZES, base)
-    assert np.array_equal(read.counts, grid.counts)
-    assert np.array_equal(read.steps, grid.steps)
+    read = decode_lattice(data, SIZES, base)
+    assert np.array_equal(read.counts, lattice.counts)
+    assert np.array_equal(read.steps, lattice.steps)
 
 
 def entropy_bytes(symbols: np.ndarray) -> float:
@@ -54,16 +54,16 @@ def entropy_bytes(symbols: np.ndarray) -> float:
 
 def test_length_is_near_the_entropy() -> None:
     whole = sum(entropy_bytes(part) for part in np.split(MOVED.counts, np.cumsum(SIZES)[:-1]))
-    assert len(encode_grid(MOVED, SIZES)) < 1.02 * whole + 150
+    assert len(encode_lattice(MOVED, SIZES)) < 1.02 * whole + 150
     moves = MOVED.counts - BASE.counts
     by_sign = sum(
         entropy_bytes(moves[300:5300][np.sign(BASE.counts[300:5300]) == sign]) for sign in (-1, 0, 1)
     ) + entropy_bytes(moves[:300])  # fmt: skip
-    coded = encode_grid(MOVED, SIZES, BASE)
+    coded = encode_lattice(MOVED, SIZES, BASE)
     assert len(coded) < 1.02 * by_sign + 150
     assert by_sign < 0.97 * entropy_bytes(moves)
-    assert len(encode_grid(BASE, SIZES, BASE)) == len(SIZES)
-    assert len(encode_grid(ZEROS, SIZES)) == 5 * len(SIZES)
+    assert len(encode_lattice(BASE, SIZES, BASE)) == len(SIZES)
+    assert len(encode_lattice(ZEROS, SIZES)) == 5 * len(SIZES)
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,9 @@ def test_the_shortest_kind_is_chosen(symbols: np.ndarray, kind: int) -> None:
     sizes = [symbols.size]
     base = Lattice(STEPS[:1], BASE.counts[: symbols.size])
     moved = Lattice(STEPS[:1], base.counts + symbols.astype(np.int32))
-    data = encode_grid(moved, sizes, base)
+    data = encode_lattice(moved, sizes, base)
     assert data[0] & 3 == kind
-    assert np.array_equal(decode_grid(data, sizes, base).counts, moved.counts)
+    assert np.array_equal(decode_lattice(data, sizes, base).counts, moved.counts)
 
 
 def head(first: int, step: float = 1.0, rest: bytes = b"") -> bytes:
@@ -121,27 +121,27 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_malformed_grids_are_refused(name: str) -> None:
+def test_malformed_lattices_are_refused(name: str) -> None:
     data, code = REFUSED[name]
-    assert refusal(decode_grid, data, [10]) == code
+    assert refusal(decode_lattice, data, [10]) == code
 
 
 def test_lanes_are_announced_by_the_first_tensor_alone() -> None:
-    assert refusal(decode_grid, head(STEP) + head(STEP | LANED), [10, 10]) == "malformed"
+    assert refusal(decode_lattice, head(STEP) + head(STEP | LANED), [10, 10]) == "malformed"
 
 
 def test_sums_beyond_the_limit_are_refused() -> None:
-    data = encode_grid(grid_of(BASE.counts + 1), SIZES, BASE)
-    assert refusal(decode_grid, data, SIZES, EXTREME) == "range"
+    data = encode_lattice(lattice_of(BASE.counts + 1), SIZES, BASE)
+    assert refusal(decode_lattice, data, SIZES, EXTREME) == "range"
 
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_damaged_grids_are_refused_or_bounded(data: st.DataObject) -> None:
+def test_damaged_lattices_are_refused_or_bounded(data: st.DataObject) -> None:
     base = data.draw(st.sampled_from([None, BASE]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedmrn_app.wire.entropy.LONG", data.draw(st.sampled_from([0, LONG])))
-        real = bytearray(encode_grid(data.draw(st.sampled_from([MOVED, DISTANT, OTHER_STEPS])), SIZES, base))
+        real = bytearray(encode_lattice(data.draw(st.sampled_from([MOVED, DISTANT, OTHER_STEPS])), SIZES, base))
     for _ in range(data.draw(st.integers(1, 4))):
         real[data.draw(st.integers(0, min(len(real) - 1, data.draw(st.sampled_from([60, 10_000])))))] = data.draw(
             st.integers(0, 255)
@@ -149,7 +149,7 @@ def test_damaged_grids_are_refused_or_bounded(data: st.DataObject) -> None:
     changed = bytes(real[: data.draw(st.integers(0, len(real)))]) + data.draw(st.binary(max_size=9))
     tracemalloc.start()
     try:
-        read = decode_grid(changed, SIZES, base)
+        read = decode_lattice(changed, SIZES, base)
     except PayloadError:
         return
     finally:

@@ -6,8 +6,8 @@ import pytest
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.layout import Layout
 from fedmrn_app.wire.lattice import FAR, Lattice
-from fedmrn_app.wire.lattice_code import encode_grid
-from fedmrn_app.wire.lattice_levels import CHANGES, GRID, LEVELS, LatticeLevels
+from fedmrn_app.wire.lattice_code import encode_lattice
+from fedmrn_app.wire.lattice_levels import CHANGES, LEVELS, WHOLE, LatticeLevels
 
 CODE = LatticeLevels(Layout(((16, 8, 3, 3), (10, 64))), [16, 0, 5])
 D, M = CODE.layout.count, sum(CODE.dense_sizes)
@@ -35,7 +35,7 @@ def test_every_base_gives_the_same_lattice(sent: Lattice, base: Lattice | None) 
     read = CODE.decode(data, base)
     assert np.array_equal(read.counts, sent.counts)
     assert np.array_equal(read.steps, sent.steps)
-    assert data[0] in ((GRID, LEVELS) if base is None else (GRID, CHANGES))
+    assert data[0] in ((WHOLE, LEVELS) if base is None else (WHOLE, CHANGES))
 
 
 def test_what_a_base_predicts_is_the_nearest_point() -> None:
@@ -47,7 +47,7 @@ def test_rare_changes_take_fewer_bytes_than_on_a_grid() -> None:
     changed = BASE.counts.copy()
     changed[:D:20] += 1  # in two columns of each output
     sent = lattice(changed)
-    assert len(CODE.encode(sent, BASE)) < 0.85 * len(encode_grid(sent, CODE.sizes, BASE))
+    assert len(CODE.encode(sent, BASE)) < 0.85 * len(encode_lattice(sent, CODE.sizes, BASE))
 
 
 @pytest.mark.parametrize("base", [None, BASE])

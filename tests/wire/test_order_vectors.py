@@ -10,7 +10,7 @@ from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.noise import generate_noise
 from fedmrn_app.wire.codebook import pack_palette, unpack_palette
 from fedmrn_app.wire.lattice import Lattice, LatticeRule
-from fedmrn_app.wire.lattice_code import decode_grid, encode_grid
+from fedmrn_app.wire.lattice_code import decode_lattice, encode_lattice
 from fedmrn_app.wire.lattice_levels import LatticeLevels
 from tests.paths import ROOT
 
@@ -19,7 +19,7 @@ RULE = LatticeRule((2400, 300, 10), masked=2, step=1.0, fine=1 / 16)
 COUNT = sum(RULE.sizes)
 LEVELS = LatticeLevels(Layout(((30, 80), (300,))), [10])
 NAMES = ["levels", "levels-from-a-version"] + [
-    f"{kind}{lanes}" for kind in ("grid", "grid-from-a-version", "palette") for lanes in ("", "-lanes")
+    f"{kind}{lanes}" for kind in ("lattice", "lattice-from-a-version", "palette") for lanes in ("", "-lanes")
 ]
 
 
@@ -27,8 +27,8 @@ def values(seed: int, alpha: float) -> Float32Array:
     return generate_noise(seed, COUNT, "gaussian", alpha)
 
 
-def grids() -> tuple[Lattice, Lattice]:
-    """Return an earlier grid and a later one, which has escapes."""
+def lattices() -> tuple[Lattice, Lattice]:
+    """Return an earlier lattice and a later one, which has escapes."""
     initial, moved, later = values(1, 0.1), values(2, 0.1), values(3, 0.1)
     later[::500] *= 2000
     before = Lattice.rounded(initial + moved, initial, RULE)
@@ -41,17 +41,17 @@ def palette() -> Float32Array:
 
 
 def pack(name: str) -> bytes:
-    before, later = grids()
+    before, later = lattices()
     if name.startswith("palette"):
         return pack_palette(palette())
     if name.startswith("levels"):
         return LEVELS.encode(later, before if "version" in name else None)
-    return encode_grid(later, RULE.sizes, before if "version" in name else None)
+    return encode_lattice(later, RULE.sizes, before if "version" in name else None)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_stored_bytes_are_read_as_known(name: str) -> None:
-    before, later = grids()
+    before, later = lattices()
     data = (FOLDER / f"{name}.bin").read_bytes()
     in_lanes = name.endswith("-lanes")
     if name.startswith("palette"):
@@ -60,9 +60,9 @@ def test_stored_bytes_are_read_as_known(name: str) -> None:
         return
     base = before if "version" in name else None
     levels = name.startswith("levels")
-    grid = LEVELS.decode(data, base) if levels else decode_grid(data, RULE.sizes, base)
-    assert np.array_equal(grid.counts, later.counts)
-    assert np.array_equal(grid.steps, later.steps)
+    lattice = LEVELS.decode(data, base) if levels else decode_lattice(data, RULE.sizes, base)
+    assert np.array_equal(lattice.counts, later.counts)
+    assert np.array_equal(lattice.steps, later.steps)
     assert levels or data[0] & 16 == 16 * in_lanes
 
 

@@ -60,6 +60,11 @@ def test_every_answer_has_its_payload() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_method_has_a_stored_payload(name: str) -> None:
+    assert name in WRITTEN, f"{name} has no vector: run `python -m tests.wire.test_vectors` and add what it writes"
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_payload_can_be_written_for_any_method(name: str) -> None:
     assert torch.get_num_threads() == 1  # two trainings are promised to be equal for an equal number of threads
     data = make(name)

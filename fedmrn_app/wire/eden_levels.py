@@ -1,4 +1,4 @@
-"""Levels of a quantizer as bytes.
+"""The levels of EDEN as bytes.
 
 plain form         b bits per level, the lowest bit first
 coded form         symbols of one lane, with the probabilities of the quantizer's cells, which both sides know
@@ -16,7 +16,7 @@ from fedmrn_app.wire.entropy import LANES, SymbolReader, categorical, encode_sym
 from fedmrn_app.wire.primitives import pack_bits, packed_size, unpack_bits
 
 
-def pack_levels(levels: NDArray[np.uint8], cells: NDArray[np.int64], coder: Coder) -> Body:
+def encode_eden_levels(levels: NDArray[np.uint8], cells: NDArray[np.int64], coder: Coder) -> Body:
     """Write levels of shape (d,) in the shorter form, or in the plain form for `packed`.
 
     Args:
@@ -36,15 +36,15 @@ def pack_levels(levels: NDArray[np.uint8], cells: NDArray[np.int64], coder: Code
     return min(plain, Body(coded, form), key=len)  # readers refuse coded bodies that are not shorter
 
 
-def unpack_levels(body: Body, count: int, cells: NDArray[np.int64]) -> NDArray[np.uint8]:
+def decode_eden_levels(body: Body, count: int, cells: NDArray[np.int64]) -> NDArray[np.uint8]:
     """Return the `count` levels of `body`, uint8 (count,).
 
     Raises:
-        PayloadError: the body is not what `pack_levels` returns for `count` levels.
+        PayloadError: the body is not what `encode_eden_levels` returns for `count` levels.
     """
     width = _bits_of(cells)
     if body.form in (CODED, LANED):
-        if len(body) >= max_level_bytes(count, width):
+        if len(body) >= max_eden_bytes(count, width):
             raise PayloadError(
                 f"body codes {count} levels of {width} bits in {len(body)} bytes", code="length", value=len(body)
             )
@@ -60,7 +60,7 @@ def unpack_levels(body: Body, count: int, cells: NDArray[np.int64]) -> NDArray[n
     return levels
 
 
-def max_level_bytes(count: int, bits: int) -> int:
+def max_eden_bytes(count: int, bits: int) -> int:
     """Return the largest number of bytes that `count` levels of `bits` bits take."""
     return packed_size(count * bits)
 

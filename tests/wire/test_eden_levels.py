@@ -6,8 +6,8 @@ from numpy.typing import NDArray
 
 from fedmrn_app.methods.quantizers import lloyd_max
 from fedmrn_app.wire.body import CODED, LANED, PLAIN, Body
+from fedmrn_app.wire.eden_levels import decode_eden_levels, encode_eden_levels, max_eden_bytes
 from fedmrn_app.wire.entropy import categorical
-from fedmrn_app.wire.quantized import max_level_bytes, pack_levels, unpack_levels
 from tests.helpers import GAUSSIAN, codes_every_symbol
 from tests.wire.refusals import refusal
 
@@ -22,9 +22,9 @@ def normal_levels(bits: int, count: int = COUNT) -> NDArray[np.uint8]:
 def test_plain_levels_have_their_lowest_bit_first(bits: int) -> None:
     levels = normal_levels(bits, 77)
     whole = sum(int(level) << (bits * place) for place, level in enumerate(levels))
-    body = pack_levels(levels, lloyd_max(bits).cells, "packed")
+    body = encode_eden_levels(levels, lloyd_max(bits).cells, "packed")
     assert body.form == PLAIN
-    assert bytes(body.data) == whole.to_bytes(max_level_bytes(77, bits), "little")
+    assert bytes(body.data) == whole.to_bytes(max_eden_bytes(77, bits), "little")
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])
@@ -32,10 +32,10 @@ def test_plain_levels_have_their_lowest_bit_first(bits: int) -> None:
 def test_both_forms_round_trip(bits: int, count: int) -> None:
     cells = lloyd_max(bits).cells
     for levels in (normal_levels(bits, count), np.full(count, (1 << bits) - 1, np.uint8), np.zeros(count, np.uint8)):
-        packed, auto = pack_levels(levels, cells, "packed"), pack_levels(levels, cells, "auto")
-        assert len(auto) <= len(packed) == max_level_bytes(count, bits)
+        packed, auto = encode_eden_levels(levels, cells, "packed"), encode_eden_levels(levels, cells, "auto")
+        assert len(auto) <= len(packed) == max_eden_bytes(count, bits)
         for body in (packed, auto):
-            read = unpack_levels(body, count, cells)
+            read = decode_eden_levels(body, count, cells)
             assert read.dtype == np.uint8
             assert np.array_equal(read, levels)
 
@@ -43,9 +43,9 @@ def test_both_forms_round_trip(bits: int, count: int) -> None:
 @pytest.mark.parametrize(("bits", "entropy"), [(2, 1.9111), (3, 2.8249), (4, 3.7653)])
 def test_length_is_the_entropy(bits: int, entropy: float) -> None:
     levels = normal_levels(bits, GAUSSIAN.size)
-    body = pack_levels(levels, lloyd_max(bits).cells, "auto")
+    body = encode_eden_levels(levels, lloyd_max(bits).cells, "auto")
     assert body.form == LANED
-    assert np.array_equal(unpack_levels(body, levels.size, lloyd_max(bits).cells), levels)
+    assert np.array_equal(decode_eden_levels(body, levels.size, lloyd_max(bits).cells), levels)
     assert 8 * len(body) / levels.size == pytest.approx(entropy, rel=0.002)
 
 
@@ -56,12 +56,12 @@ def test_every_level_has_a_code(bits: int) -> None:
 
 def test_unlikely_levels_are_sent_plainly() -> None:
     cells = lloyd_max(3).cells
-    assert pack_levels(np.full(COUNT, 7, np.uint8), cells, "auto").form == PLAIN
+    assert encode_eden_levels(np.full(COUNT, 7, np.uint8), cells, "auto").form == PLAIN
 
 
 def test_malformed_bodies_are_refused() -> None:
     cells, levels = lloyd_max(3).cells, normal_levels(3)
-    coded, plain = (pack_levels(levels, cells, coder) for coder in ("auto", "packed"))
+    coded, plain = (encode_eden_levels(levels, cells, coder) for coder in ("auto", "packed"))
     data = bytes(coded.data)
     wrong = [
         (Body(data + b"\0", CODED), "length"),
@@ -78,4 +78,4 @@ def test_malformed_bodies_are_refused() -> None:
         (Body(plain.data, 3), "form"),
     ]
     for body, code in wrong:
-        assert refusal(unpack_levels, body, COUNT, cells) == code
+        assert refusal(decode_eden_levels, body, COUNT, cells) == code

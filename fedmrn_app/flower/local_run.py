@@ -21,8 +21,8 @@ from fedmrn_app.config.resolved import write_resolved
 from fedmrn_app.config.schema import Config, Values
 from fedmrn_app.errors import ConfigError, FedMRNError, RunError
 from fedmrn_app.flower.local_grid import LocalGrid
+from fedmrn_app.flower.serve import serve
 from fedmrn_app.flower.workers import ForkServer, Workers
-from fedmrn_app.runtime.serve import serve
 from fedmrn_app.system.cores import cores
 
 CLIENT_APP = "fedmrn_app.client_app:app"
