@@ -11,8 +11,6 @@ import pytest
 from tests.paths import ROOT
 
 NEEDED = {
-    # without it Flower makes no message outside of a run; the package itself does not need it
-    ("scripts/benchmarks/local_grid.py", "flwr.supercore.task_identity"),
     # Ray restarts a simulation's actors only if they are other than Flower's
     ("fedmrn_app/flower/ray_actors.py", "flwr.server.superlink.fleet.vce.backend"),
     ("fedmrn_app/flower/ray_actors.py", "flwr.simulation.ray_transport.ray_actor"),

@@ -35,7 +35,7 @@ from fedmrn_app.environment import STATE_FOLDER, VERSIONS_FOLDER
 from fedmrn_app.errors import FedMRNError
 from fedmrn_app.results.resume import holds_run
 from fedmrn_app.runtime.simulation import NODES
-from scripts.benchmarks.local_grid import SimulatedNodes, allow_messages
+from tests.local_nodes import SimulatedNodes, allow_messages
 
 
 def main() -> int:
