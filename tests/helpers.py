@@ -16,8 +16,7 @@ from fedmrn_app.federation.client import ClientState, train_client
 from fedmrn_app.federation.loop import run_rounds
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.federation.server import OpenRound
-from fedmrn_app.federation.upload import Upload, read_upload
-from fedmrn_app.kernels.symbol_rans_plain import Edges
+from fedmrn_app.kernels.symbol_rans import Edges
 from fedmrn_app.layout import Float32Array, Layout, Shape
 from fedmrn_app.learning.batches import Batches
 from fedmrn_app.learning.flat import FlatModel
@@ -32,6 +31,7 @@ from fedmrn_app.tasks.classification import Classification
 from fedmrn_app.tasks.task import Samples
 from fedmrn_app.wire.entropy import SymbolReader, encode_symbols
 from fedmrn_app.wire.mask_model import SideInformation
+from tests.plain.upload import Upload, read_upload
 
 SEED = 77  # that the server gives
 LR = 0.1

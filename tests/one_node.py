@@ -13,9 +13,9 @@ from fedmrn_app.exchange.messages import read_payload
 from fedmrn_app.exchange.orders import order_content
 from fedmrn_app.federation.protocol import Order
 from fedmrn_app.federation.server import OpenRound, open_round
-from fedmrn_app.federation.upload import Upload, read_upload
 from fedmrn_app.federation.worker import Worker
-from scripts.benchmarks.local_grid import allow_messages, set_message_id
+from tests.local_nodes import allow_messages, set_message_id
+from tests.plain.upload import Upload, read_upload
 
 allow_messages()
 SMALL = ("clients=5", "clients_per_round=3", "local.epochs=1", "local.batch_size=64")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmrn_app.federation.protocol import RunProtocol
-from fedmrn_app.federation.upload import Update, Upload, header_of, read_upload, write_upload
+from fedmrn_app.federation.upload import Update, header_of, write_upload
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.batches import Batches
 from fedmrn_app.learning.flat import FlatModel
@@ -14,6 +14,7 @@ from fedmrn_app.methods.method import LocalTraining, Method, TrainContext
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import Noise, generate_noise
 from tests.helpers import CASES, image_task, images, make_method
+from tests.plain.upload import Upload, read_upload
 
 LAYOUT = Layout(((8, 128, 4, 4), (10, 30)))
 DENSE_SIZES = [10, 30]

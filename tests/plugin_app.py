@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedmrn_app.plugin import Compressed, MaskedSGD, compress_uplink, learn_masks
 from fedmrn_app.plugin.options import Options
-from scripts.benchmarks.local_grid import LiveNodes
+from tests.local_nodes import LiveNodes
 
 State = dict[str, Tensor]
 Loop = Callable[[Any, Message], None]

@@ -21,7 +21,7 @@ from fedmrn_app.noise import Noise
 from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.payload import Header, Payload
 from fedmrn_app.wire.primitives import pack_bits, pack_floats
-from scripts.benchmarks.local_grid import allow_messages
+from tests.local_nodes import allow_messages
 
 allow_messages()
 

@@ -24,8 +24,6 @@ PUBLIC_COMMANDS = {"flower-superlink", "flower-supernode"}
 FLOWER_ROOMS = {"exchange", "flower", "plugin", "deploy"}  # which another version of Flower may change
 PRIVATE_HYDRA = {("fedmrn_app/runtime/cli.py", "hydra._internal.utils")}  # a wrong option is refused in one line
 SCRIPTS = {
-    # without it Flower makes no message outside of a run
-    ("scripts/benchmarks/local_grid.py", "flwr.supercore.task_identity"),
     # requests of a device, signed as Flower signs them
     *(
         ("scripts/tools/attack_gate.py", f"flwr.{name}")

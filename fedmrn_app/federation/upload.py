@@ -37,15 +37,6 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Upload:
-    """A checked and decoded upload: contributions to the global vector (d,) and to the dense part (m,)."""
-
-    payload: Payload
-    vector: Float32Array
-    dense: Float32Array
-
-
-@dataclass(frozen=True)
 class CheckedUpload:
     """A checked upload that is ready to be added to a sum.
 
@@ -94,10 +85,10 @@ def write_upload(protocol: RunProtocol, header: Header, update: Update, dense: F
     return encode_payload(payload)
 
 
-def read_upload(
+def check_upload(
     data: bytes, protocol: RunProtocol, header: Header, context: SharedContext, dense: Float32Array
-) -> Upload:
-    """Check the bytes of `write_upload` and decode them.
+) -> CheckedUpload:
+    """Check the bytes of `write_upload` and prepare them for a sum.
 
     Args:
         data: the payload.
@@ -107,21 +98,10 @@ def read_upload(
         dense: the dense part that the server sent, float32 (m,).
 
     Raises:
-        PayloadError: the payload is not what this client was asked for.
-    """
-    payload, values = _open(data, protocol, header, dense)
-    return Upload(payload, protocol.method.codec.decode(payload.body, context, header.seed), values)
-
-
-def check_upload(
-    data: bytes, protocol: RunProtocol, header: Header, context: SharedContext, dense: Float32Array
-) -> CheckedUpload:
-    """Check the bytes of `write_upload` and prepare them for a sum; arguments are those of `read_upload`.
-
-    Raises:
         PayloadError: the payload is not what this client was asked for, or its codec fails on it.
     """
-    payload, values = _open(data, protocol, header, dense)
+    payload = decode_payload(data, header)
+    values = unpack_dense(payload.dense, dense, protocol.dense_sizes, protocol.dense_bits)
     codec = protocol.method.codec
     try:
         contribution = codec.read(payload.body, context, header.seed)
@@ -137,9 +117,3 @@ def codec_error(protocol: RunProtocol, error: Exception) -> PayloadError:
     reason = " ".join(f"{type(error).__name__}: {error}".split())
     codec = type(protocol.method.codec).__name__
     return PayloadError(f"codec {codec} of {protocol.method.name} failed on its payload ({reason})", code="codec")
-
-
-def _open(data: bytes, protocol: RunProtocol, header: Header, dense: Float32Array) -> tuple[Payload, Float32Array]:
-    """Return the checked payload and its dense part, float32 (m,)."""
-    payload = decode_payload(data, header)
-    return payload, unpack_dense(payload.dense, dense, protocol.dense_sizes, protocol.dense_bits)

@@ -1,1 +1,1 @@
-"""Operations on long vectors: loops that Numba or Triton compiles, each with a plain form that gives the same bits."""
+"""Operations on long vectors: loops that Numba or Triton compiles; tests compare each with a plain form."""

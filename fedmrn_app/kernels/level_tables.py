@@ -1,4 +1,4 @@
-"""Constants and tables of the adaptive coder of levels; `level_coder_plain.py` describes the model.
+"""Constants and tables of the adaptive coder of levels; `level_coder.py` describes the model.
 
 All tables hold integers. They are rounded from float64; no unrounded value lies so close to a half that the last digits
 of a logarithm could decide, so that every machine computes the same tables.

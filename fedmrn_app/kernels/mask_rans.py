@@ -1,8 +1,22 @@
-"""Coding of bits with a probability each, compiled; `mask_rans_plain.py` defines the bytes and gives the same ones."""
+"""Coding of bits with a probability each, by asymmetric numeral systems: compiled loops.
+
+    bit i of a part  -->  lane i mod L, a state in [2^16, 2^32)  -->  16-bit words, one sequence for all L lanes
+                                   ^
+                  share of the bit: P(bit = 1) in steps of 2^-12, from 1 to 4095
+
+Duda 2013, "Asymmetric numeral systems", the variant with ranges (rANS); Giesen 2014, "Interleaved entropy coders". The
+last bit is encoded first, so that the first one is decoded first.
+
+Both sides compute the shares from side information. Only integer operations and +, -, *, / of float32, which IEEE 754
+rounds exactly, lead to the shares, so every machine computes the same ones.
+
+`tests/plain/mask_rans.py` does the same in plain Python, with the same bytes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -12,8 +26,14 @@ from numba import types
 from numpy.typing import NDArray
 
 from fedmrn_app.kernels.compiled import FLOATS, READ_ONLY_FLOAT_ROWS, compile_loop, compiled_at_first_call
-from fedmrn_app.kernels.mask_rans_plain import GRAIN, LOWEST, STEPS, Evidence, States, Words
 from fedmrn_app.layout import Float32Array
+
+STEPS = 1 << 12  # steps of a probability
+LOWEST = 1 << 16  # the least state of a lane, and its state before the first and after the last bit
+GRAIN = 128  # steps of a size, where sizes are summed
+
+Words = NDArray[np.uint16]
+States = NDArray[np.uint32]
 
 _MAX_LANES = 8
 
@@ -27,13 +47,35 @@ _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 _GRAIN, _MAX_SHARE = np.float32(GRAIN), np.float32(STEPS - 1)
 
 
+@dataclass(frozen=True)
+class Evidence:
+    """The side information of bits that are coded together, a block of runs; each array has the shape (runs, width).
+
+    Attributes:
+        size: float32 in [0, 1].
+        sign: float32 of -1 and 1, the direction in which a set bit moves its weight; None if always the same.
+        trend: float32 in [-1, 1], the direction in which the weight is expected to move times the sign, or None.
+        flipped: bool, the bits that are inverted before they are coded, or None; other fields refer to inverted bits.
+    """
+
+    size: Float32Array
+    sign: Float32Array | None = None
+    trend: Float32Array | None = None
+    flipped: NDArray[np.bool_] | None = None
+
+
 def lanes_of(count: int) -> int:
     """Return the number of lanes of a mask of `count` bits: more lanes are faster and take four bytes each."""
     return _MAX_LANES if count >= 1 << 17 else 1
 
 
 def count_runs(evidence: Evidence, bits: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return what `mask_rans_plain.count_runs` returns."""
+    """Return the number of set bits of each run, and the sum of their sizes times signs in steps; both int64 (runs,).
+
+    Args:
+        evidence: the side information of the bits.
+        bits: the bits as they are coded, 0 and 1, (runs, width).
+    """
     runs = len(evidence.size)
     counts, effects = np.empty(runs, np.int64), np.empty(runs, np.int64)
     sign = evidence.size if evidence.sign is None else evidence.sign
@@ -44,7 +86,18 @@ def count_runs(evidence: Evidence, bits: NDArray[np.uint8]) -> tuple[NDArray[np.
 def find_shares(
     evidence: Evidence, c: Float32Array, curvature: np.float32, effect: Float32Array, density: Float32Array
 ) -> NDArray[np.uint16]:
-    """Return what `mask_rans_plain.find_shares` returns."""
+    """Return the shares of bits, uint16 (runs * width,).
+
+    A share is linear in 1, a and a^2, where a = (1 + k) s / (1 + k s) with size s and curvature k, and in q and a q for
+    each predictor q: the trend, the effect times the sign, and the density.
+
+    Args:
+        evidence: the side information of the bits.
+        c: float32 (9,), the coefficients of 1, a, a^2 and then of q and a q for each predictor, times `STEPS`.
+        curvature: k, at least 0.
+        effect: float32 (runs,), the mean of size * sign * bit of each run so far.
+        density: float32 (runs,), the mean of the bits of each run's row so far, less that of the tensor.
+    """
     size = evidence.size
     shares = np.empty(size.size, np.uint16)
     sign = size if evidence.sign is None else evidence.sign
@@ -55,7 +108,7 @@ def find_shares(
 
 
 def encode(bits: NDArray[np.uint8], shares: NDArray[np.uint16], states: States, words: Words, end: int) -> int:
-    """Encode bits as `mask_rans_plain.encode` does.
+    """Encode bits (n,): write words before place `end`, update the states, and return the place of the first word.
 
     Raises:
         ValueError: the bits and shares differ in number, or the words before `end` may not be enough.
@@ -66,7 +119,10 @@ def encode(bits: NDArray[np.uint8], shares: NDArray[np.uint16], states: States, 
 
 
 def decode(shares: NDArray[np.uint16], states: States, words: Words, place: int, out: NDArray[np.uint8]) -> int:
-    """Decode bits as `mask_rans_plain.decode` does.
+    """Decode bits into `out` (n,): read words from `place` on and update the states.
+
+    Returns:
+        The place of the next word, or -1 if the words end before the bits do.
 
     Raises:
         ValueError: the bits and shares differ in number, or the place is negative.

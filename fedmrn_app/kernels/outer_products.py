@@ -1,4 +1,4 @@
-"""Sums of outer products, the same on every machine: a compiled loop, and the plain form that gives equal bits."""
+"""Sums of outer products, the same on every machine: a compiled loop."""
 
 from __future__ import annotations
 
@@ -18,14 +18,6 @@ def product(left: Float32Array, right: Float32Array) -> Float32Array:
     """
     found = np.zeros((left.shape[1], right.shape[1]), np.float32)
     _add(np.ascontiguousarray(left), np.ascontiguousarray(right), found)
-    return found
-
-
-def product_plain(left: Float32Array, right: Float32Array) -> Float32Array:
-    """Return what `product` returns, by NumPy's operations."""
-    found = np.zeros((left.shape[1], right.shape[1]), np.float32)
-    for a, b in zip(left, right, strict=True):
-        found += a[:, None] * b
     return found
 
 

@@ -1,6 +1,6 @@
-"""What an estimate of the bits of quantized rows needs: a compiled loop over memory, and its plain form.
+"""What an estimate of the bits of quantized rows needs: a compiled loop over memory.
 
-Both are the same but for the order of sums, which only an estimate may leave open.
+The order of sums is left open, which only an estimate may do.
 """
 
 from __future__ import annotations
@@ -47,16 +47,6 @@ def row_counts(values: Float32Array, smallest: float, step: float) -> RowCounts:
     found = np.zeros((4, len(values)))
     _count(np.ascontiguousarray(values), np.float32(smallest), np.float32(min(1 / step, _MOST_PER_STEP)), found)
     return RowCounts(*found)
-
-
-def row_counts_plain(values: Float32Array, smallest: float, step: float) -> RowCounts:
-    """Return what `row_counts` returns, by NumPy's operations."""
-    sizes = np.abs(values)
-    kept = sizes > np.float32(smallest)
-    lost = np.square(np.where(kept, np.float32(0), sizes), dtype=np.float64)
-    octaves = np.log2(np.clip(sizes * np.float32(min(1 / step, _MOST_PER_STEP)), _LEAST, _MOST), dtype=np.float64)
-    sums = (np.where(kept, sizes, 0).sum(axis=1, dtype=np.float64), lost.sum(axis=1), octaves.sum(axis=1))
-    return RowCounts(kept.sum(axis=1).astype(np.float64), *sums)
 
 
 @compiled_at_first_call(

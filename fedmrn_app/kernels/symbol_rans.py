@@ -1,4 +1,17 @@
-"""Coding of symbols with a table of probabilities, compiled; `symbol_rans_plain.py` defines the bytes."""
+"""Coding of symbols by asymmetric numeral systems with tables: compiled loops.
+
+    symbol i of a run  -->  lane i mod L, a 64-bit state  -->  32-bit words, one stack for all L lanes
+                                 ^
+                 edges of the model: symbol s has the steps edges[s] to edges[s + 1] of 2^24
+
+Duda 2013, "Asymmetric numeral systems", the variant with ranges (rANS); Giesen 2014, "Interleaved entropy coders". The
+last symbol is encoded first, and the last word is decoded first. All operations are of integers.
+
+A single lane starts with state 0, which takes no words. Several lanes start with state 2^32, because a lane cannot see
+which words are its own.
+
+`tests/plain/symbol_rans.py` does the same in plain Python, with the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +22,18 @@ from typing import Any
 import numba
 import numpy as np
 from numba import types
+from numpy.typing import NDArray
 
 from fedmrn_app.kernels.compiled import compile_loop
-from fedmrn_app.kernels.symbol_rans_plain import LOWEST, STEPS, Edges, States, Symbols, Words
 
+STEPS = 1 << 24  # steps of a probability
+LOWEST = 1 << 32  # a lane below it reads a word, if one is left
 MAX_LANES = 8
+
+Symbols = NDArray[np.uint16]
+Edges = NDArray[np.uint32]
+States = NDArray[np.uint64]
+Words = NDArray[np.uint32]
 
 _MAX_SLOT_BITS = 12
 _ONE_SLOT = np.zeros(1, np.uint16)
@@ -21,8 +41,20 @@ _SYMBOLS, _EDGES = types.Array(types.uint16, 1, "C"), types.Array(types.uint32, 
 _STATES, _WORDS = types.Array(types.uint64, 1, "C"), types.Array(types.uint32, 1, "C")
 
 
+def start_states(lanes: int) -> States:
+    """Return the states before the first and after the last symbol, uint64 (lanes,)."""
+    return np.full(lanes, LOWEST if lanes > 1 else 0, np.uint64)
+
+
 def encode(symbols: Symbols, edges: Edges, states: States, words: Words, place: int) -> int:
-    """Encode symbols as `symbol_rans_plain.encode` does.
+    """Encode symbols: write words from `place` on, update the states, and return the place after the last word.
+
+    Args:
+        symbols: (n,), from 0 to m - 1.
+        edges: (m + 1,), ascending from 0 to `STEPS`, no two alike; m is at least 2.
+        states: (lanes,).
+        words: more than `place` + n.
+        place: number of words so far.
 
     Raises:
         ValueError: a symbol has no code, or the words after `place` may not be enough.
@@ -35,7 +67,10 @@ def encode(symbols: Symbols, edges: Edges, states: States, words: Words, place: 
 
 
 def decode(edges: Edges, states: States, words: Words, place: int, out: Symbols) -> int:
-    """Decode symbols as `symbol_rans_plain.decode` does.
+    """Decode symbols into `out` (n,): read words before `place`, update the states, and return the new place.
+
+    Lanes that need a word where none is left continue without it. Their states cannot return to the start states of
+    several lanes, and a single lane needs no words at its end.
 
     Raises:
         ValueError: there are fewer words than `place`.

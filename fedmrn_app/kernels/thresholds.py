@@ -1,6 +1,6 @@
 """The uniforms of a mask's last draw, and the side information of the thresholds that they set: compiled loops.
 
-The plain forms, equal bit for bit, are `unit_floats` of `random_words` in `counter_rng.py`, and `measure_plain` here.
+The uniforms equal `unit_floats` of `random_words` in `counter_rng.py` bit for bit.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from fedmrn_app.kernels.compiled import (
     compile_loop,
     compiled_at_first_call,
 )
-from fedmrn_app.kernels.counter_rng import MULTIPLIERS, first_word, random_words, unit_floats
-from fedmrn_app.kernels.mask_rans_plain import Evidence
+from fedmrn_app.kernels.counter_rng import MULTIPLIERS, first_word
+from fedmrn_app.kernels.mask_rans import Evidence
 from fedmrn_app.layout import Float32Array
 
 _U32, _UNIT = np.uint32, np.float32(2.0**-24)
@@ -86,29 +86,6 @@ def measure(thresholds: Thresholds, n: Float32Array, rows: Rows, estimate: Float
     expected, trend = n if estimate is None else estimate, thresholds.trend[rows.start :]
     loop(n, low, high, rows.stride, thresholds.scale, trend, expected, size, sign, drift, inverted)
     return Evidence(size, sign, drift, inverted if inverts else None)
-
-
-def measure_plain(
-    thresholds: Thresholds, n: Float32Array, rows: Rows, estimate: Float32Array | None = None
-) -> Evidence:
-    """Return the same as `measure`, by NumPy's operations."""
-    places = rows.start + rows.stride * np.arange(len(n))[:, None] + np.arange(n.shape[1])
-    v = unit_floats(random_words(thresholds.key, int(places.max()) + 1)).numpy()[places]
-    sign = np.copysign(np.float32(1), n)
-    inverted = None
-    if thresholds.signed:
-        v = v + v - np.float32(1)
-        inverted = v < 0
-        sign = np.where(inverted, -sign, sign)
-    size = np.abs(n) * thresholds.scale * np.abs(v)
-    if estimate is not None:
-        size = size - sign * estimate
-        beyond = size < 0
-        size = np.abs(size)
-        sign = np.where(beyond, -sign, sign)
-        inverted = beyond if inverted is None else inverted ^ beyond
-    size = np.minimum(size, np.float32(1))
-    return Evidence(size, sign, thresholds.trend[places] * sign, inverted)
 
 
 @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]

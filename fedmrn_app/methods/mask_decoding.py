@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.kernels import philox
-from fedmrn_app.kernels.mask_rans_plain import Evidence
+from fedmrn_app.kernels.mask_rans import Evidence
 from fedmrn_app.kernels.thresholds import Rows, Thresholds, measure
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.methods.contribution import BLOCK, Contribution

@@ -1,6 +1,6 @@
 """Levels of a quantizer, coded with a model that learns from what was coded before and from what both sides know.
 
-`kernels/level_coder_plain.py` describes the model and the coder. Levels are integers, most of them zero.
+`kernels/level_coder.py` describes the model and the coder. Levels are integers, most of them zero.
 
 plain form   one byte, the width b in bits, then b bits per level: 2 |level|, less one if the level is positive
 coded form   one byte, how rare nonzero blocks are at first; the CRC-32 of the levels as int16; the words of the coder,

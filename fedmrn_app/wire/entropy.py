@@ -2,7 +2,7 @@
 
     runs of symbols, each under its model  -->  lanes of the coder  -->  words, uint32, then the states of the lanes
 
-`kernels/symbol_rans_plain.py` defines the coder. A single lane adds the words that its state needs, none to two. Eight
+`kernels/symbol_rans.py` defines the coder. A single lane adds the words that its state needs, none to two. Eight
 lanes are several times faster, and add their states as uint64, which takes about 50 bytes more: they are for long runs.
 All numbers are little-endian.
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.kernels import symbol_rans
-from fedmrn_app.kernels.symbol_rans_plain import LOWEST, STEPS, Edges, Symbols, start_states
+from fedmrn_app.kernels.symbol_rans import LOWEST, STEPS, Edges, Symbols, start_states
 
 LANES = symbol_rans.MAX_LANES  # of long runs
 LONG = 1 << 16  # bytes from which on the states of several lanes are less than a thousandth

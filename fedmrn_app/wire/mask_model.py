@@ -10,7 +10,7 @@
     P(bit = 1) = c0 + c1 a + c2 a^2 + sum over the predictors q of (c q + c' a q)  <--  k, c: fitted and sent
         |
         v
-    whole steps of 2^-12  -->  coder, `kernels/mask_rans_plain.py`  -->  bytes
+    whole steps of 2^-12  -->  coder, `kernels/mask_rans.py`  -->  bytes
 
 Both sides know the side information before the mask is coded: a size in [0, 1] and a sign, such as those of the noise,
 and a drift, the direction in which the weight has moved so far. Large tensors are coded in three parts, cut across the
@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.kernels import mask_rans
-from fedmrn_app.kernels.mask_rans_plain import GRAIN, STEPS, Evidence
+from fedmrn_app.kernels.mask_rans import GRAIN, STEPS, Evidence
 from fedmrn_app.layout import Float32Array, Layout
 
 T = TypeVar("T", bound=np.generic)

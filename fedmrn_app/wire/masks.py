@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.kernels import mask_rans
-from fedmrn_app.kernels.mask_rans_plain import LOWEST, Evidence
+from fedmrn_app.kernels.mask_rans import LOWEST, Evidence
 from fedmrn_app.wire.body import CODED, Body, Coder
 from fedmrn_app.wire.mask_model import BitPredictor, SideInfoSource, all_parts
 from fedmrn_app.wire.primitives import pack_bits, packed_size, unpack_bits

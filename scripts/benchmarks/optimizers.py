@@ -26,8 +26,8 @@ from torch.nn import functional
 from fedmrn_app.learning.models.cnn import cnn4
 from fedmrn_app.plugin import Compressed, MaskedSGD, compress_uplink, learn_masks
 from fedmrn_app.plugin.client_round import RoundContent, round_of
-from scripts.benchmarks.local_grid import LocalGrid
 from scripts.benchmarks.timing import Run, Timing, compare, to_json
+from tests.local_nodes import LocalGrid
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 PAIRS = (("SGD", "MaskedSGD"), ("SGD", "learn_masks(SGD)"), ("AdamW", "learn_masks(AdamW)"))

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from scripts.benchmarks.local_grid import run_app
+from tests.local_nodes import run_app
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "examples" / "quickstart"
 CLIENTS = 10

@@ -24,8 +24,8 @@ from flwr.serverapp import Grid
 
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.wire.primitives import pack_bits, packed_bits
-from scripts.benchmarks.local_grid import LocalGrid
 from scripts.benchmarks.secure import measure
+from tests.local_nodes import LocalGrid
 
 Row = tuple[
     str, float, float, float, str

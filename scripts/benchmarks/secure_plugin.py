@@ -21,8 +21,8 @@ from rich.table import Table
 
 from fedmrn_app.exchange.messages import content_bytes
 from fedmrn_app.plugin import Compressed
-from scripts.benchmarks.local_grid import LocalGrid
 from scripts.benchmarks.plugin import CLIENTS, QUICKSTART
+from tests.local_nodes import LocalGrid
 
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "plain Flower": {},

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from fedmrn_app.kernels.symbol_rans_plain import STEPS
+from fedmrn_app.kernels.symbol_rans import STEPS
 from fedmrn_app.methods.quantizers import lloyd_max
 from fedmrn_app.wire.entropy import LANES, SymbolReader, categorical, encode_symbols, geometric_weights
 from scripts.benchmarks.timing import Run, Timing, compare

@@ -20,9 +20,9 @@ from rich.table import Table
 from fedmrn_app.config.build import build_worker
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.federation.server import open_round
-from fedmrn_app.federation.upload import read_upload
 from fedmrn_app.methods.fedscalar import Direction, Projection
 from fedmrn_app.seeds import derive_seed
+from tests.plain.upload import read_upload
 
 BLOCK = 10_000  # draws at a time
 

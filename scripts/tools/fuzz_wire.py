@@ -32,12 +32,12 @@ from fedmrn_app.config.build import build_worker
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.server import OpenRound, close_round, open_round
-from fedmrn_app.federation.upload import read_upload
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods import find_methods
 from fedmrn_app.wire.body import CODERS, FACTORED, LANED
 from fedmrn_app.wire.payload import HEADER_SIZE
 from scripts.tools.fuzz_downlink import ORDER_MUTATIONS, TABLES, OrderSample, in_lanes, make_orders
+from tests.plain.upload import read_upload
 
 MAX_SECONDS = 1.0
 MAX_MODELS = 10

@@ -23,8 +23,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from fedmrn_app.config.build import build_worker
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.federation.server import close_round, open_round
-from fedmrn_app.federation.upload import read_upload
 from fedmrn_app.layout import Float32Array, Layout
+from tests.plain.upload import read_upload
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from transformers import BertConfig, BertForSequenceClassification
 
 from fedmrn_app.plugin import Compressed, compress_uplink, learn_masks
-from scripts.benchmarks.local_grid import LocalGrid
+from tests.local_nodes import LocalGrid
 
 CLIENTS, BATCH = 10, 32
 KINDS: dict[str, Callable[[FedAvg], Any]] = {

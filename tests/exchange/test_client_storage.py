@@ -12,9 +12,9 @@ from fedmrn_app.config.build import build_worker, resolve_from_data
 from fedmrn_app.environment import ALLOW_TARGETS
 from fedmrn_app.exchange.client_storage import Residuals, StateError
 from fedmrn_app.federation.server import open_round
-from fedmrn_app.federation.upload import read_upload
 from fedmrn_app.flower.hosted import read_hosted
 from tests.one_node import asking, first_round, node, small, train_on
+from tests.plain.upload import read_upload
 
 
 @pytest.fixture(autouse=True)

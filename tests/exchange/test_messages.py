@@ -30,7 +30,7 @@ from fedmrn_app.exchange.messages import (
 from fedmrn_app.exchange.orders import TASK, order_content, read_order
 from fedmrn_app.federation.protocol import Order
 from fedmrn_app.flower.hosted import Hosted, hosted_content, read_hosted
-from scripts.benchmarks.local_grid import set_message_id
+from tests.local_nodes import set_message_id
 from tests.reference import AGREEMENT, STATE
 
 RATE_STATE = np.array([0.01, 0.5, 3], np.float32)

@@ -12,11 +12,11 @@ from fedmrn_app.config.build import build_worker
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.federation.protocol import GlobalState
 from fedmrn_app.federation.server import close_round, open_round
-from fedmrn_app.federation.upload import read_upload
 from fedmrn_app.federation.weights import limit_shares
 from fedmrn_app.federation.worker import Worker
 from tests.federation.test_outliers import BOUNDED, replies_of
 from tests.helpers import final_state
+from tests.plain.upload import read_upload
 from tests.reference import SAMPLES, STATE
 
 RUN = ("clients=4", "clients_per_round=4", "rounds=1", "local.epochs=1", "partition=dirichlet", "partition.alpha=1",

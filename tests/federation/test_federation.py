@@ -16,7 +16,6 @@ from fedmrn_app.federation.loop import run_rounds
 from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.federation.sampling import sample_clients
 from fedmrn_app.federation.server import OpenRound, close_round, open_round
-from fedmrn_app.federation.upload import read_upload
 from fedmrn_app.federation.worker import Worker
 from fedmrn_app.methods import build_method
 from fedmrn_app.methods.method import RunOptions
@@ -25,6 +24,7 @@ from fedmrn_app.seeds import derive_seed
 from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.payload import Payload, encode_payload
 from fedmrn_app.wire.primitives import pack_floats
+from tests.plain.upload import read_upload
 from tests.reference import AGREEMENT, CLIENTS_PER_ROUND, KNOWN, SAMPLES, STATE, D, M, made_up_payload, mean_of
 
 SMALL = ("rounds=1", "clients=7", "clients_per_round=3", "local.epochs=1", "local.batch_size=64")

@@ -11,8 +11,8 @@ from hypothesis.extra import numpy as arrays
 from fedmrn_app.federation.protocol import Aggregation
 from fedmrn_app.federation.robust import hostile_count, krum, trimmed_mean
 from fedmrn_app.federation.server import close_round
-from fedmrn_app.federation.upload import read_upload
 from tests.federation.test_outliers import BOUNDED, replies_of
+from tests.plain.upload import read_upload
 from tests.reference import STATE
 
 ROBUST: tuple[Aggregation, ...] = ("median", "trimmed_mean", "krum")

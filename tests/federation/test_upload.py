@@ -9,12 +9,13 @@ from fedmrn_app.errors import PayloadError
 from fedmrn_app.exchange.messages import content_bytes, payload_content
 from fedmrn_app.federation.client import train_client
 from fedmrn_app.federation.reduce import ReducePool
-from fedmrn_app.federation.upload import Update, check_upload, header_of, max_payload_bytes, read_upload, write_upload
+from fedmrn_app.federation.upload import Update, check_upload, header_of, max_payload_bytes, write_upload
 from fedmrn_app.learning.sgd import LocalSettings
 from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.dense import DENSE_BITS
 from fedmrn_app.wire.payload import encode_payload
 from tests.helpers import IMAGES, METHODS, Client, make_method
+from tests.plain.upload import read_upload
 from tests.reference import AGREEMENT, KNOWN, STATE, D, M, made_up_payload
 
 SEED, SAMPLES = 77, 20

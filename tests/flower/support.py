@@ -28,7 +28,7 @@ from fedmrn_app.flower.round_settings import RoundSettings
 from fedmrn_app.flower.strategy import FinishedRound, PayloadStrategy
 from fedmrn_app.privacy.mechanism import Privacy
 from fedmrn_app.wire.payload import Payload, encode_payload
-from scripts.benchmarks.local_grid import set_message_id
+from tests.local_nodes import set_message_id
 from tests.reference import AGREEMENT, SAMPLES, STATE, made_up_payload
 
 CONFIG = b"the run's configuration"

@@ -17,9 +17,9 @@ from fedmrn_app.environment import ALLOW_TARGETS
 from fedmrn_app.errors import ConfigError, PayloadError
 from fedmrn_app.exchange.messages import read_lost
 from fedmrn_app.exchange.orders import order_content
-from fedmrn_app.federation.upload import read_upload
 from fedmrn_app.flower.hosted import Hosted, read_hosted
 from tests.one_node import ask, asking, first_round, node, small, train_on
+from tests.plain.upload import read_upload
 
 NET = """\
 from torch import nn

@@ -25,8 +25,8 @@ from fedmrn_app.privacy.mechanism import Privacy, PrivacyConfig
 from fedmrn_app.results.clients_csv import Participants
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.wire.payload import encode_payload
-from scripts.benchmarks.local_grid import set_message_id
 from tests.flower.support import CONFIG, SmallRun, drawn, good_payload, good_reply, node_of, reply_with
+from tests.local_nodes import set_message_id
 from tests.reference import AGREEMENT, SAMPLES, STATE, D, M, made_up_payload, mean_of
 
 BROKEN = Error(1, "broken")

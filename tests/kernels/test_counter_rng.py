@@ -5,9 +5,33 @@ import pytest
 import torch
 
 from fedmrn_app.kernels.counter_rng import known_key, random_words, step_key, unit_floats
-from fedmrn_app.kernels.thresholds import Rows, Thresholds, measure, measure_plain, uniforms
+from fedmrn_app.kernels.mask_rans import Evidence
+from fedmrn_app.kernels.thresholds import Rows, Thresholds, measure, uniforms
+from fedmrn_app.layout import Float32Array
 
 KEY = 0xDEADBEEF12345678
+
+
+def plain_measure(
+    thresholds: Thresholds, n: Float32Array, rows: Rows, estimate: Float32Array | None = None
+) -> Evidence:
+    places = rows.start + rows.stride * np.arange(len(n))[:, None] + np.arange(n.shape[1])
+    v = unit_floats(random_words(thresholds.key, int(places.max()) + 1)).numpy()[places]
+    sign = np.copysign(np.float32(1), n)
+    inverted = None
+    if thresholds.signed:
+        v = v + v - np.float32(1)
+        inverted = v < 0
+        sign = np.where(inverted, -sign, sign)
+    size = np.abs(n) * thresholds.scale * np.abs(v)
+    if estimate is not None:
+        size = size - sign * estimate
+        beyond = size < 0
+        size = np.abs(size)
+        sign = np.where(beyond, -sign, sign)
+        inverted = beyond if inverted is None else inverted ^ beyond
+    size = np.minimum(size, np.float32(1))
+    return Evidence(size, sign, thresholds.trend[places] * sign, inverted)
 
 
 def test_random_words_are_uniform_and_differ_between_keys() -> None:
@@ -44,6 +68,6 @@ def test_compiled_thresholds_equal_the_plain_form(signed: bool, estimated: bool,
     estimate = 0.2 * random.normal(size=(count, width)).astype(np.float32) if estimated else None
     for key in (KEY, 0x12345678FFFFFFF0):
         thresholds = Thresholds(key, np.float32(0.4), signed, trend)
-        compiled, plain = (form(thresholds, n, rows, estimate) for form in (measure, measure_plain))
+        compiled, plain = (form(thresholds, n, rows, estimate) for form in (measure, plain_measure))
         for name in ("size", "sign", "trend", "flipped"):
             assert np.array_equal(getattr(compiled, name), getattr(plain, name))

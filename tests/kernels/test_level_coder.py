@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedmrn_app.kernels import level_coder, level_coder_plain, level_tables
+from fedmrn_app.kernels import level_coder, level_tables
 from fedmrn_app.kernels.level_tables import MAX_LEVEL, UNIT, Shape, coded_shapes, squash_exact, stretch_exact
 from fedmrn_app.layout import Layout
+from tests.plain import level_coder as level_coder_plain
 
 FORMS = (level_coder, level_coder_plain)
 LAYOUT = Layout(((4, 5, 3, 3), (7, 11), (1, 1), (5,), (0, 3), (2, 1, 3, 5), (4, 6, 1, 1), (1, 1, 9, 9)))

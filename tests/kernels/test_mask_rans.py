@@ -6,12 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedmrn_app.kernels import mask_rans, mask_rans_plain
-from fedmrn_app.kernels.mask_rans_plain import LOWEST, STEPS, Evidence
+from fedmrn_app.kernels import mask_rans
+from fedmrn_app.kernels.mask_rans import LOWEST, STEPS, Evidence
 from fedmrn_app.layout import Layout
 from fedmrn_app.wire.mask_model import SideInformation
 from fedmrn_app.wire.masks import code_mask, decode_mask
 from tests.helpers import SHAPES
+from tests.plain import mask_rans as mask_rans_plain
 
 FORMS = (mask_rans, mask_rans_plain)
 LANES = st.sampled_from([1, 8])

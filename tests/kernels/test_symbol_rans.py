@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmrn_app.kernels import symbol_rans, symbol_rans_plain
-from fedmrn_app.kernels.symbol_rans_plain import LOWEST, Edges, Symbols, start_states
+from fedmrn_app.kernels import symbol_rans
+from fedmrn_app.kernels.symbol_rans import LOWEST, Edges, Symbols, start_states
 from fedmrn_app.wire.entropy import categorical
+from tests.plain import symbol_rans as symbol_rans_plain
 
 FORMS = (symbol_rans, symbol_rans_plain)
 LANES = st.sampled_from([1, 8])

@@ -17,7 +17,6 @@ from fedmrn_app.config.build import build_run_method, find_conf
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.errors import ConfigError, PayloadError
 from fedmrn_app.federation.downlink import PackedDownlink
-from fedmrn_app.federation.upload import Upload
 from fedmrn_app.layout import Layout
 from fedmrn_app.methods import build_method, by_name, find_methods
 from fedmrn_app.methods.fedavg import FedAvg
@@ -38,6 +37,7 @@ from tests.helpers import (
     squared_error,
     updates,
 )
+from tests.plain.upload import Upload
 
 COUNT = Layout(SHAPES).count
 NAMES = {case: case.split("-")[0] for case in CASES}

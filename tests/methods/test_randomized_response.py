@@ -12,7 +12,6 @@ from fedmrn_app.config.compose import load_config
 from fedmrn_app.config.privacy_checks import privacy_lines
 from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.federation.server import close_round, open_round
-from fedmrn_app.federation.upload import read_upload
 from fedmrn_app.kernels.secure_random import draw, normals
 from fedmrn_app.layout import Layout
 from fedmrn_app.methods import build_method
@@ -22,6 +21,7 @@ from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import Noise
 from fedmrn_app.wire.body import CODED, CODERS
 from tests.helpers import moved
+from tests.plain.upload import read_upload
 
 D = 400
 KNOWN = moved(((10, 20), (20, 10)))

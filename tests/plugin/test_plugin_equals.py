@@ -28,7 +28,7 @@ from fedmrn_app.noise import Noise
 from fedmrn_app.plugin import Compressed, MaskedSGD, compress_uplink
 from fedmrn_app.seeds import derive_seed, mix
 from fedmrn_app.wire.payload import HEADER_SIZE
-from scripts.benchmarks.local_grid import LocalGrid
+from tests.local_nodes import LocalGrid
 
 CLIENTS = 3
 SETTINGS = (

@@ -32,7 +32,7 @@ from fedmrn_app.plugin import Compressed, compress_uplink, compressed_grid, lear
 from fedmrn_app.plugin.secure_sum import Steps, SumLayout
 from fedmrn_app.plugin.settings import SECURE
 from fedmrn_app.secure.messages import HEADER_SIZE, INBOX, INVITATION, NEIGHBOURS, SURVIVORS, Envelope
-from scripts.benchmarks.local_grid import LiveNodes
+from tests.local_nodes import LiveNodes
 
 NODES = (11, 12, 13, 14, 15)
 STEP = Steps(24, 8.0).step

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.kernels.symbol_rans_plain import Edges
+from fedmrn_app.kernels.symbol_rans import Edges
 from fedmrn_app.wire.codebook import LANED, PALETTE, pack_palette, unpack_palette
 from fedmrn_app.wire.entropy import (
     LANES,

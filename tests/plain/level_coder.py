@@ -1,27 +1,4 @@
-"""The adaptive coder of levels: the plain form, which defines the bytes.
-
-    levels of a tensor  -->  bits: block zero?  element zero?  sign  size
-                                                   |
-    6 contexts of the bit: what both sides know,   |         6 predictors: P(bit = 1) so far in each context
-    and what was coded before                    --+-->      |
-                                                             v
-              logarithms of the odds, weighted and added (logistic mixing)  -->  P(bit = 1)  -->  range coder
-                                       ^                                             |
-                                       +------- both learn from the bit  <-----------+
-
-Tensors are coded one after the other, output by output. A block has the positions of one kernel, so one input and
-output channel, or eight elements of a matrix that are next to each other. The contexts are made of how far the weights
-of the block, of its row and of its column have moved since the start of the run (trends), and of the levels that were
-coded before: the rates of nonzero levels in the row and in the column, and the neighbours.
-
-Mahoney 2005, "Adaptive Weighing of Context Models for Lossless Data Compression", sections 3.1 and 3.2, with counts
-that slow the predictors down; Marpe, Schwarz and Wiegand 2003, "Context-Based Adaptive Binary Arithmetic Coding in the
-H.264/AVC Video Compression Standard", section III.A, for unary codes with an Exp-Golomb suffix.
-
-The writer also quantizes. It minimizes the squared error plus a price per bit: a block is zero unless the other levels
-gain more than they cost, and a small element is zero where the model expects zeros. All numbers are integers, so that
-every machine computes the same bytes.
-"""
+"""The adaptive coder of levels of `fedmrn_app/kernels/level_coder.py` in plain Python."""
 
 from __future__ import annotations
 
@@ -213,18 +190,7 @@ class Columns:
 def encode(
     values: NDArray[np.int32], trends: NDArray[np.int8], shapes: NDArray[np.int64], price: int, first: int
 ) -> tuple[NDArray[np.int16], NDArray[np.uint16]]:
-    """Quantize and encode values.
-
-    Args:
-        values: int32 (d,), in units, of which the quantizer's step has 256.
-        trends: int8 (d,), how far and in which direction each weight has moved, from -15 to 15.
-        shapes: as `coded_shapes` returns them.
-        price: of 1/256 nat, in square units; with 0, whole steps are coded as they are.
-        first: minus the logarithm of the odds of nonzero blocks before the first one, in units.
-
-    Returns:
-        The levels, int16 (d,), and the words, uint16.
-    """
+    """Return the levels and the words of the compiled form."""
     writer = RangeWriter()
     levels = _Levels(Mixer(writer, first), trends, values, price).run(shapes)
     return levels, np.array(writer.end(), np.uint16)
@@ -233,7 +199,7 @@ def encode(
 def decode(
     words: NDArray[np.uint16], trends: NDArray[np.int8], shapes: NDArray[np.int64], first: int
 ) -> NDArray[np.int16] | None:
-    """Return the levels of words, int16 (d,), or None if the words end long before the levels do."""
+    """Return the levels of words, or None if the words end long before the levels do."""
     reader = RangeReader(words.tolist())
     levels = _Levels(Mixer(reader, first), trends, None, 0).run(shapes)
     return levels if reader.place <= len(words) + SLACK else None

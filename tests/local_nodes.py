@@ -1,4 +1,4 @@
-"""A Flower app in this process: its ServerApp, and a grid that runs its ClientApp on each message in turn."""
+"""Flower nodes in this process: they run a ClientApp on each message in turn."""
 
 from __future__ import annotations
 
