@@ -7,6 +7,7 @@ died, nor for more replies than a policy needs. Synchronous rounds call `ask`; t
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from fedmrn_app.exchange.requests import Asked, Request
 _POLL_SECONDS = 1.0
 _POLL_SIMULATION = 0.05  # the nodes of a simulation are on this machine
 # Messages that a simulation holds at a time, per node and at least: Flower searches all of them for each node.
-_PER_NODE, _MIN_HELD = 2, 16
+_PER_NODE, _HELD = 2, 16
 _EXPIRY_MARGIN = 5.0  # seconds before Flower forgets a message, after which the channel does not ask for its reply
 _UNUSUAL_FACTOR, _UNUSUAL_SECONDS = 10, 60.0  # of the longest reply so far
 _FRAME_BYTES = 4096  # more than Flower puts around a payload
@@ -128,6 +129,7 @@ class Channel:
         report: Callable[[str], None] = lambda line: None,
         clock: Clock | None = None,
         wait: Callable[[float], object] | None = None,
+        hold: int = _HELD,
     ) -> None:
         """Open the channel.
 
@@ -140,6 +142,7 @@ class Channel:
             report: called with a line about a reply for which a simulation has waited unusually long.
             clock: what time it is.
             wait: returns when a reply has arrived, or after so many seconds; None to wait for these seconds.
+            hold: number of messages that a simulation holds at a time; more where it has more than half as many nodes.
         """
         self._grid = grid
         self._nodes = nodes
@@ -150,8 +153,10 @@ class Channel:
         self._queues = _Queues()
         self._report = report
         self._longest = 0.0  # seconds that a reply has taken so far
+        self._deadline = math.inf  # before which no request is late
         self._clock = clock or Clock()
         self._wait = wait or self._clock.sleep
+        self._hold = hold
 
     def ask(self, requests: Sequence[Request], policy: ReplyPolicy) -> list[Answer]:
         """Send requests and wait for the replies that a policy needs.
@@ -182,6 +187,7 @@ class Channel:
         """Send requests whose replies may take `timeout` seconds; a simulation is sent a few at a time."""
         now = self._clock.monotonic()
         self._queues.unsent.extend(_Pending(request, begun=now, timeout=timeout) for request in requests)
+        self._deadline = min(self._deadline, now + timeout)
         self._push()
 
     @property
@@ -272,7 +278,7 @@ class Channel:
         queues = self._queues
         count = len(queues.unsent)
         if self._nodes.steady:
-            room = max(_MIN_HELD, _PER_NODE * len(self._nodes.alive)) - len(queues.pending)
+            room = max(self._hold, _PER_NODE * len(self._nodes.alive)) - len(queues.pending)
             count = min(count, max(0, room))
         batch = [queues.unsent.popleft() for _ in range(count)]
         if not batch:
@@ -304,6 +310,8 @@ class Channel:
     def _give_up_late(self) -> list[Answer]:
         """Give up the requests whose time is over."""
         queues, now = self._queues, self._clock.monotonic()
+        if now < self._deadline:
+            return []
         late = [message for message, one in queues.pending.items() if now >= one.deadline]
         overdue = []
         for message in late:
@@ -313,6 +321,8 @@ class Channel:
         queues.unsent = deque(one for one in queues.unsent if now < one.deadline)
         overdue += [one for _, one, _ in queues.delayed if now >= one.deadline]
         queues.delayed = [entry for entry in queues.delayed if now < entry[1].deadline]
+        left = [*queues.unsent, *queues.pending.values(), *(one for _, one, _ in queues.delayed)]
+        self._deadline = min((one.deadline for one in left), default=math.inf)
         return [one.answer(PayloadError("no reply within round_timeout", code="timeout")) for one in overdue]
 
     def _fail(self, messages: Iterable[str], reason: str) -> list[Answer]:

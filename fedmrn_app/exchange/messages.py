@@ -6,6 +6,7 @@ client -> server  {"": payload}  or  {"": what was lost}
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Protocol, get_args
@@ -29,6 +30,8 @@ _DEATHS = {  # what Ray says about a process that has died, within pages of advi
     "worker process has died": "its process was killed or crashed, and so was that of a second attempt; often the "
     "machine's memory is full: raise client_cpus, so that fewer clients train at once, or lower local.batch_size",
 }
+_ID = "0" * 64  # stands for the SHA-256 of a record
+_FRAME = len(RecordDict().deflate()) - len("2{}")  # beside ids, and the length and the text of the body
 _STYPE = "numpy.ndarray"  # Flower's name for arrays in the format of np.save
 
 
@@ -131,7 +134,21 @@ class Content(Protocol):
 
 def content_bytes(content: Content) -> int:
     """Return the number of bytes that Flower sends for a message's content, framing included."""
+    if isinstance(content, RecordDict) and not content.array_records:
+        return _bytes_of_leaves(content)
     return len(content.deflate()) + sum(content_bytes(child) for child in (content.children or {}).values())
+
+
+def _bytes_of_leaves(content: RecordDict) -> int:
+    """Return `content_bytes` of records without parts, each of which is serialized once.
+
+    Flower frames the records by their names and ids, which have 64 characters each; equal records travel once.
+    """
+    records = [record.deflate() for record in content.values()]
+    distinct = set(records)
+    body = len(json.dumps(dict.fromkeys(content, _ID)))
+    ids = max(0, len(distinct) * (len(_ID) + 1) - 1)
+    return _FRAME + ids + len(str(body)) + body + sum(map(len, distinct))
 
 
 def remote_reason(error: str) -> str:

@@ -14,7 +14,7 @@ import itertools
 import pickle
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from contextlib import AbstractContextManager
 from functools import partial
@@ -33,11 +33,6 @@ RUN, SERVER = 1, 1  # Flower's ids of the run and of the ServerApp
 _FIRST_NODE = 2
 _NO_HEARTBEAT = 1e300  # seconds between heartbeats, as for the nodes of Flower's simulation
 _CRASHED = 8  # Flower's code of a ClientApp whose process has died
-
-
-def wait_of(grid: Grid) -> Callable[[float], object] | None:
-    """Return how to wait for replies on a grid; None for one that cannot wait itself, whose replies are polled."""
-    return grid.wait if isinstance(grid, LocalGrid) else None
 
 
 class LocalGrid(Grid):
@@ -120,6 +115,11 @@ class LocalGrid(Grid):
     def set_run(self, run: Any) -> None:
         """Set the run, see `Grid`."""
         self._run = run
+
+    @property
+    def processes(self) -> int:
+        """The number of worker processes; 0 if this process answers messages itself."""
+        return 0 if self._workers is None else self._workers.count
 
     @property
     def run(self) -> Any:

@@ -19,7 +19,7 @@ from fedmrn_app.federation.secure_round import max_secure_bytes
 from fedmrn_app.federation.upload import max_payload_bytes
 from fedmrn_app.flower.async_loop import AsyncStrategy
 from fedmrn_app.flower.client_directory import ClientDirectory, names
-from fedmrn_app.flower.local_grid import wait_of
+from fedmrn_app.flower.pace import pace_of
 from fedmrn_app.flower.round_settings import RoundSettings
 from fedmrn_app.flower.secure_rounds import SecureStrategy
 from fedmrn_app.flower.stragglers import draw_stragglers
@@ -125,7 +125,7 @@ def _channel(run: ServerRun) -> Channel:
         max_payload_bytes=secure_bytes if config.privacy.secure_aggregation else max_payload_bytes(run.protocol),
         slowdown=stragglers,
         report=run.report,
-        wait=wait_of(run.grid),
+        **pace_of(run.grid),
     )
 
 

@@ -24,7 +24,7 @@ from fedmrn_app.federation.sampling import sample_others, shuffle
 from fedmrn_app.federation.server import OpenRound, RoundPrivacy, close_round, open_round
 from fedmrn_app.federation.upload import max_payload_bytes
 from fedmrn_app.flower.client_directory import ClientDirectory, Directory
-from fedmrn_app.flower.local_grid import wait_of
+from fedmrn_app.flower.pace import pace_of
 from fedmrn_app.flower.round_settings import RoundSettings
 
 _log = logging.getLogger("flwr")
@@ -196,7 +196,7 @@ class PayloadStrategy(Strategy):
             directory = ClientDirectory(grid, nodes, self.settings, report=_log.info)
             self._channel = Channel(
                 grid, nodes, refresh=directory.poll, max_payload_bytes=max_payload_bytes(self.protocol),
-                report=_log.info, wait=wait_of(grid),
+                report=_log.info, **pace_of(grid),
             )  # fmt: skip
             directory.find()
             self._directory = directory
