@@ -1,0 +1,31 @@
+"""The cores that a process may use: its affinity, limited by the quota of its control group."""
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fedmrn_app.system.cores import cores
+
+ALL = len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process(), "cpu_affinity") else psutil.cpu_count()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("max 100000", ALL), ("100000 100000", 1), ("50000 100000", 1), ("99900000 100000", ALL), ("damaged", ALL)],
+)
+def test_quota_of_version_2(text: str, expected: int, tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text(f"{text}\n")
+    assert cores(tmp_path) == expected
+
+
+@pytest.mark.parametrize(("quota", "expected"), [(-1, ALL), (100_000, 1), (10_000_000, ALL)])
+def test_quota_of_version_1(quota: int, expected: int, tmp_path: Path) -> None:
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert cores(tmp_path) == expected
+
+
+def test_without_control_groups_there_is_no_quota(tmp_path: Path) -> None:
+    assert cores(tmp_path) == ALL
