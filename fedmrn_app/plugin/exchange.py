@@ -31,6 +31,7 @@ from fedmrn_app.plugin.settings import (
     SECURE_BITS,
     SECURE_BOUND,
     ClientTask,
+    DownlinkForm,
     PluginSettings,
     check_own_scales,
 )
@@ -64,7 +65,7 @@ class Exchange:
         alpha: float | Literal["auto"] = DEFAULT_ALPHA,
         dense_bits: int = 6,
         seed: Annotated[int, Range(least=0, below=1 << 56)] = 0,
-        downlink: Literal["float32", "grid"] = "float32",
+        downlink: DownlinkForm = "float32",
         step: Positive = GRID_STEP,
         options: Mapping[str, Any] | None = None,
         plain_replies: bool = True,
@@ -101,10 +102,10 @@ class Exchange:
         self._control = self._method.rate_control
         self._rate = None if self._control is None else self._control.first(self._control.bits)
         self._sender: LatticeSender | None = None
-        if downlink == "grid":
+        if downlink != "float32":
             from fedmrn_app.plugin.downlink import LatticeSender  # by default, arrays are sent as they are
 
-            self._sender = LatticeSender(step)
+            self._sender = LatticeSender(downlink, step)
         self._fleet, self._max_failed = Fleet(sender=self._sender, plain_replies=plain_replies), max_failed_rounds
         self._last: OpenMessages | None = None  # whose bits the rate control has not seen
         self._told_least = False  # whether the log has said that the budget is too small
