@@ -171,21 +171,27 @@ class ClientTask:
         seed: 64-bit seed that this client is given.
         scale: scale of the noise in this round; None for that of the settings.
         own_scales: whether clients set scales by themselves; None if the server cannot read them.
+        server_round: number of the round, from 1; 0 from a server that does not tell it.
+        run: name of the run, under which the client keeps residuals on its disk; None to keep nothing there.
     """
 
     settings: PluginSettings
     seed: int
     scale: float | None = None
     own_scales: bool | None = None
+    server_round: int = 0
+    run: str | None = None
 
     def record(self) -> ConfigRecord:
         """Return the record of a message."""
         terms = json.dumps(vars(self.settings), separators=(",", ":"))
-        record = ConfigRecord({"terms": terms, "seed": self.seed, **format_fields()})
+        record = ConfigRecord({"terms": terms, "seed": self.seed, "round": self.server_round, **format_fields()})
         if self.scale is not None:
             record["scale"] = self.scale
         if self.own_scales is not None:
             record[SCALES] = self.own_scales
+        if self.run is not None:
+            record["run"] = self.run
         return record
 
     def without_masks(self) -> ClientTask:
@@ -206,7 +212,14 @@ class ClientTask:
             check_format(record, f"the setting {', '.join(other)}, which")
         if terms["method"] not in find_methods():
             check_format(record, f"the method {terms['method']}, which")
-        return cls(PluginSettings(**terms), values["seed"], values.get("scale"), values.get(SCALES))
+        return cls(
+            PluginSettings(**terms),
+            values["seed"],
+            values.get("scale"),
+            values.get(SCALES),
+            server_round=values.get("round", 0),
+            run=values.get("run"),
+        )
 
 
 @dataclass(frozen=True)
