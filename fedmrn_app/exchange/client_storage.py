@@ -17,6 +17,7 @@ import re
 import shutil
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,12 @@ def state_folder() -> Path:
     if folder := read_variable(STATE_FOLDER):
         return Path(folder)
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "fedmrn"
+
+
+def state_root(node_config: Mapping[str, object]) -> Path:
+    """Return the folder of what a node keeps: `state-path` in its configuration, else that of `state_folder`."""
+    root = node_config.get("state-path")
+    return state_folder() if root is None else Path(str(root))
 
 
 def client_folder(folder: Path, client: int) -> Path:

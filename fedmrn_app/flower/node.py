@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import cast
 
 from flwr.app import ConfigRecord, Context, Message
@@ -12,7 +11,7 @@ from flwr.app import ConfigRecord, Context, Message
 from fedmrn_app.config.resolved import unpack_config, unpack_run
 from fedmrn_app.environment import ALLOW_TARGETS, read_variable
 from fedmrn_app.errors import ConfigError, PayloadError
-from fedmrn_app.exchange.client_storage import KeptVersions, Residuals, Secrets, state_folder
+from fedmrn_app.exchange.client_storage import KeptVersions, Residuals, Secrets, state_root
 
 
 class LostError(ConfigError):
@@ -67,8 +66,7 @@ class Node:
 
     def residuals(self) -> Residuals:
         """Return what clients of the run keep on this node from round to round, such as residuals."""
-        root = self.setting("state-path")
-        return Residuals(state_folder() if root is None else Path(root), unpack_run(self.config))
+        return Residuals(state_root(self.context.node_config), unpack_run(self.config))
 
     def secrets(self) -> Secrets:
         """Return what clients keep between two messages of a secure sum."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import RunError, VersionError
@@ -38,8 +38,10 @@ from fedmrn_app.plugin.settings import (
     RoundContext,
 )
 
+if TYPE_CHECKING:
+    from fedmrn_app.plugin.residual import NodeResidual
+
 _ATTEMPTS = 20  # to keep a bound; an update gets shorter each time
-_RESIDUAL = "fedmrn-residual"  # record in the client's state, with error feedback
 
 
 def compress_uplink(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
@@ -95,8 +97,8 @@ def _compress(reply: Message, client_round: ClientRound, context: Context) -> No
     sent, learned = client_round.values, client_round.learned
     trained = in_sent_types(sent, to_values(arrays))
     check_finite(sent, trained)
-    kept = context.state.array_records.get(_RESIDUAL)
-    coded = _code(client_round, trained, None if kept is None else kept["x"].numpy())
+    residual = _residual_of(client_round, context)
+    coded = _code(client_round, trained, None if residual is None else residual.read())
     if learned is not None:
         expected = learned.left_in_model() or coded.decoded()
         try:
@@ -107,10 +109,19 @@ def _compress(reply: Message, client_round: ClientRound, context: Context) -> No
             task = client_round.task.without_masks()
             coded = _code(ClientRound(task, task.settings.build(), sent), trained, None)
             coded.record[WITHOUT_MASKS] = True
-    if coded.residual is not None:
-        context.state[_RESIDUAL] = ArrayRecord({"x": Array(coded.residual)})
+    if coded.residual is not None and residual is not None:
+        residual.write(coded.residual)
     del reply.content[key]
     reply.content[key] = coded.record
+
+
+def _residual_of(client_round: ClientRound, context: Context) -> NodeResidual | None:
+    """Return what the node's last update left out; None without error feedback."""
+    if not client_round.method.error_feedback:
+        return None
+    from fedmrn_app.plugin.residual import NodeResidual  # with what reads and writes the disk
+
+    return NodeResidual(context, client_round.task)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -19,13 +19,15 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import ConfigError, PayloadError, VersionError
-from fedmrn_app.federation.downlink import Broadcast, LatticeDownlink
+from fedmrn_app.federation.downlink import Broadcast
+from fedmrn_app.federation.downlinks import lattice_downlink_of
 from fedmrn_app.federation.protocol import GlobalState, Order, RunProtocol
 from fedmrn_app.federation.versions import Version
 from fedmrn_app.methods.fedavg import Floats
 from fedmrn_app.methods.method import Method
 from fedmrn_app.plugin.arrays import Parts, Values, only_arrays, to_record, to_values, usual_ways
-from fedmrn_app.plugin.settings import GRID, check_format, format_fields
+from fedmrn_app.plugin.settings import FORMAT, GRID, LATER_FORMAT, check_format, format_fields
+from fedmrn_app.wire.downlink import ON_LATTICE, LatticeForm
 from fedmrn_app.wire.lattice import Lattice
 
 _REFERENCE, _VERSION = "fedmrn-reference", "fedmrn-version"  # records in the client's state
@@ -33,27 +35,27 @@ _MEAN_ERROR = (
     2.0**-19
 )  # relative error of a float32 mean of a thousand equal numbers; training moves some number further
 _ON_LATTICE = Method(
-    name="downlink", code=0, codec=Floats(), shared_seed=True, packing="grid"
-)  # nothing but the packing matters
+    name="downlink", code=0, codec=Floats(), shared_seed=True
+)  # nothing but the packing matters, which `ReferenceArrays` sets
 
 
 class ReferenceArrays:
-    """Arrays around which a lattice lies; `step` is that of `LatticeRule`.
+    """Arrays around which a lattice lies; `form` is how they are coded, and `step` that of `LatticeRule`.
 
     Attributes:
         values: the arrays.
         parts: their tensors by how they are sent: coded and dense ones on the lattice, the others exactly.
-        protocol: how server and clients share the lattice.
+        downlink: how arrays are rounded and coded.
         checksum: the CRC-32 of the tensors on the lattice.
         exact: the bytes of the tensors that are sent exactly.
     """
 
-    def __init__(self, values: Values, step: float) -> None:
+    def __init__(self, values: Values, form: LatticeForm, step: float) -> None:
         self.values = values
         self.parts = Parts.of(values, usual_ways(values))
         first = self.state(values)
-        self.protocol = RunProtocol(
-            method=_ON_LATTICE,
+        protocol = RunProtocol(
+            method=replace(_ON_LATTICE, packing=form),
             layout=self.parts.layout,
             dense_sizes=self.parts.dense_sizes,
             initial=first.vector,
@@ -62,6 +64,7 @@ class ReferenceArrays:
             lattice_step=step,
             first_dense=first.dense,
         )
+        self.downlink = lattice_downlink_of(protocol)
         self.checksum = zlib.crc32(first.dense.data, zlib.crc32(first.vector.data))
         self.exact = self.parts.exact_bytes(values)
 
@@ -90,9 +93,10 @@ class ReferenceArrays:
 class LatticeSender:
     """The server's half: what nodes hold of the arrays that were sent before."""
 
-    def __init__(self, step: float) -> None:
-        self._step = step
+    def __init__(self, form: LatticeForm, step: float) -> None:
+        self._form, self._step = form, step
         self._number = 0
+        self._published: NDArray[np.int32] | None = None  # the last arrays that were sent, see `GlobalState`
         self._informed: set[int] = set()  # nodes that have the reference
 
     def open(self, record: ArrayRecord) -> SentLattice:
@@ -103,16 +107,17 @@ class LatticeSender:
         """
         values = to_values(record)
         if self._number == 0:
-            self._first, self._reference = record, ReferenceArrays(values, self._step)
-            self._downlink = LatticeDownlink(self._reference.protocol)
-            self._versions = self._downlink.new_versions()
+            self._first, self._reference = record, ReferenceArrays(values, self._form, self._step)
+            self._versions = self._reference.downlink.new_versions()
         reference = self._reference
         sizes = [[(name, value.size) for name, value in some.items()] for some in (values, reference.values)]
         if sizes[0] != sizes[1]:
-            raise _not_on_lattice("other arrays than in the first round")
+            raise _not_on_lattice(self._form, "other arrays than in the first round")
         self._number += 1
         settled = reference.settled(values)
-        broadcast = self._downlink.broadcast(reference.state(settled))
+        state = replace(reference.state(settled), published=self._published)
+        broadcast = reference.downlink.broadcast(state)
+        self._published = broadcast.published
         return SentLattice(self, record, self._number, broadcast, reference.parts.exact_bytes(settled))
 
     def content(self, sent: SentLattice, content: RecordDict, node: int) -> RecordDict:
@@ -125,13 +130,16 @@ class LatticeSender:
         """
         key, arrays = only_arrays(content)
         if arrays is not sent.record:
-            raise _not_on_lattice("clients different arrays in one round")
+            raise _not_on_lattice(self._form, "clients different arrays in one round")
         informed = node in self._informed
         model = sent.broadcast.sent(None, self._versions.held_by(node) if informed else 0, self._versions)
         record = ConfigRecord({
             "": model.vector.tobytes(), "key": key, "step": self._step, "number": sent.number,
-            "reference": self._reference.checksum, "base": model.base, "checksum": model.checksum, **format_fields(),
+            "reference": self._reference.checksum, "base": model.base, "checksum": model.checksum,
+            **format_fields(FORMAT if self._form == "grid" else LATER_FORMAT),
         })  # fmt: skip
+        if self._form != "grid":
+            record["form"] = self._form
         if sent.exact != self._reference.exact:
             record["exact"] = sent.exact
         self._versions.forget([node])
@@ -187,16 +195,16 @@ def read_arrays(content: RecordDict, context: Context) -> None:
         PayloadError: the message is malformed.
     """
     record = cast(Mapping[str, Any], content[GRID])
-    check_format(content.config_records[GRID])
+    form = _read_form(content.config_records[GRID])
     try:
         key, step, order = _read_record(record)
         if _REFERENCE in content:
             context.state[_REFERENCE] = cast(ArrayRecord, content.pop(_REFERENCE))
         kept = context.state.array_records.get(_REFERENCE)
-        reference = None if kept is None else ReferenceArrays(to_values(kept), step)
+        reference = None if kept is None else ReferenceArrays(to_values(kept), form, step)
         if reference is None or reference.checksum != record["reference"]:
             raise VersionError("this client does not hold the first arrays", code="reference")
-        download = LatticeDownlink(reference.protocol).read(order, None, _read_version(context) if order.base else None)
+        download = reference.downlink.read(order, None, _read_version(context) if order.base else None)
         exact, vector = bytes(record.get("exact", reference.exact)), download.context.vector
         content[key] = to_record(reference.parts.replaced(reference.values, vector, download.dense, exact))
     except (KeyError, TypeError, ValueError) as error:
@@ -205,6 +213,19 @@ def read_arrays(content: RecordDict, context: Context) -> None:
     del content[GRID]
     version = cast(Version, download.version)
     context.state[_VERSION] = ConfigRecord({"number": version.server_round, **version.lattice.kept()})
+
+
+def _read_form(record: ConfigRecord) -> LatticeForm:
+    """Return the form in which arrays are coded.
+
+    Raises:
+        OtherFormatError: this client does not know it.
+    """
+    check_format(record, most=LATER_FORMAT)
+    form = record.get("form", "grid")
+    if form not in ON_LATTICE:
+        check_format(record, f"the downlink {form!r}, which", LATER_FORMAT)
+    return cast(LatticeForm, form)
 
 
 def _read_record(record: Mapping[str, Any]) -> tuple[str, float, Order]:
@@ -227,6 +248,6 @@ def _read_version(context: Context) -> Version | None:
     return Version(values["number"], Lattice.from_kept(values))
 
 
-def _not_on_lattice(what: str) -> ConfigError:
-    message = f"downlink=grid: the strategy sends {what}; say downlink=float32"
-    return ConfigError(message, code="arrays", key="downlink", value="grid")
+def _not_on_lattice(form: LatticeForm, what: str) -> ConfigError:
+    message = f"downlink={form}: the strategy sends {what}; say downlink=float32"
+    return ConfigError(message, code="arrays", key="downlink", value=form)

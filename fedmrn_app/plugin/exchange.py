@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -31,6 +32,7 @@ from fedmrn_app.plugin.settings import (
     SECURE_BITS,
     SECURE_BOUND,
     ClientTask,
+    DownlinkForm,
     PluginSettings,
     check_own_scales,
 )
@@ -64,7 +66,7 @@ class Exchange:
         alpha: float | Literal["auto"] = DEFAULT_ALPHA,
         dense_bits: int = 6,
         seed: Annotated[int, Range(least=0, below=1 << 56)] = 0,
-        downlink: Literal["float32", "grid"] = "float32",
+        downlink: DownlinkForm = "float32",
         step: Positive = LATTICE_STEP,
         options: Mapping[str, Any] | None = None,
         plain_replies: bool = True,
@@ -101,14 +103,15 @@ class Exchange:
         self._control = self._method.rate_control
         self._rate = None if self._control is None else self._control.first(self._control.bits)
         self._sender: LatticeSender | None = None
-        if downlink == "grid":
+        if downlink != "float32":
             from fedmrn_app.plugin.downlink import LatticeSender  # by default, arrays are sent as they are
 
-            self._sender = LatticeSender(step)
+            self._sender = LatticeSender(downlink, step)
         self._fleet, self._max_failed = Fleet(sender=self._sender, plain_replies=plain_replies), max_failed_rounds
         self._last: OpenMessages | None = None  # whose bits the rate control has not seen
         self._told_least = False  # whether the log has said that the budget is too small
         self._number = self._failed = 0
+        self._run = secrets.token_hex(8) if self._method.error_feedback else None
         if state is not None:
             self._restore(state)
 
@@ -131,7 +134,7 @@ class Exchange:
         """Return what a later run needs to go on, in a form that JSON can hold."""
         self._note_rate()
         rate = None if self._rate is None else [None if math.isnan(x) else float(x) for x in self._rate]
-        return {"method": self.settings.method, "round": self._number, "rate": rate}
+        return {"method": self.settings.method, "round": self._number, "rate": rate, "run": self._run}
 
     def open(self, messages: Sequence[Message]) -> list[AskedArrays]:
         """Change the contents of messages that are to be compressed, and return what their clients are asked.
@@ -153,7 +156,7 @@ class Exchange:
         requests = []
         for client, message in enumerate(sorted(trained, key=lambda message: message.metadata.dst_node_id)):
             seed = derive_seed(self.settings.seed, "noise", self._number, 0 if self.sums else client)
-            task = ClientTask(self.settings, seed, scale, self._own_scales)
+            task = ClientTask(self.settings, seed, scale, self._own_scales, server_round=self._number, run=self._run)
             requests.append(ArraysRequest(client, message, opened, task, self._fleet))
         requests += [
             ArraysRequest(client, message, opened, None, self._fleet) for client, message in enumerate(evaluated)
@@ -307,5 +310,6 @@ class Exchange:
             )
             raise ConfigError(reason, code="state", key="state", value=dict(state))
         self._number = number
+        self._run = self._run and (state.get("run") or self._run)
         if self._rate is not None and rate is not None:
             self._rate = np.array([math.nan if x is None else x for x in rate], np.float32)

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedmrn_app.noise import Distribution
 from fedmrn_app.plugin.exchange import Exchange
-from fedmrn_app.plugin.settings import DEFAULT_ALPHA
+from fedmrn_app.plugin.settings import DEFAULT_ALPHA, DownlinkForm
 from fedmrn_app.validation import check_call, refusal
 
 _log = logging.getLogger("flwr")
@@ -30,6 +30,7 @@ class Options(TypedDict, total=False):
         seed: seed of all noise (0).
         downlink: `float32` (default) sends the arrays as they are. `grid` rounds them to a grid around the first arrays
             and sends what has changed since the version that a client holds; a new client is sent the first arrays too.
+            `quantized` is shorter: it sends only changes that are worth their bits, and the rest with later ones.
         step: step of that grid for a tensor of mean size, in root mean squares of the first values.
         options: options of the method, such as `{"bits": 2}` for `eden`.
         plain_replies: whether the replies of clients without the mod, or with one of another version, count (True).
@@ -45,7 +46,7 @@ class Options(TypedDict, total=False):
     alpha: float | Literal["auto"]
     dense_bits: int
     seed: int
-    downlink: Literal["float32", "grid"]
+    downlink: DownlinkForm
     step: float
     options: Mapping[str, Any] | None
     plain_replies: bool
@@ -80,8 +81,8 @@ def _remarks(given: Mapping[str, Any], exchange: Exchange) -> Iterator[str]:
         yield from (
             f"{name}={given[name]} has no effect because {reason}" for name in ("alpha", "noise") if name in given
         )
-    if "step" in given and given.get("downlink") != "grid":
-        reason = 'the arrays are sent as they are; say downlink="grid", or leave it out'
+    if "step" in given and given.get("downlink", "float32") == "float32":
+        reason = 'the arrays are sent as they are; say downlink="grid" or downlink="quantized", or leave it out'
         yield f"step={given['step']} has no effect because {reason}"
     if settings.options.get("error") is not None and "bits" in settings.options:
         yield f"options={settings.options}: bits has no effect because error replaces it; leave one of the two out"

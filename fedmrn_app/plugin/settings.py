@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from flwr.app import ConfigRecord
@@ -26,11 +26,14 @@ from fedmrn_app.plugin.arrays import Parts, Values
 from fedmrn_app.plugin.scales import SCALES, Exponents, rescaled
 from fedmrn_app.validation import build, nearest
 from fedmrn_app.wire.dense import DENSE_BITS
+from fedmrn_app.wire.downlink import LatticeForm
 
+DownlinkForm = Literal["float32", LatticeForm]
 DEFAULT_METHOD = "quantized"  # of the methods that need no change in the training
 DEFAULT_SECURE = "fedavg"  # of those whose updates can be added up
 DEFAULT_ALPHA = 0.01  # scale of the noise
 FORMAT = 1  # of the records of messages and replies; another number is not read
+LATER_FORMAT = 2  # of arrays on a lattice in a form that clients of format 1 cannot read
 RECORD = "fedmrn"  # record of a message, with the client's task
 GRID = "fedmrn-grid"  # record of a message whose arrays are on a lattice
 SECURE = "fedmrn-secure"  # record of a message of a secure sum, and of the client's state with its secrets
@@ -57,26 +60,27 @@ def release() -> str:
         return "a checkout"
 
 
-def format_fields() -> dict[str, int | str]:
+def format_fields(number: int = FORMAT) -> dict[str, int | str]:
     """Return the fields of a record by which the client knows the server's format."""
-    return {"format": FORMAT, "release": release()}
+    return {"format": number, "release": release()}
 
 
-def check_format(record: ConfigRecord, unknown: str = "") -> None:
+def check_format(record: ConfigRecord, unknown: str = "", most: int = FORMAT) -> None:
     """Check that this side can read a record of the other one.
 
     Args:
         record: with the fields of `format_fields`; a record without them has format 1.
         unknown: what the record has that this side does not know; empty for nothing.
+        most: the latest format that this side can read.
 
     Raises:
         OtherFormatError: the record has another format, or something unknown.
     """
     number, theirs = record.get("format", 1), str(record.get("release", "of an unknown version"))
-    if number != FORMAT or unknown:
+    if number not in range(FORMAT, most + 1) or unknown:
         raise OtherFormatError(
             f"the server's plug-in (fedmrn {theirs}, format {number!r}) asks for "
-            f"{unknown or 'what'} this client (fedmrn {release()}, format {FORMAT}) does not know; install the same "
+            f"{unknown or 'what'} this client (fedmrn {release()}, format {most}) does not know; install the same "
             "fedmrn on both",
             code="format",
             value=number,
@@ -167,21 +171,27 @@ class ClientTask:
         seed: 64-bit seed that this client is given.
         scale: scale of the noise in this round; None for that of the settings.
         own_scales: whether clients set scales by themselves; None if the server cannot read them.
+        server_round: number of the round, from 1; 0 from a server that does not tell it.
+        run: name of the run, under which the client keeps residuals on its disk; None to keep nothing there.
     """
 
     settings: PluginSettings
     seed: int
     scale: float | None = None
     own_scales: bool | None = None
+    server_round: int = 0
+    run: str | None = None
 
     def record(self) -> ConfigRecord:
         """Return the record of a message."""
         terms = json.dumps(vars(self.settings), separators=(",", ":"))
-        record = ConfigRecord({"terms": terms, "seed": self.seed, **format_fields()})
+        record = ConfigRecord({"terms": terms, "seed": self.seed, "round": self.server_round, **format_fields()})
         if self.scale is not None:
             record["scale"] = self.scale
         if self.own_scales is not None:
             record[SCALES] = self.own_scales
+        if self.run is not None:
+            record["run"] = self.run
         return record
 
     def without_masks(self) -> ClientTask:
@@ -202,7 +212,14 @@ class ClientTask:
             check_format(record, f"the setting {', '.join(other)}, which")
         if terms["method"] not in find_methods():
             check_format(record, f"the method {terms['method']}, which")
-        return cls(PluginSettings(**terms), values["seed"], values.get("scale"), values.get(SCALES))
+        return cls(
+            PluginSettings(**terms),
+            values["seed"],
+            values.get("scale"),
+            values.get(SCALES),
+            server_round=values.get("round", 0),
+            run=values.get("run"),
+        )
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def test_gpus_of_workers(share: float, expected: list[str]) -> None:
 
 @pytest.mark.slow
 def test_weights_do_not_depend_on_the_workers_which_stay(tmp_path: Path) -> None:
-    pids = []
+    pids: list[set[int]] = []
     for processes in (0, 1, 2, 2, 4):
         folder = tmp_path / f"{len(pids)}"
         values, config, _ = resolve_from_data(compose_values((*SMALL, f"simulation.processes={processes}")))

@@ -9,14 +9,21 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.serverapp.strategy import FedAvg, Result
 
 from fedmrn_app.errors import ConfigError, PayloadError
+from fedmrn_app.exchange.messages import content_bytes
 from fedmrn_app.plugin import Compressed, compress_uplink
-from fedmrn_app.plugin.downlink import read_arrays
+from fedmrn_app.plugin.arrays import to_record
+from fedmrn_app.plugin.downlink import LatticeSender, read_arrays
 from fedmrn_app.plugin.settings import GRID
+from fedmrn_app.wire.downlink import LATTICE_STEP, LatticeForm
 from tests.plugin_app import NODES, LocalGrid, Train, accuracy, inner, masked_adamw, new_app, new_net, plain, run
 
 
 def run_on_grid(
-    rounds: int, forgets: tuple[int, ...] = (), method: str = "eden", train: Train = plain
+    rounds: int,
+    forgets: tuple[int, ...] = (),
+    method: str = "eden",
+    train: Train = plain,
+    downlink: LatticeForm = "grid",
 ) -> tuple[Result, LocalGrid, list[float]]:
     """Return the result of a run, its nodes and downlink bytes; nodes in `forgets` lose their state in round 3."""
     app = new_app(train, [compress_uplink])
@@ -36,24 +43,52 @@ def run_on_grid(
 
     local = LocalGrid(app)
     strategy = Compressed(
-        Forgetful(min_available_nodes=3, min_train_nodes=3, min_evaluate_nodes=3), method, downlink="grid", alpha=0.1
+        Forgetful(min_available_nodes=3, min_train_nodes=3, min_evaluate_nodes=3), method, downlink=downlink, alpha=0.1
     )
     result = strategy.start(local, ArrayRecord(new_net().state_dict()), num_rounds=rounds)  # type: ignore[arg-type]
     down = [float(metrics["downlink_bytes"]) for metrics in result.train_metrics_clientapp.values()]  # type: ignore[arg-type]
     return result, local, down
 
 
-@pytest.mark.parametrize(("method", "train"), [("eden", plain), ("fedmrn", masked_adamw)])
-def test_grid_on_the_way_down(method: str, train: Train) -> None:
-    result, _, down = run_on_grid(8, method=method, train=train)
+@pytest.mark.parametrize(
+    ("method", "train", "downlink"),
+    [("eden", plain, "grid"), ("fedmrn", masked_adamw, "grid"), ("eden", plain, "quantized")],
+)
+def test_grid_on_the_way_down(method: str, train: Train, downlink: LatticeForm) -> None:
+    result, _, down = run_on_grid(8, method=method, train=train, downlink=downlink)
     assert accuracy(result.arrays) > 0.6
     assert max(down[1:]) < 0.4 * down[0]
     assert result.evaluate_metrics_clientapp[8]["accuracy"] == pytest.approx(accuracy(result.arrays), abs=0.05)
 
 
-def test_nodes_that_lost_their_state_are_sent_the_arrays_again_in_the_same_round() -> None:
-    usual, _, down = run_on_grid(4)
-    forgot, _, more = run_on_grid(4, forgets=NODES[:2])
+def sent_bits(downlink: LatticeForm, rounds: int = 12) -> float:
+    """Bits per parameter of the messages after the first, for weights that drift by a fifth of a step a round."""
+    random, sender = np.random.default_rng(0), LatticeSender(downlink, LATTICE_STEP)
+    values = {"w": random.normal(0, 0.05, (200, 300)).astype(np.float32), "b": np.zeros(300, np.float32)}
+    drift = random.laplace(0, 0.007, values["w"].shape)
+    sizes = []
+    for _ in range(rounds):
+        record = to_record(values)
+        sent = sender.open(record)
+        content = sender.content(sent, RecordDict({"arrays": record}), 11)
+        sender.note(sent, 11)
+        sizes.append(content_bytes(content))
+        assert (content.config_records[GRID]["format"] == 1) == (downlink == "grid")  # else older clients refuse it
+        change = 0.3 * drift + random.normal(0, 0.007, drift.shape)
+        values = {"w": (values["w"] + change).astype(np.float32), "b": values["b"] + np.float32(0.001)}
+    return float(8 * np.mean(sizes[1:]) / sum(value.size for value in values.values()))
+
+
+def test_quantized_changes_are_shorter_than_those_of_the_grid() -> None:
+    grid, quantized = sent_bits("grid"), sent_bits("quantized")
+    print(f"downlink: {grid:.2f} bits per parameter on the grid, {quantized:.2f} quantized")
+    assert quantized < 0.9 * grid
+
+
+@pytest.mark.parametrize("downlink", ["grid", "quantized"])
+def test_nodes_that_lost_their_state_are_sent_the_arrays_again_in_the_same_round(downlink: LatticeForm) -> None:
+    usual, _, down = run_on_grid(4, downlink=downlink)
+    forgot, _, more = run_on_grid(4, forgets=NODES[:2], downlink=downlink)
     for name, array in usual.arrays.items():  # equal but for the order in which the mean adds the replies
         np.testing.assert_allclose(forgot.arrays[name].numpy(), array.numpy(), rtol=1e-4, atol=1e-6)
     assert more[2] > 2 * down[2]
@@ -76,7 +111,8 @@ def test_changes_below_a_step_of_the_lattice_add_up() -> None:
         np.testing.assert_allclose(result.arrays[name].numpy(), first[name].numpy() + 5e-3, rtol=0, atol=2e-4)
 
 
-def test_grids_are_read_or_refused() -> None:
+@pytest.mark.parametrize("downlink", ["grid", "quantized"])
+def test_grids_are_read_or_refused(downlink: LatticeForm) -> None:
     """Changed bytes raise no other error, and give finite arrays."""
     kept: list[Message] = []
     states: list[RecordDict] = []  # of the first node, before it reads the last message
@@ -91,7 +127,7 @@ def test_grids_are_read_or_refused() -> None:
             return super().send_and_receive(messages, timeout)
 
     grid = Keep(app)
-    strategy = Compressed(inner(), "eden", downlink="grid", step=1 / 6)  # of which the step does not change
+    strategy = Compressed(inner(), "eden", downlink=downlink, step=1 / 6)  # of which the step does not change
     strategy.start(grid, ArrayRecord(new_net().state_dict()), num_rounds=2)  # type: ignore[arg-type]
     real = kept[0].content.config_records[GRID]
     assert real["base"] == 1
