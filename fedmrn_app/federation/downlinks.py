@@ -1,14 +1,24 @@
-"""The form of the downlink that a run's method has."""
+"""The forms of the downlink by name; another form is a module with its class, and a line here."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import get_args
 
 from fedmrn_app.federation.downlink import Downlink, LatticeDownlink, PackedDownlink
 from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.federation.quantized_downlink import QuantizedDownlink
+from fedmrn_app.wire.downlink import Elementwise
 
-_FORMS = {"grid": LatticeDownlink, "quantized": QuantizedDownlink}
+FORMS: Mapping[str, type[Downlink]] = {
+    **dict.fromkeys(get_args(Elementwise), PackedDownlink),
+    "grid": LatticeDownlink,
+    "quantized": QuantizedDownlink,
+}
+CHOICES = tuple(name for name in FORMS if name != "palette")  # of `downlink.dtype`; methods choose a palette themselves
+ON_LATTICE = tuple(name for name, form in FORMS.items() if form.on_lattice)  # forms that clients can keep
 
 
 def downlink_of(protocol: RunProtocol) -> Downlink:
     """Return the downlink of a run's method."""
-    return _FORMS.get(protocol.method.packing, PackedDownlink)(protocol)
+    return FORMS[protocol.method.packing](protocol)

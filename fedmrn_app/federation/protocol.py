@@ -139,7 +139,7 @@ class Order:
         client: number of the client.
         server_round: number of the round, from 1.
         seed: the 64-bit seed that the client is given.
-        vector: the global vector in the form of the downlink; on a lattice, its coded bytes with the dense part.
+        vector: the global vector in the form of the downlink; on a lattice, bytes that hold the dense part too.
         dense: the global dense part, float32 (m,); None on a lattice.
         base: round of the version from which the lattice is coded; 0 is the initial model.
         checksum: of that version, see `Lattice.checksum`; 0 for the initial model.
@@ -149,8 +149,8 @@ class Order:
     client: int
     server_round: int
     seed: int
-    vector: NDArray[Any]
-    dense: Float32Array | None
+    vector: NDArray[Any] | bytes = b""
+    dense: Float32Array | None = None
     _: KW_ONLY
     base: int = 0
     checksum: int = 0

@@ -130,7 +130,7 @@ class LatticeSender:
         informed = node in self._informed
         order = sent.opened.order(node, whole=not informed)
         record = ConfigRecord({
-            "": order.vector.tobytes(), "key": key, "step": self._step, "number": sent.opened.number,
+            "": cast(bytes, order.vector), "key": key, "step": self._step, "number": sent.opened.number,
             "reference": self._reference.checksum, "base": order.base, "checksum": order.checksum, **format_fields(),
         })  # fmt: skip
         if sent.exact != self._reference.exact:
@@ -214,9 +214,8 @@ def _read_record(record: Mapping[str, Any]) -> tuple[str, float, Order]:
         raise TypeError(f"key {key!r}")
     if not (np.isfinite(step) and step > 0):
         raise ValueError(f"step {step}")
-    vector = np.frombuffer(bytes(record[""]), np.uint8)
     number, base = int(record["number"]), int(record["base"])
-    return key, step, Order(0, number, 0, vector, None, base=base, checksum=record["checksum"])
+    return key, step, Order(0, number, 0, bytes(record[""]), base=base, checksum=record["checksum"])
 
 
 def _read_version(context: Context) -> Version | None:

@@ -19,10 +19,7 @@ from fedmrn_app.layout import Float32Array
 from fedmrn_app.wire.codebook import pack_palette, unpack_palette
 from fedmrn_app.wire.primitives import finite
 
-DownlinkDtype = Literal["float32", "float16", "bfloat16", "int8", "grid", "quantized"]
 Elementwise = Literal["float32", "float16", "bfloat16", "int8", "palette"]
-Packing = Literal[Elementwise, "grid", "quantized"]
-ON_LATTICE = "grid", "quantized"  # forms that clients can keep
 
 # steps of a lattice; each costs at most 0.1 points of accuracy
 LATTICE_STEP = 1.0  # root mean squares of the first weights, for a tensor of mean size
