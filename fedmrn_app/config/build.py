@@ -206,9 +206,7 @@ def build_protocol(config: Config, method: Method, model: FlatModel) -> RunProto
         lattice_step=config.downlink.step,
         max_norm=config.uplink.max_norm,
         equal_weights=config.equal_weights,
-        max_share=config.max_share,
-        aggregation=config.aggregation,
-        server_lr=config.server_lr,
+        **config.server_settings(),
     )
 
 

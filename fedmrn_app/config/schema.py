@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from fedmrn_app.data.partitions import PartitionConfig
 from fedmrn_app.exchange.timeouts import FIRST_TIMEOUT
 from fedmrn_app.federation.downlinks import CHOICES, ON_LATTICE
-from fedmrn_app.federation.protocol import Aggregation
+from fedmrn_app.federation.protocol import ServerSettings
 from fedmrn_app.learning.sgd import LocalSettings, Precision
 from fedmrn_app.noise import Noise
 from fedmrn_app.privacy.mechanism import PrivacyConfig
@@ -106,7 +106,7 @@ class RayConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(ServerSettings):
     """One run.
 
     `dataset`, `task`, `model` and `strategy` stay plain values, which the task, the model and the method check.
@@ -142,9 +142,6 @@ class Config:
     buffer: Count | None = None
     max_staleness: Annotated[int, Range(least=0, most=1000)] = 16
     client_weights: Literal["samples", "equal"] = "samples"
-    aggregation: Aggregation = "mean"
-    max_share: Annotated[float, Range(above=0, below=1)] | None = None
-    server_lr: Annotated[float, Range(above=0, most=100)] = 1.0
     static_norm: Literal["batch", "train"] = "batch"
     validation: Annotated[float, Range(above=0, below=1)] | None = None
     log: LogConfig = field(default_factory=LogConfig)
