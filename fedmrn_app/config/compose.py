@@ -188,7 +188,7 @@ def own_hydra() -> Iterator[None]:
         outer = GlobalHydra.instance().hydra
         GlobalHydra.instance().clear()
         try:
-            with initialize_config_dir(version_base="1.3", config_dir=str(find_conf())):
+            with initialize_config_dir(str(find_conf()), "runner", version_base="1.3"):  # names the log of Hydra
                 yield
         finally:
             GlobalHydra.instance().hydra = outer
@@ -215,7 +215,7 @@ def _is_choice(override: Override) -> bool:
 def _check_choice(override: Override) -> None:
     """Refuse a file that its config group does not have, and a name in place of one."""
     if override.key_or_group == "model.name":
-        raise _refused(override, f"only names the model; say model={override.value()}", "choice")
+        raise _refused(override, f"only names the model; set model={override.value()}", "choice")
     if not _is_choice(override) or override.is_delete():
         return
     _refuse_sweep(override)
@@ -252,6 +252,6 @@ def _check_key(override: Override, known: Any, opened: Sequence[str]) -> None:
             hint = f"{where} has: {', '.join(allowed)}"
             if node == {"name": "default"}:  # a task or a model that the data set names
                 named = known["dataset"].get(where)
-                hint = f"say {where}={named if named in choices_of(where) and part != '_target_' else 'own'} too"
+                hint = f"set {where}={named if named in choices_of(where) and part != '_target_' else 'own'} too"
             raise _refused(override, f"unknown key{nearest(part, allowed)}; {hint}", "unknown-key")
         node = node[part]

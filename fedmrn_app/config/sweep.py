@@ -19,7 +19,7 @@ from fedmrn_app.errors import ConfigError
 from fedmrn_app.validation import check_value, refusal
 
 _MOST_RUNS = 10_000
-_OWN_FOLDER = "each run needs a folder of its own in the sweep's; say one with an interpolation"
+_OWN_FOLDER = "each run needs a folder of its own in the sweep's; set one with an interpolation"
 _BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 

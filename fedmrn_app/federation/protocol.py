@@ -113,7 +113,7 @@ class RunProtocol(ServerSettings):
 
     @property
     def bits_beside(self) -> float:
-        """About how many bits of a reply are none of the method's body: header, dense part, and framing."""
+        """Estimated bits of a reply outside the method's body: header, dense part, and framing."""
         dense = usual_dense_bytes(self.dense_sizes, self.dense_bits)
         return 8 * (HEADER_SIZE + dense + self.framing_bytes)
 

@@ -294,7 +294,7 @@ class _Summed:
     broken: dict[int, PayloadError] = field(default_factory=dict)
 
     def failed_late(self) -> dict[int, PayloadError]:
-        """Return why clients failed that were counted when the weights of the others were limited."""
+        """Return the errors of clients whose samples were counted when weights were capped."""
         return {one.client: PayloadError(one.reason) for one in self.report.failed if one.client in self.weighted}
 
 
