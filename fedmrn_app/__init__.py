@@ -13,5 +13,5 @@ What other code may rely on:
 - `fedmrn_app.results.trained`: `load_trained`, the model that a run has left.
 - `fedmrn_app.errors`: what these raise.
 
-Everything else may change without a word.
+Everything else may change without notice.
 """

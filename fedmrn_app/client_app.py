@@ -93,7 +93,7 @@ def _train(node: Node, worker: Worker, order: Order) -> Reply:
 def _answer(node: Node, worker: Worker, content: RecordDict, data: bytes) -> bytes:
     """Answer a message of the secure sum; the one that asks for the client's input comes with an order."""
     if not worker.settings.secure:
-        raise PayloadError("this run has no secure sums; say privacy.secure_aggregation=true", code="secure-order")
+        raise PayloadError("this run has no secure sums; set privacy.secure_aggregation=true", code="secure-order")
     envelope, _ = Envelope.of(data)
     _check_hosted(node, envelope.client)
 

@@ -160,8 +160,8 @@ def build_run_method(config: Config) -> Method:
     )
     options = {key: value for key, value in config.strategy.items() if key != "name"}
     method = build_method(str(config.strategy.get("name")), options, run)
-    fixed = f"{method.name} has no noise whose scale could be set; say uplink.bits=null"
-    packed = "uplink.coder=packed is a bit per weight; say uplink.bits=null"
+    fixed = f"{method.name} has no noise whose scale could be set; set uplink.bits=null"
+    packed = "uplink.coder=packed is a bit per weight; set uplink.bits=null"
     conflicts = [
         (bits is not None and method.rate_control is None, "uplink.bits", fixed),
         (bits is not None and config.uplink.coder == "packed", "uplink.bits", packed),
@@ -178,7 +178,7 @@ def build_module(config: Config, task: Task, width: float = 1.0) -> nn.Module:
     """
     options = {key: value for key, value in config.model.items() if key not in ("name", TARGET)}
     if TARGET not in config.model:
-        raise refusal("model", "default", "there is no model for these data; say model=NAME or model=own", "missing")
+        raise refusal("model", "default", "no default model fits these data; set model=NAME or model=own", "missing")
     target, label = locate(config.model[TARGET], "model"), model_label(config)
     try:
         return build_model(target, options, task, derive_seed(config.seed, "model"), width=width, name=label)
@@ -206,9 +206,7 @@ def build_protocol(config: Config, method: Method, model: FlatModel) -> RunProto
         lattice_step=config.downlink.step,
         max_norm=config.uplink.max_norm,
         equal_weights=config.equal_weights,
-        max_share=config.max_share,
-        aggregation=config.aggregation,
-        server_lr=config.server_lr,
+        **config.server_settings(),
     )
 
 
@@ -300,7 +298,7 @@ def locate(target: object, group: str) -> Callable[..., Any]:
     """
     found, home = _import(target, group)
     if home.partition(".")[0] != str(target).partition(".")[0]:
-        reason = f"belongs to {home}; say {group}.{TARGET}={home}"
+        reason = f"belongs to {home}; set {group}.{TARGET}={home}"
         raise refusal(f"{group}.{TARGET}", target, reason, "target")
     return _checked(found, target, group)
 
@@ -309,10 +307,10 @@ def _import(target: object, group: str) -> tuple[Callable[..., Any], str]:
     """Return what a dotted path names, and the dotted path at which it is defined."""
     key = f"{group}.{TARGET}"
     if target == "???":
-        raise ConfigError(f"{key}: is missing; say {key}=my_package.module.Name", code="missing", key=key)
+        raise ConfigError(f"{key}: is missing; set {key}=my_package.module.Name", code="missing", key=key)
     module, _, name = str(target).rpartition(".")
     if not isinstance(target, str) or not module or not name:
-        reason = f"must be a dotted path, such as my_package.nets.Net; say {key}=PATH"
+        reason = f"must be a dotted path, such as my_package.nets.Net; set {key}=PATH"
         raise refusal(key, target, reason, "target")
     try:
         found = getattr(importlib.import_module(module), name)

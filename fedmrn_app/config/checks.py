@@ -45,12 +45,12 @@ def check_rounds(config: Config, method: Method) -> None:
     asynchronous = config.server == "async"
     up_to_all = f"must be from 1 to clients={clients}"
     elsewhere = "this command trains here; `flwr run .` and `fedmrn --on` may use a Ray cluster, see docs/scale.md"
-    replies = "in a private run who is in a round must not depend on who replies; say "
-    other_weights = f"strategy={method.name} sends each client other weights; say downlink.memory=false"
-    no_updates = f"{method.name} sends no updates of which the server could add more or less; say server_lr=1"
-    in_order = "takes replies as they come; say oversample=1 min_replies=1"
-    add_later = f"{method.name} sends no updates of all weights that could be added later; say server=sync"
-    remembers = "clients hold no versions that all know of; say downlink.memory=false"
+    replies = "in a private run who is in a round must not depend on who replies; set "
+    other_weights = f"strategy={method.name} sends each client other weights; set downlink.memory=false"
+    no_updates = f"{method.name} sends no updates of which the server could add more or less; set server_lr=1"
+    in_order = "takes replies as they come; set oversample=1 min_replies=1"
+    add_later = f"{method.name} sends no updates of all weights that could be added later; set server=sync"
+    remembers = "clients hold no versions that all know of; set downlink.memory=false"
     conflicts = [
         (config.downlink.remembers and not all_weights, "downlink.memory", other_weights),
         (drawn > clients, "clients_per_round", up_to_all),
@@ -62,13 +62,13 @@ def check_rounds(config: Config, method: Method) -> None:
         (private and config.min_replies > 1, "min_replies", f"{replies}min_replies=1"),
         (config.server_lr != 1 and not updates, "server_lr", no_updates),
         (asynchronous and (config.oversample > 1 or config.min_replies > 1), "server", in_order),
-        (asynchronous and private, "server", "who replies when would change what is private; say server=sync"),
+        (asynchronous and private, "server", "who replies when would change what is private; set server=sync"),
         (asynchronous and config.downlink.remembers, "server", remembers),
         (asynchronous and not (updates and all_weights), "server", add_later),
         (
             config.buffer is not None and not asynchronous,
             "buffer",
-            "rounds have none; say server=async, or buffer=null",
+            "rounds have none; set server=async, or buffer=null",
         ),
     ]
     refuse(config, conflicts)
@@ -79,18 +79,20 @@ def check_weights(config: Config, method: Method) -> None:
     limited, robust, asynchronous = config.max_share is not None, config.aggregation != "mean", config.server == "async"
     private = config.privacy.noised or config.privacy.randomized_response is not None
     comparable = method.server.averages_updates and type(method.selection) is SubmodelSelector
-    no_updates = f"{method.name} sends no updates of all weights that could be compared; say aggregation=mean"
-    left_out = "clients keep what uploads leave out, not what the server leaves out; say strategy.error_feedback=false"
-    one_weight = f"with aggregation={config.aggregation} all clients weigh the same; say max_share=null"
+    no_updates = f"{method.name} sends no updates of all weights that could be compared; set aggregation=mean"
+    left_out = (
+        "error feedback corrects the codec, not replies that a robust mean discards; set strategy.error_feedback=false"
+    )
+    one_weight = f"with aggregation={config.aggregation} all clients weigh the same; set max_share=null"
     conflicts = [
-        (limited and config.equal_weights, "max_share", "equal weights need no limit; say max_share=null"),
-        (limited and config.privacy.noised, "max_share", "with noise all clients weigh the same; say max_share=null"),
-        (limited and asynchronous, "max_share", "is a share of a round; with server=async say client_weights=equal"),
+        (limited and config.equal_weights, "max_share", "equal weights need no limit; set max_share=null"),
+        (limited and config.privacy.noised, "max_share", "with noise all clients weigh the same; set max_share=null"),
+        (limited and asynchronous, "max_share", "is a share of a round; with server=async set client_weights=equal"),
         (limited and robust, "max_share", one_weight),
         (robust and not comparable, "aggregation", no_updates),
-        (robust and private, "aggregation", "privacy.* covers the mean only; say aggregation=mean"),
+        (robust and private, "aggregation", "privacy.* covers the mean only; set aggregation=mean"),
         (robust and method.error_feedback, "aggregation", left_out),
-        (robust and asynchronous, "aggregation", "compares the replies of a round; say server=sync"),
+        (robust and asynchronous, "aggregation", "compares the replies of a round; set server=sync"),
     ]
     refuse(config, conflicts)
 
@@ -98,7 +100,7 @@ def check_weights(config: Config, method: Method) -> None:
 def check_data(config: Config, task: Task, method: Method) -> None:
     """Refuse a partition or a treatment of labels that the task's data do not allow."""
     absent, labels = config.local.absent_labels, config.partition.labels_per_client
-    unlabelled, reason = not isinstance(task, Classification), f"{task.name} has no label for each sample; say"
+    unlabelled, reason = not isinstance(task, Classification), f"{task.name} has no label for each sample; set"
     refuse(
         config,
         [
@@ -124,11 +126,11 @@ def check_layers(config: Config, module: nn.Module, label: str) -> None:
     by_train, statistics = config.static_norm == "train", any(b.is_floating_point() for b in module.buffers())
     # With noise a variance may become negative, and with flipped masks alone it would never change.
     averaged = (
-        "has running statistics, which cannot be averaged with privacy; say model=digits model.norm=static (likewise "
+        "has running statistics, which cannot be averaged with privacy; set model=digits model.norm=static (likewise "
         "cnn4, cnn8, preact_resnet18), or take model=mlp or another without"
     )
-    no_layer = f"{label} has no batch norm that keeps no statistics; say model.norm=static, or static_norm=batch"
-    publishes = "publishes what a pass over clients' rows gives; with privacy say static_norm=batch"
+    no_layer = f"{label} has no batch norm that keeps no statistics; set model.norm=static, or static_norm=batch"
+    publishes = "publishes what a pass over clients' rows gives; with privacy set static_norm=batch"
     conflicts = [
         (private and statistics, label.partition("=")[0], averaged),
         (by_train and not static_norms(module), "static_norm", no_layer),
@@ -141,5 +143,5 @@ def check_gpus(config: Config) -> None:
     """Refuse shares of GPUs that the machine of a simulation does not have."""
     gpus = torch.cuda.device_count()
     reason = f"must be at most {gpus}, the GPUs of this machine" if gpus else "PyTorch finds no GPU here"
-    conflict = (config.client_gpus > gpus, "client_gpus", f"{reason}; say client_gpus=0 to train on CPUs")
+    conflict = (config.client_gpus > gpus, "client_gpus", f"{reason}; set client_gpus=0 to train on CPUs")
     refuse(config, [conflict])

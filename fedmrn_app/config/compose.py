@@ -64,7 +64,12 @@ def parse_overrides(text: str) -> tuple[str, ...]:
 @lru_cache(maxsize=4)
 def load_config(overrides: tuple[str, ...]) -> Config:
     """Compose and check the configuration of a simulation on this machine; see `read_config`."""
-    config = read_config(compose_values(overrides))
+    return check_values(compose_values(overrides))
+
+
+def check_values(values: Values) -> Config:
+    """Check the values of a simulation on this machine, and return them typed; see `read_config`."""
+    config = read_config(values)
     check_gpus(config)
     check_budget(config)
     return config
@@ -117,20 +122,21 @@ def default_values(values: Values) -> Values:
 
 
 def plain_values(composed: DictConfig) -> Values:
-    """Return a composed configuration as plain values, with the default model filled in.
+    """Return a composed configuration as plain values, with the default model filled in and without Hydra's settings.
 
     Raises:
         ConfigError: a value is interpolated from one that does not exist.
     """
     try:
-        values = cast(Values, OmegaConf.to_container(composed, resolve=True))
+        own = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
+        values = cast(Values, OmegaConf.to_container(own, resolve=True))
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"{error.full_key}: {reason}", code="interpolation", key=str(error.full_key)) from error
     groups = [values.get(group) for group in ("model", "task", "dataset")]
     if all(isinstance(group, dict) for group in groups):  # else the schema refuses them
-        model, own, dataset = cast(list[Values], groups)
-        if model.get("name") == "default" and (task := task_of(own, dataset)).inputs():
+        model, task_values, dataset = cast(list[Values], groups)
+        if model.get("name") == "default" and (task := task_of(task_values, dataset)).inputs():
             values["model"] = default_model(task)
     return values
 
@@ -182,7 +188,7 @@ def own_hydra() -> Iterator[None]:
         outer = GlobalHydra.instance().hydra
         GlobalHydra.instance().clear()
         try:
-            with initialize_config_dir(version_base="1.3", config_dir=str(find_conf())):
+            with initialize_config_dir(str(find_conf()), "runner", version_base="1.3"):  # names the log of Hydra
                 yield
         finally:
             GlobalHydra.instance().hydra = outer
@@ -209,7 +215,7 @@ def _is_choice(override: Override) -> bool:
 def _check_choice(override: Override) -> None:
     """Refuse a file that its config group does not have, and a name in place of one."""
     if override.key_or_group == "model.name":
-        raise _refused(override, f"only names the model; say model={override.value()}", "choice")
+        raise _refused(override, f"only names the model; set model={override.value()}", "choice")
     if not _is_choice(override) or override.is_delete():
         return
     _refuse_sweep(override)
@@ -246,6 +252,6 @@ def _check_key(override: Override, known: Any, opened: Sequence[str]) -> None:
             hint = f"{where} has: {', '.join(allowed)}"
             if node == {"name": "default"}:  # a task or a model that the data set names
                 named = known["dataset"].get(where)
-                hint = f"say {where}={named if named in choices_of(where) and part != '_target_' else 'own'} too"
+                hint = f"set {where}={named if named in choices_of(where) and part != '_target_' else 'own'} too"
             raise _refused(override, f"unknown key{nearest(part, allowed)}; {hint}", "unknown-key")
         node = node[part]

@@ -28,28 +28,28 @@ def check_privacy(config: Config, method: Method) -> None:
         (
             privacy.clip is not None and not privacy.noised,
             "privacy.clip",
-            "clipping without noise protects nobody; say privacy.noise_multiplier=1 or privacy.epsilon=8 too",
+            "clipping without noise protects nobody; set privacy.noise_multiplier=1 or privacy.epsilon=8 too",
         ),
         (
             privacy.flip is not None and privacy.local_epsilon is not None,
             "privacy.flip",
-            f"follows from privacy.local_epsilon={privacy.local_epsilon or 0:g}; say one of the two",
+            f"follows from privacy.local_epsilon={privacy.local_epsilon or 0:g}; set one of the two",
         ),
         (
             private and config.uplink.bits is not None,
             "uplink.bits",
             "steers the masks by the sizes of clients' replies, which depend on their data and get no noise; with "
-            "privacy say uplink.bits=null",
+            "privacy set uplink.bits=null",
         ),
         (
             private and config.evaluate_train,
             "evaluate_train",
-            "publishes the model's loss on clients' rows; with privacy say evaluate_train=false",
+            "publishes the model's loss on clients' rows; with privacy set evaluate_train=false",
         ),
         (
             private and method.codec.tells_labels,
             "strategy.label_rows",
-            "tells the server which labels each client has; with privacy say strategy.label_rows=all",
+            "tells the server which labels each client has; with privacy set strategy.label_rows=all",
         ),
         (
             privacy.randomized_response is not None and method.randomized_response is None,
@@ -65,17 +65,17 @@ def check_privacy(config: Config, method: Method) -> None:
         (
             privacy.noised and server.averages_holders,
             "strategy.aggregate",
-            "divides by how many clients hold a weight, which noise does not cover; say strategy.aggregate=fill",
+            "divides by how many clients hold a weight, which noise does not cover; set strategy.aggregate=fill",
         ),
         (
             privacy.noised and server.counts_participants,
             "strategy.divisor",
-            "tells how many clients took part, which noise does not cover; say strategy.divisor=participants",
+            "tells how many clients took part, which noise does not cover; set strategy.divisor=participants",
         ),
         (
             privacy.noised and method.error_feedback,
             "strategy.error_feedback",
-            "clients carry from round to round what clipping took away, which is not accounted for; with privacy say "
+            "clients carry from round to round what clipping took away, which is not accounted for; with privacy set "
             "strategy.error_feedback=false",
         ),
         (
@@ -86,7 +86,7 @@ def check_privacy(config: Config, method: Method) -> None:
         (
             privacy.noised and privacy.clip is None and method.codec.limits(Layout(((1,),))).max_norm is None,
             "privacy.clip",
-            f"updates of strategy={method.name} have any norm; say the largest one, such as privacy.clip=1",
+            f"updates of strategy={method.name} have any norm; set the largest one, such as privacy.clip=1",
         ),
     ]
     refuse(config, conflicts + _shared_conflicts(config, method))
@@ -114,15 +114,15 @@ def check_secure_settings(config: Config) -> None:
         (config.oversample > 1, "oversample=1", "a secure sum needs all whose masks it holds"),
         (config.min_replies > 1, "min_replies=1", "a secure sum has a threshold of its own"),
     ]
-    wrong = [(say, reason) for applies, say, reason in settings if applies]
+    wrong = [(values, reason) for applies, values, reason in settings if applies]
     if wrong:
-        say = " ".join(values for values, _ in wrong)
+        way_out = " ".join(values for values, _ in wrong)
         keys = [values.partition("=")[0] for values, _ in wrong]
         reason = wrong[0][1]
         if others := ", ".join(keys[1:]):
             verb = "do" if len(keys) > 2 else "does"
             reason = f"does not go with privacy.secure_aggregation=true, nor {verb} {others}"
-        raise refusal(keys[0], value_of(config, keys[0]), f"{reason}; say {say}")
+        raise refusal(keys[0], value_of(config, keys[0]), f"{reason}; set {way_out}")
 
 
 def _shared_conflicts(config: Config, method: Method) -> list[Conflict]:
@@ -138,25 +138,26 @@ def _shared_conflicts(config: Config, method: Method) -> list[Conflict]:
         (
             secure and noised,
             "privacy.secure_aggregation",
-            "the server sees no single reply, whose norm privacy.epsilon and privacy.noise_multiplier would limit; say "
+            "the server sees no single reply, whose norm privacy.epsilon and privacy.noise_multiplier would limit; set "
             "one of them",
         ),
         (
             secure and config.clients_per_round < MIN_CLIENTS,
             "clients_per_round",
-            f"a sum of so few masks tells each of them; with privacy.secure_aggregation say {MIN_CLIENTS} or more",
+            "a sum of so few masks tells each of them; with privacy.secure_aggregation set it to "
+            f"{MIN_CLIENTS} or more",
         ),
         (
             shared and config.aggregation != "mean",
             "strategy.shared_noise",
-            "each reply is a mask alone, and not an update that could be compared; with aggregation say false",
+            "each reply is a mask alone, and not an update that could be compared; with aggregation set it to false",
         ),
         (
             shared and noised,
             "strategy.shared_noise",
-            "each reply is a mask alone, whose norm is not that of an update; with privacy say false",
+            "each reply is a mask alone, whose norm is not that of an update; with privacy set it to false",
         ),
-        (shared and config.server == "async", "strategy.shared_noise", "is for rounds; say server=sync"),
+        (shared and config.server == "async", "strategy.shared_noise", "is for rounds; set server=sync"),
     ]
 
 
@@ -195,7 +196,7 @@ def open_privacy(config: Config, protocol: RunProtocol, ledger: Ledger | None) -
     """
     if not config.privacy.noised:
         if ledger is not None and ledger.releases:
-            reason = "resume=true: the run has been private so far; say the same privacy.* as before"
+            reason = "resume=true: the run has been private so far; set the same privacy.* as before"
             raise RunError(reason, code="conflict", key="resume", value=True)
         return None
     clip = config.privacy.clip

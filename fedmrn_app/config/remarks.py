@@ -38,14 +38,14 @@ def remarks(config: Config, overrides: Sequence[str], labels: int | None = None)
 def _rounds(config: Config) -> Iterator[Remark]:
     wanted, slowness = config.clients_per_round, config.simulation.slowness
     noised, flipped = config.privacy.noised, config.privacy.randomized_response is not None
-    private = "nothing gets noise; say privacy.noise_multiplier=1 or privacy.epsilon=8 too"
+    private = "nothing gets noise; set privacy.noise_multiplier=1 or privacy.epsilon=8 too"
     yield wanted == config.clients, "oversample", f"a round uses all {wanted} clients"
-    yield config.server == "sync", "max_staleness", "rounds use replies to their own model only; say server=async"
+    yield config.server == "sync", "max_staleness", "rounds use replies to their own model only; set server=async"
     yield config.local.steps is not None, "local.epochs", f"local.steps={config.local.steps} replaces it"
     yield not noised, "privacy.delta|sampling", private
     yield not (noised or flipped), "privacy.noise_seed", private
     yield noised, "client_weights", "with noise all clients weigh the same"
-    yield slowness is not None and slowness[1] == 1, "simulation.slow", "once as long is no difference"
+    yield slowness is not None and slowness[1] == 1, "simulation.slow", "a factor of 1 slows no client down"
     yield True, "simulation.own_network", "a run on this machine opens no port"
     yield not config.downlink.on_lattice, "downlink.step", f"downlink.dtype={config.downlink.dtype} has no steps"
     sent_whole = not config.downlink.on_lattice and config.downlink.memory
@@ -85,4 +85,4 @@ def _method(config: Config) -> Iterator[Remark]:
 
 
 def _experiment(given: dict[str, str]) -> Iterator[Remark]:
-    yield "experiment" not in given, "scale|part", "it is for an experiment; say experiment=NAME"
+    yield "experiment" not in given, "scale|part", "it is for an experiment; set experiment=NAME"

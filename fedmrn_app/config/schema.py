@@ -12,13 +12,14 @@ from typing import Annotated, Any, Literal
 
 from fedmrn_app.data.partitions import PartitionConfig
 from fedmrn_app.exchange.timeouts import FIRST_TIMEOUT
-from fedmrn_app.federation.protocol import Aggregation
+from fedmrn_app.federation.downlinks import CHOICES, ON_LATTICE
+from fedmrn_app.federation.protocol import ServerSettings
 from fedmrn_app.learning.sgd import LocalSettings, Precision
 from fedmrn_app.noise import Noise
 from fedmrn_app.privacy.mechanism import PrivacyConfig
 from fedmrn_app.validation import Count, NotNegative, Positive, Range, refusal
 from fedmrn_app.wire.body import Coder
-from fedmrn_app.wire.downlink import LATTICE_STEP, ON_LATTICE, DownlinkDtype
+from fedmrn_app.wire.downlink import LATTICE_STEP
 
 Values = dict[str, Any]  # a configuration as nested plain values without interpolations
 
@@ -39,9 +40,13 @@ class UplinkConfig:
 class DownlinkConfig:
     """How the server writes the global vector."""
 
-    dtype: DownlinkDtype
+    dtype: str  # a form of `federation/downlinks.py`
     step: Annotated[float, Range(least=1e-6, most=1e6)] = LATTICE_STEP
     memory: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in CHOICES:
+            raise refusal("downlink.dtype", self.dtype, f"must be one of {', '.join(CHOICES)}", "choice")
 
     @property
     def on_lattice(self) -> bool:
@@ -102,7 +107,7 @@ class RayConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(ServerSettings):
     """One run.
 
     `dataset`, `task`, `model` and `strategy` stay plain values, which the task, the model and the method check.
@@ -138,9 +143,6 @@ class Config:
     buffer: Count | None = None
     max_staleness: Annotated[int, Range(least=0, most=1000)] = 16
     client_weights: Literal["samples", "equal"] = "samples"
-    aggregation: Aggregation = "mean"
-    max_share: Annotated[float, Range(above=0, below=1)] | None = None
-    server_lr: Annotated[float, Range(above=0, most=100)] = 1.0
     static_norm: Literal["batch", "train"] = "batch"
     validation: Annotated[float, Range(above=0, below=1)] | None = None
     log: LogConfig = field(default_factory=LogConfig)

@@ -19,7 +19,7 @@ from fedmrn_app.errors import ConfigError
 from fedmrn_app.validation import check_value, refusal
 
 _MOST_RUNS = 10_000
-_OWN_FOLDER = "each run needs a folder of its own in the sweep's; say one with an interpolation"
+_OWN_FOLDER = "each run needs a folder of its own in the sweep's; set one with an interpolation"
 _BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
@@ -67,20 +67,22 @@ def open_sweep(overrides: Sequence[str]) -> Sweep:
     """
     settings = _settings(overrides)
     folder = _folder(settings, "sweep")
-    runs = _runs([*_swept(settings), *overrides])
+    runs = _runs([*swept(settings), *overrides])
     subdir = OmegaConf.to_container(settings.sweep, resolve=False)["subdir"]  # type: ignore[call-overload, index]
     if len(runs) > 1 and "${" not in str(subdir):
         raise refusal("hydra.sweep.subdir", subdir, f"{_OWN_FOLDER}, such as '${{hydra.job.num}}'", "folder")
     return Sweep(runs, folder, searches=settings.sweeper["_target_"] != _BASIC)
 
 
-def run_folder(overrides: Sequence[str]) -> Path | None:
+def run_folder(settings: DictConfig) -> Path | None:
     """Return the folder of a run; None if it has a part that Hydra alone knows.
+
+    Args:
+        settings: Hydra's own part of the configuration.
 
     Raises:
         ConfigError: there is none, or it cannot be read.
     """
-    settings = _settings(overrides)
     try:
         return _folder(settings, "run")
     except ConfigError as error:
@@ -102,10 +104,11 @@ def _folder(settings: DictConfig, kind: str) -> Path:
 
 def sweep_of(overrides: Sequence[str]) -> list[str]:
     """Return what the experiment of a command line sweeps over, as `KEY=VALUES`; empty if it is one run."""
-    return _swept(_settings(overrides))
+    return swept(_settings(overrides))
 
 
-def _swept(settings: DictConfig) -> list[str]:
+def swept(settings: DictConfig) -> list[str]:
+    """Return what Hydra's own part of a configuration sweeps over, as `KEY=VALUES`."""
     return [f"{key}={value}" for key, value in (settings.sweeper.params or {}).items()]
 
 

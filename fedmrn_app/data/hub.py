@@ -31,7 +31,7 @@ def read_split(place: Place, hub: str | None, subset: str | None, split: str, ho
             raise place.error("split", f"has no {split} split; it must be {holds}")
         return tables[split]()
     if hub is None:
-        raise place.error("hub", "is not on the hub; say dataset.path=PLACE")
+        raise place.error("hub", "is not on the hub; set dataset.path=PLACE")
     with needs_extra("data", place.key, place.value):
         from datasets import load_dataset
         from datasets.utils.logging import disable_progress_bar
@@ -54,5 +54,5 @@ def _require_hub(place: Place, hub: str) -> None:
         except Exception as error:
             reason = f"the hub does not answer ({type(error).__name__})"
     if not (Path(constants.HF_HUB_CACHE) / f"datasets--{hub.replace('/', '--')}").is_dir():
-        way = "say dataset.path=FOLDER with its parquet files, or take dataset=digits, which needs no download"
+        way = "set dataset.path=FOLDER with its parquet files, or take dataset=digits, which needs no download"
         raise place.error("hub", f"cannot fetch '{hub}' from the Hugging Face hub: {reason}; {way}")

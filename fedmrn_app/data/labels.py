@@ -93,7 +93,7 @@ def count_classes(labels: Labels, place: Place, classes: int | None = None) -> t
     if classes is None and count > len(labels):
         raise place.error(
             "label",
-            f"labels go up to {count - 1} in {len(labels)} rows; number the classes from 0, store them as text, or say "
+            f"labels go up to {count - 1} in {len(labels)} rows; number the classes from 0, store them as text, or set "
             "dataset.classes",
         )
     return None, classes or count

@@ -121,7 +121,7 @@ def _splits(query: RowQuery) -> Splits:
     if not place.on_disk and query.hub is not None:
         return {split: partial(_open_hub, query, split) for split in ("train", "test")}
     if not place.on_disk:
-        raise place.error("missing", f"say dataset.path=PLACE, where its rows are: {FORMS}")
+        raise place.error("missing", f"set dataset.path=PLACE, where its rows are: {FORMS}")
     path = place.find(FORMS)
     with place.reading(errors=OSError):
         if path.is_file() and path.suffix.lower() == ".npz":

@@ -77,7 +77,7 @@ def _ids(ids: NDArray[Any], place: Place) -> NDArray[np.int64]:
     for row, column in np.argwhere((ids < 0) | (ids >= MAX_ID))[:1]:
         raise place.error(
             "id",
-            f"row {row} has the id {ids[row, column]}; ids count from 0 (for a table of whole numbers say "
+            f"row {row} has the id {ids[row, column]}; ids count from 0 (for a table of whole numbers set "
             "dataset.form=table, or store them as float)",
         )
     if not ids.shape[1]:

@@ -53,7 +53,7 @@ class PartitionConfig:
         }
         other = next((other for other, applies in once.items() if applies), None)
         if self.samples_per_client is not None and other is not None:
-            problem = f"cannot go with {other}, which shares out every row once; say partition.samples_per_client=null"
+            problem = f"cannot go with {other}, which shares out every row once; set partition.samples_per_client=null"
             raise _error("partition.samples_per_client", self.samples_per_client, problem, ConfigError)
 
     @property

@@ -34,7 +34,7 @@ class RowQuery:
 
     def advice(self, key: str, value: str = "NAME") -> str:
         """Return how to name a column: a run sets a key of its configuration, a device can only change its files."""
-        return "name it as the run does" if self.place.key == "data-path" else f"say dataset.{key}={value}"
+        return "name it as the run does" if self.place.key == "data-path" else f"set dataset.{key}={value}"
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ def _try(words: argparse.Namespace) -> int:
 def _chosen(federation: Federation, words: argparse.Namespace) -> Sequence[str]:
     names: list[str] = list(federation.devices) if words.all else words.devices
     if not names:
-        raise ConfigError("name devices, or say --all", code="missing", key="devices")
+        raise ConfigError("name devices, or give --all", code="missing", key="devices")
     return [federation.device_name(name) for name in names]
 
 

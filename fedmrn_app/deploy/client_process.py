@@ -33,7 +33,7 @@ def check_app(app: str, version: str, content: bytes, allowed: str) -> None:
     """
     word = f"{app}@{sha256(content).hexdigest()}"
     if word not in allowed.replace(",", " ").split():
-        reason = f'only the installed app of fedmrn runs here; its owner may say allow-apps="{word}"'
+        reason = f'only the installed app of fedmrn runs here; its owner may set allow-apps="{word}"'
         raise ConfigError(f"app {app!r}: {reason}", code="not-allowed", key="allow-apps", value=word)
     found = importlib.import_module("flwr.cli.config_utils").get_fab_metadata(content)
     if found != (app, version):

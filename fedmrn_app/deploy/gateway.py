@@ -254,7 +254,7 @@ def read_rounds(body: bytes) -> set[str]:
 
 
 async def _pieces(request: Request) -> AsyncIterator[bytes]:
-    """Yield a request's body. A peer that sends nothing for a while has lost its turn."""
+    """Yield a request's body. Times out if no data arrives for 30 s."""
     stream = request.stream()
     while True:
         async with asyncio.timeout(_PIECE_SECONDS):

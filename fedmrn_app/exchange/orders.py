@@ -11,7 +11,6 @@ import struct
 from dataclasses import dataclass
 from typing import cast
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedmrn_app.errors import PayloadError
@@ -33,14 +32,15 @@ def order_content(order: Order, shared: ArrayRecord | None, config: bytes | None
         shared: the record of the same arrays in another message, which is reused; None to write a new one.
         config: the run's configuration, for a node that has lost it, see `pack_config`.
     """
-    if order.dense is None:  # a coded lattice is so short that names and frames would count
+    if isinstance(order.vector, bytes):  # a coded lattice is so short that names and frames would count
         scale = math.nan if order.scale is None else order.scale
         head = _HEAD.pack(order.client, order.server_round, order.seed, order.base, order.checksum, scale)
-        content = RecordDict({RECORD: ConfigRecord({FIELD: order.vector.tobytes(), TASK: head})})
+        content = RecordDict({RECORD: ConfigRecord({FIELD: order.vector, TASK: head})})
     else:
         task = ConfigRecord({"client": order.client, "round": order.server_round, "seed": order.seed})
         if order.scale is not None:
             task["scale"] = order.scale
+        assert order.dense is not None
         arrays = shared or ArrayRecord({"vector": to_array(order.vector), "dense": to_array(order.dense)})
         content = RecordDict({"model": arrays, "task": task})
     if config is not None:
@@ -58,9 +58,11 @@ def read_order(content: RecordDict) -> Order:
         short = content.config_records.get(RECORD)
         if short is not None:
             client, server_round, seed, base, checksum, scale = _HEAD.unpack(cast(bytes, short[TASK]))
-            vector = np.frombuffer(cast(bytes, short[FIELD]), np.uint8)
+            coded = short[FIELD]
+            if not isinstance(coded, bytes):
+                raise TypeError(f"the lattice is {type(coded).__name__}")
             noise_scale = None if math.isnan(scale) else scale
-            return Order(client, server_round, seed, vector, None, base=base, checksum=checksum, scale=noise_scale)
+            return Order(client, server_round, seed, coded, base=base, checksum=checksum, scale=noise_scale)
         task, arrays = content.config_records["task"], content.array_records["model"]
         client, server_round, seed = (_whole(task, name) for name in ("client", "round", "seed"))
         vector, dense = (from_array(arrays[name]) for name in ("vector", "dense"))

@@ -1,6 +1,6 @@
 """The forms in which the global model travels to the clients; each form is a pair of classes.
 
-    server:  Downlink.broadcast(state) -> Broadcast -> sent(weights that a client holds, version that it keeps) -> order
+    server:  Downlink.broadcast(state) -> Broadcast -> fill(order, held weights) -> order with the model
     client:  order -> Downlink.read -> Download
 
 `PackedDownlink` rounds each value by itself. `LatticeDownlink` codes whole steps from the initial model, or from a
@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,16 +30,6 @@ from fedmrn_app.wire.lattice_code import decode_lattice, encode_lattice
 Held = NDArray[np.bool_] | None  # weights that a client holds, bool (d,); None for all
 
 _MAX_CACHED = 1 << 20  # weights; reading a larger model costs little beside its training
-
-
-@dataclass(frozen=True)
-class Sent:
-    """The fields of an `Order` that hold the model."""
-
-    vector: NDArray[Any]
-    dense: Float32Array | None
-    base: int = 0
-    checksum: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,12 +51,12 @@ class Broadcast(ABC):
     """The global model of one round in the form in which it is sent."""
 
     @abstractmethod
-    def sent(self, held: Held, base: int = 0, versions: Versions | None = None) -> Sent:
-        """Return the model in the form in which a client receives it.
+    def fill(self, order: Order, held: Held, versions: Versions | None = None) -> Order:
+        """Return an order with the model in the form in which its client receives it.
 
         Args:
+            order: without the model; its base is the round of the version that the client keeps, 0 for none.
             held: weights that the client holds.
-            base: round of the version that the client keeps; 0 for none.
             versions: the versions that clients keep; None if they keep none.
         """
 
@@ -91,7 +81,13 @@ class Broadcast(ABC):
 
 
 class Downlink(ABC):
-    """A form of the downlink in a run; server and client have one each."""
+    """A form of the downlink in a run; server and client have one each.
+
+    Attributes:
+        on_lattice: whether the model is sent on a lattice, which has steps, and which clients can keep.
+    """
+
+    on_lattice: ClassVar[bool] = False
 
     def __init__(self, protocol: RunProtocol) -> None:
         self.protocol = protocol
@@ -144,6 +140,8 @@ class PackedDownlink(Downlink):
 
     def read(self, order: Order, held: Held, last: Version | None = None) -> Download:
         """Check and decode an order, see `Downlink.read`."""
+        if isinstance(order.vector, bytes):
+            raise PayloadError("the global model has coded bytes, expected an array", code="order")
         context, dense = self.unpack(order.vector, held), order.dense
         count = sum(self.protocol.dense_sizes)
         if dense is None or dense.dtype != np.float32 or dense.shape != (count,):
@@ -168,9 +166,9 @@ class PackedBroadcast(Broadcast):
         self._downlink = downlink
         self._state = state
 
-    def sent(self, held: Held, base: int = 0, versions: Versions | None = None) -> Sent:
-        """Return the packed vector and the dense part as it is."""
-        return Sent(self._packed(held), self._state.dense)
+    def fill(self, order: Order, held: Held, versions: Versions | None = None) -> Order:
+        """Return an order with the packed vector, and the dense part as it is."""
+        return replace(order, vector=self._packed(held), dense=self._state.dense)
 
     def received(self, held: Held) -> SharedContext:
         """Return what both sides know."""
@@ -191,6 +189,8 @@ class PackedBroadcast(Broadcast):
 
 class LatticeDownlink(Downlink):
     """Whole steps from the initial model, coded, with the dense part; see `wire/lattice.py`."""
+
+    on_lattice: ClassVar[bool] = True
 
     def broadcast(self, state: GlobalState) -> LatticeBroadcast:
         """Return the global model of a round as it is sent."""
@@ -232,12 +232,9 @@ class LatticeDownlink(Downlink):
 
     def read(self, order: Order, held: Held, last: Version | None = None) -> Download:
         """Check and decode an order, see `Downlink.read`."""
-        if order.vector.dtype != np.uint8 or order.dense is not None:
-            raise PayloadError(
-                f"the global model has the type {order.vector.dtype} {order.vector.shape}, expected coded bytes",
-                code="order",
-            )
-        lattice = self.decode(order.vector.tobytes(), held, _base_lattice(order, last))
+        if not isinstance(order.vector, bytes) or order.dense is not None:
+            raise PayloadError("the global model has arrays, expected coded bytes", code="order")
+        lattice = self.decode(order.vector, held, _base_lattice(order, last))
         context, dense = self.values(lattice, held)
         return Download(context.with_scale(order.scale), dense, Version(order.server_round, lattice))
 
@@ -256,24 +253,23 @@ class LatticeBroadcast(Broadcast):
     def __init__(self, downlink: LatticeDownlink, state: GlobalState) -> None:
         self._downlink = downlink
         self._state = state
-        self._by_base: dict[int, Sent] = {}
+        self._by_base: dict[int, tuple[bytes, int]] = {}
 
-    def sent(self, held: Held, base: int = 0, versions: Versions | None = None) -> Sent:
-        """Return the lattice coded from the client's version where that is shorter."""
+    def fill(self, order: Order, held: Held, versions: Versions | None = None) -> Order:
+        """Return an order with the lattice coded from the client's version where that is shorter."""
         if held is not None:
-            lattice = self._downlink.lattice(self._state, held)
-            return Sent(_bytes(self._downlink.encode(lattice, held)), None)
-        if base not in self._by_base:
-            self._by_base[base] = self._coded_from(base, versions)
-        return self._by_base[base]
-
-    def _coded_from(self, base: int, versions: Versions | None) -> Sent:
-        if base and versions is not None:
-            version = versions.lattice(base)
-            coded = self._downlink.encode(self._lattice, None, version)
+            return replace(order, vector=self._downlink.encode(self._downlink.lattice(self._state, held), held), base=0)
+        if order.base and versions is not None:
+            coded, checksum = self._coded_from(order.base, versions)
             if len(coded) < len(self.coded):
-                return Sent(_bytes(coded), None, base, version.checksum)
-        return Sent(_bytes(self.coded), None)
+                return replace(order, vector=coded, checksum=checksum)
+        return replace(order, vector=self.coded, base=0)
+
+    def _coded_from(self, base: int, versions: Versions) -> tuple[bytes, int]:
+        if base not in self._by_base:
+            version = versions.lattice(base)
+            self._by_base[base] = self._downlink.encode(self._lattice, None, version), version.checksum
+        return self._by_base[base]
 
     def received(self, held: Held) -> SharedContext:
         """Return what both sides know."""
@@ -309,10 +305,10 @@ class DownlinkReader:
 
     def read(self, order: Order, held: Held, last: Version | None = None) -> Download:
         """Check and decode an order; arguments and errors are those of `Downlink.read`."""
-        shared = order.dense is None and order.base == 0 and held is None
+        shared = isinstance(order.vector, bytes) and order.dense is None and order.base == 0 and held is None
         if not shared or self._downlink.protocol.layout.count > _MAX_CACHED:
             return self._downlink.read(order, held, last)
-        key = order.server_round, order.scale, order.vector.dtype.str, order.vector.tobytes()
+        key = order.server_round, order.scale, order.vector
         if self._last is None or self._last[0] != key:
             self._last = key, self._downlink.read(order, held, last)
         return self._last[1]
@@ -334,7 +330,3 @@ def _base_lattice(order: Order, last: Version | None) -> Lattice | None:
 
 def _joined(vector: Float32Array, dense: Float32Array, held: Held) -> Float32Array:
     return np.concatenate([vector if held is None else vector[held], dense])
-
-
-def _bytes(data: bytes) -> NDArray[np.uint8]:
-    return np.frombuffer(data, np.uint8)

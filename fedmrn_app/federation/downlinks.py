@@ -1,29 +1,29 @@
-"""The form of the downlink that a run's method has.
-
-A further form takes two files: its name in `wire/downlink.py`, and a module `<name>_downlink.py` here, whose class is
-called `FORM`. The command and the plug-in then have it.
-"""
+"""The forms of the downlink by name; another form is a module with its class, and a line here."""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import cast
+from collections.abc import Mapping
+from typing import cast, get_args
 
 from fedmrn_app.federation.downlink import Downlink, LatticeDownlink, PackedDownlink
 from fedmrn_app.federation.protocol import RunProtocol
-from fedmrn_app.wire.downlink import ON_LATTICE
+from fedmrn_app.federation.quantized_downlink import QuantizedDownlink
+from fedmrn_app.wire.downlink import Elementwise
+
+FORMS: Mapping[str, type[Downlink]] = {
+    **dict.fromkeys(get_args(Elementwise), PackedDownlink),
+    "grid": LatticeDownlink,
+    "quantized": QuantizedDownlink,
+}
+CHOICES = tuple(name for name in FORMS if name != "palette")  # of `downlink.dtype`; methods choose a palette themselves
+ON_LATTICE = tuple(name for name, form in FORMS.items() if form.on_lattice)  # forms that clients can keep
 
 
 def downlink_of(protocol: RunProtocol) -> Downlink:
     """Return the downlink of a run's method."""
-    form = protocol.method.packing
-    if form not in ON_LATTICE:
-        return PackedDownlink(protocol)
-    return lattice_downlink_of(protocol)
+    return FORMS[protocol.method.packing](protocol)
 
 
 def lattice_downlink_of(protocol: RunProtocol) -> LatticeDownlink:
     """Return the downlink of a run's method whose form is one on a lattice."""
-    form = protocol.method.packing
-    kind = LatticeDownlink if form == "grid" else import_module(f"{__package__}.{form}_downlink").FORM
-    return cast(LatticeDownlink, kind(protocol))
+    return cast(LatticeDownlink, downlink_of(protocol))

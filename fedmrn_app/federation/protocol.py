@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.methods.method import Method
 from fedmrn_app.methods.shared_context import SharedContext
+from fedmrn_app.validation import Range
 from fedmrn_app.wire.dense import usual_dense_bytes
 from fedmrn_app.wire.downlink import LATTICE_STEP
 from fedmrn_app.wire.payload import HEADER_SIZE
@@ -22,7 +23,26 @@ Aggregation = Literal["mean", "median", "trimmed_mean", "krum"]  # how updates b
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunProtocol:
+class ServerSettings:
+    """How the server makes the next model from the replies of a round; each attribute is a key of the configuration.
+
+    Attributes:
+        aggregation: `mean`, or the robust mean that takes its place, see `federation/robust.py`.
+        max_share: largest share of a client in the mean of a round, above 0 and below 1; None for no limit.
+        server_lr: factor of the mean update, above 0.
+    """
+
+    aggregation: Aggregation = "mean"
+    max_share: Annotated[float, Range(above=0, below=1)] | None = None
+    server_lr: Annotated[float, Range(above=0, most=100)] = 1.0
+
+    def server_settings(self) -> dict[str, Any]:
+        """Return the values of these attributes."""
+        return {each.name: getattr(self, each.name) for each in fields(ServerSettings)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunProtocol(ServerSettings):
     """What server and clients know before the first round; a client with a narrower model has a protocol of its own.
 
     Attributes:
@@ -37,10 +57,7 @@ class RunProtocol:
         first_dense: the dense part before the first round, float32 (m,); None for zeros.
         max_norm: largest norm of a reply, as a multiple of the round's median; None for no limit.
         equal_weights: whether each client counts the same in the mean; otherwise a client counts by its samples.
-        max_share: largest share of a client in the mean of a round, above 0 and below 1; None for no limit.
         confirmed: the operator's number of samples of each client, which replaces what clients state; None without.
-        aggregation: `mean`, or the robust mean that takes its place, see `federation/robust.py`.
-        server_lr: factor of the mean update, above 0.
         framing_bytes: bytes that the transport adds to a payload, which the rate control counts.
     """
 
@@ -55,10 +72,7 @@ class RunProtocol:
     first_dense: Float32Array | None = None
     max_norm: float | None = None
     equal_weights: bool = False
-    max_share: float | None = None
     confirmed: Mapping[int, int] | None = None
-    aggregation: Aggregation = "mean"
-    server_lr: float = 1.0
     framing_bytes: int = 180  # of a Flower message
 
     @classmethod
@@ -99,7 +113,7 @@ class RunProtocol:
 
     @property
     def bits_beside(self) -> float:
-        """About how many bits of a reply are none of the method's body: header, dense part, and framing."""
+        """Estimated bits of a reply outside the method's body: header, dense part, and framing."""
         dense = usual_dense_bytes(self.dense_sizes, self.dense_bits)
         return 8 * (HEADER_SIZE + dense + self.framing_bytes)
 
@@ -139,7 +153,7 @@ class Order:
         client: number of the client.
         server_round: number of the round, from 1.
         seed: the 64-bit seed that the client is given.
-        vector: the global vector in the form of the downlink; on a lattice, its coded bytes with the dense part.
+        vector: the global vector in the form of the downlink; on a lattice, bytes that hold the dense part too.
         dense: the global dense part, float32 (m,); None on a lattice.
         base: round of the version from which the lattice is coded; 0 is the initial model.
         checksum: of that version, see `Lattice.checksum`; 0 for the initial model.
@@ -149,8 +163,8 @@ class Order:
     client: int
     server_round: int
     seed: int
-    vector: NDArray[Any]
-    dense: Float32Array | None
+    vector: NDArray[Any] | bytes = b""
+    dense: Float32Array | None = None
     _: KW_ONLY
     base: int = 0
     checksum: int = 0

@@ -75,6 +75,3 @@ class QuantizedBroadcast(LatticeBroadcast):
     def published(self) -> NDArray[np.int32]:
         """The lattice that this round sends, which the next one starts from."""
         return self._lattice.to_array()
-
-
-FORM = QuantizedDownlink

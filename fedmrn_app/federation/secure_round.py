@@ -104,7 +104,7 @@ def secure_round(
     start = time.perf_counter()
     clients, (counts, dense) = server.unmask()
     if counts.max(initial=0) > len(clients):
-        reason = f"round {opened.number}: the secure sum is none of {len(clients)} masks; a client sent something else"
+        reason = f"round {opened.number}: the secure sum exceeds {len(clients)}, so a client did not send a mask"
         raise RunError(reason, code="secure-sum")
     used = [UsedReply(client=one, loss=math.nan, train_seconds=math.nan, compress_seconds=math.nan) for one in clients]
     gone = [FailedReply(one, str(error)) for one, error in failed.items() if one not in set(clients)]

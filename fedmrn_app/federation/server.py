@@ -107,17 +107,8 @@ class OpenRound:
         """
         held = self.submodel_mask(client)
         base = 0 if whole or held is not None or self.versions is None else self.versions.held_by(client)
-        sent = self._broadcast.sent(held, base, self.versions)
-        return Order(
-            client,
-            self.number,
-            self.seed(client),
-            sent.vector,
-            sent.dense,
-            base=sent.base,
-            checksum=sent.checksum,
-            scale=self._scale,
-        )
+        order = Order(client, self.number, self.seed(client), base=base, scale=self._scale)
+        return self._broadcast.fill(order, held, self.versions)
 
     def context(self, client: int) -> SharedContext:
         """Return what the server and a client both know before the client trains."""
@@ -303,7 +294,7 @@ class _Summed:
     broken: dict[int, PayloadError] = field(default_factory=dict)
 
     def failed_late(self) -> dict[int, PayloadError]:
-        """Return why clients failed that were counted when the weights of the others were limited."""
+        """Return the errors of clients whose samples were counted when weights were capped."""
         return {one.client: PayloadError(one.reason) for one in self.report.failed if one.client in self.weighted}
 
 

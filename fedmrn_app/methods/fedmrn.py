@@ -99,14 +99,14 @@ class FedMRN(MethodConfig):
         kind = MaskKind(self.signed, deterministic=self.masking in ("pm", "dm"))
         if run.bits is not None and kind.deterministic:
             reason = f"masks by strategy.masking={self.masking} take a bit at any scale of the noise"
-            raise conflict("uplink.bits", run.bits, f"{reason}; say uplink.bits=null")
+            raise conflict("uplink.bits", run.bits, f"{reason}; set uplink.bits=null")
         shared = self.shared_noise or run.secure
         if shared and run.bits is not None:
-            raise conflict("uplink.bits", run.bits, "masks of shared noise take a bit per weight; say uplink.bits=null")
+            raise conflict("uplink.bits", run.bits, "masks of shared noise take a bit per weight; set uplink.bits=null")
         if shared and run.randomized_response is not None:
             flip = run.randomized_response.probability
             raise conflict(
-                "privacy.flip", flip, "is not corrected in a sum of masks of shared noise; say privacy.flip=null"
+                "privacy.flip", flip, "is not corrected in a sum of masks of shared noise; set privacy.flip=null"
             )
         low_rank = run.bits is None if self.low_rank is None else self.low_rank
         own_noise = NoiseMask(run.noise, kind, run.coder, run.randomized_response, low_rank)

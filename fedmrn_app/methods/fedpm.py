@@ -94,15 +94,15 @@ class FedPM(MethodConfig):
         """Return training of scores, a codec of masks, and probabilities as global vector."""
         if run.downlink != "float32":
             raise conflict(
-                "downlink.dtype", run.downlink, "fedpm sends its probabilities exactly; say downlink.dtype=float32"
+                "downlink.dtype", run.downlink, "fedpm sends its probabilities exactly; set downlink.dtype=float32"
             )
         if self.optimizer == "adam" and self.score_lr > 1:
-            reason = "is a step size of SGD; with strategy.optimizer=adam say 0.01"
+            reason = "is a step size of SGD; with strategy.optimizer=adam set it to 0.01"
             raise conflict("strategy.score_lr", self.score_lr, reason)
         for key, default in (("moments", "restarted"), ("gradient", "exact")):
             value = getattr(self, key)
             if self.optimizer == "sgd" and value != default:
-                reason = f"is for Adam; say strategy.optimizer=adam, or strategy.{key}={default}"
+                reason = f"is for Adam; set strategy.optimizer=adam, or strategy.{key}={default}"
                 raise conflict(f"strategy.{key}", value, reason)
         network = FrozenNetwork(run.seed, 2.0 if self.network == "he" else math.e**2)
         return Method(

@@ -47,7 +47,7 @@ class FedScalar(MethodConfig):
     def build(self, run: RunOptions) -> Method:
         """Return plain SGD with a codec of projections on one vector per round."""
         if self.divisor == "clients" and not run.clients:
-            reason = "the number of clients is unknown; say strategy.divisor=participants"
+            reason = "the number of clients is unknown; set strategy.divisor=participants"
             raise conflict("strategy.divisor", self.divisor, reason)
         return Method(
             name=self.name,

@@ -31,7 +31,6 @@ from fedmrn_app.methods.submodel_selection import SubmodelSelector
 from fedmrn_app.noise import Noise
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.wire.body import Body, Coder
-from fedmrn_app.wire.downlink import DownlinkDtype, Packing
 
 StepHook = Callable[[int], None] | None  # called with the step number t = 1..S
 
@@ -210,7 +209,7 @@ class Method:
         selection: the weights that a client receives.
         whole_model: whether all trained parameters are masked weights, biases and batch norm too.
         shared_seed: whether all clients of a round are given one seed.
-        packing: how the global vector is sent.
+        packing: how the global vector is sent, a form of `federation/downlinks.py`.
         error_feedback: whether clients add to each update what the last upload left out.
         rate_control: control of the noise's scale; None if the scale is fixed.
         randomized_response: of the bits of masks; None if clients send them as they are.
@@ -225,7 +224,7 @@ class Method:
     selection: SubmodelSelector = field(default_factory=SubmodelSelector)
     whole_model: bool = False
     shared_seed: bool = False
-    packing: Packing = "float32"
+    packing: str = "float32"
     error_feedback: bool = False
     rate_control: RateControl | None = None
     randomized_response: RandomizedResponse | None = None
@@ -296,7 +295,7 @@ class RunOptions:
     seed: int = 0
     _: KW_ONLY
     coder: Coder = "auto"
-    downlink: DownlinkDtype = "float32"
+    downlink: str = "float32"
     bits: float | None = None
     randomized_response: RandomizedResponse | None = None
     rounds: int = 0

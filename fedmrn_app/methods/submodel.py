@@ -102,18 +102,18 @@ class SubModel(PartOptions, MethodConfig):
 
     def _check_output_step(self) -> None:
         if self.output_lr is not None and self.granularity == "channel":
-            reason = "the output step is one of single weights; say strategy.granularity=weight"
+            reason = "the output step is one of single weights; set strategy.granularity=weight"
             raise conflict("strategy.output_lr", self.output_lr, reason)
         if self.output_lr is not None and self.masking == "rolling" and self.windows.startswith("fedrolex"):
-            reason = "averages over all windows, of which there are as many as weights; say strategy.windows=shuffled"
+            reason = "averages over all windows, of which there are as many as weights; set strategy.windows=shuffled"
             raise conflict("strategy.output_lr", self.output_lr, reason)
 
     def _check_label_rows(self) -> None:
         if self.label_rows == "own" and self.aggregate == "fill":
-            reason = "leaves rows out of a mean over holders; say strategy.aggregate=coverage"
+            reason = "leaves rows out of a mean over holders; set strategy.aggregate=coverage"
             raise conflict("strategy.label_rows", self.label_rows, reason)
         if self.label_rows == "own" and self.granularity == "weight":
-            reason = "needs biases that are weights, as they are by channel; say strategy.granularity=channel"
+            reason = "needs biases that are weights, as they are by channel; set strategy.granularity=channel"
             raise conflict("strategy.label_rows", self.label_rows, reason)
 
 

@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 from fedmrn_app.errors import ConfigError, PayloadError, VersionError
 from fedmrn_app.federation.downlink import Broadcast
-from fedmrn_app.federation.downlinks import lattice_downlink_of
+from fedmrn_app.federation.downlinks import ON_LATTICE, lattice_downlink_of
 from fedmrn_app.federation.protocol import GlobalState, Order, RunProtocol
 from fedmrn_app.federation.versions import Version
 from fedmrn_app.methods.fedavg import Floats
 from fedmrn_app.methods.method import Method
 from fedmrn_app.plugin.arrays import Parts, Values, only_arrays, to_record, to_values, usual_ways
 from fedmrn_app.plugin.settings import FORMAT, GRID, LATER_FORMAT, check_format, format_fields
-from fedmrn_app.wire.downlink import ON_LATTICE, LatticeForm
+from fedmrn_app.validation import refusal
 from fedmrn_app.wire.lattice import Lattice
 
 _REFERENCE, _VERSION = "fedmrn-reference", "fedmrn-version"  # records in the client's state
@@ -50,7 +50,7 @@ class ReferenceArrays:
         exact: the bytes of the tensors that are sent exactly.
     """
 
-    def __init__(self, values: Values, form: LatticeForm, step: float) -> None:
+    def __init__(self, values: Values, form: str, step: float) -> None:
         self.values = values
         self.parts = Parts.of(values, usual_ways(values))
         first = self.state(values)
@@ -93,7 +93,18 @@ class ReferenceArrays:
 class LatticeSender:
     """The server's half: what nodes hold of the arrays that were sent before."""
 
-    def __init__(self, form: LatticeForm, step: float) -> None:
+    def __init__(self, form: str, step: float) -> None:
+        """Make the sender of a run.
+
+        Args:
+            form: of the downlink.
+            step: of the lattice.
+
+        Raises:
+            ConfigError: there is no such form on a lattice.
+        """
+        if form not in ON_LATTICE:
+            raise refusal("downlink", form, f"must be one of float32, {', '.join(ON_LATTICE)}", "choice")
         self._form, self._step = form, step
         self._number = 0
         self._published: NDArray[np.int32] | None = None  # the last arrays that were sent, see `GlobalState`
@@ -132,10 +143,11 @@ class LatticeSender:
         if arrays is not sent.record:
             raise _not_on_lattice(self._form, "clients different arrays in one round")
         informed = node in self._informed
-        model = sent.broadcast.sent(None, self._versions.held_by(node) if informed else 0, self._versions)
+        base = self._versions.held_by(node) if informed else 0
+        order = sent.broadcast.fill(Order(0, sent.number, 0, base=base), None, self._versions)
         record = ConfigRecord({
-            "": model.vector.tobytes(), "key": key, "step": self._step, "number": sent.number,
-            "reference": self._reference.checksum, "base": model.base, "checksum": model.checksum,
+            "": cast(bytes, order.vector), "key": key, "step": self._step, "number": sent.number,
+            "reference": self._reference.checksum, "base": order.base, "checksum": order.checksum,
             **format_fields(FORMAT if self._form == "grid" else LATER_FORMAT),
         })  # fmt: skip
         if self._form != "grid":
@@ -215,7 +227,7 @@ def read_arrays(content: RecordDict, context: Context) -> None:
     context.state[_VERSION] = ConfigRecord({"number": version.server_round, **version.lattice.kept()})
 
 
-def _read_form(record: ConfigRecord) -> LatticeForm:
+def _read_form(record: ConfigRecord) -> str:
     """Return the form in which arrays are coded.
 
     Raises:
@@ -225,7 +237,7 @@ def _read_form(record: ConfigRecord) -> LatticeForm:
     form = record.get("form", "grid")
     if form not in ON_LATTICE:
         check_format(record, f"the downlink {form!r}, which", LATER_FORMAT)
-    return cast(LatticeForm, form)
+    return str(form)
 
 
 def _read_record(record: Mapping[str, Any]) -> tuple[str, float, Order]:
@@ -235,9 +247,8 @@ def _read_record(record: Mapping[str, Any]) -> tuple[str, float, Order]:
         raise TypeError(f"key {key!r}")
     if not (np.isfinite(step) and step > 0):
         raise ValueError(f"step {step}")
-    vector = np.frombuffer(bytes(record[""]), np.uint8)
     number, base = int(record["number"]), int(record["base"])
-    return key, step, Order(0, number, 0, vector, None, base=base, checksum=record["checksum"])
+    return key, step, Order(0, number, 0, bytes(record[""]), base=base, checksum=record["checksum"])
 
 
 def _read_version(context: Context) -> Version | None:
@@ -248,6 +259,6 @@ def _read_version(context: Context) -> Version | None:
     return Version(values["number"], Lattice.from_kept(values))
 
 
-def _not_on_lattice(form: LatticeForm, what: str) -> ConfigError:
-    message = f"downlink={form}: the strategy sends {what}; say downlink=float32"
+def _not_on_lattice(form: str, what: str) -> ConfigError:
+    message = f"downlink={form}: the strategy sends {what}; set downlink=float32"
     return ConfigError(message, code="arrays", key="downlink", value=form)

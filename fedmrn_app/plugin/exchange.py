@@ -32,7 +32,6 @@ from fedmrn_app.plugin.settings import (
     SECURE_BITS,
     SECURE_BOUND,
     ClientTask,
-    DownlinkForm,
     PluginSettings,
     check_own_scales,
 )
@@ -66,7 +65,7 @@ class Exchange:
         alpha: float | Literal["auto"] = DEFAULT_ALPHA,
         dense_bits: int = 6,
         seed: Annotated[int, Range(least=0, below=1 << 56)] = 0,
-        downlink: DownlinkForm = "float32",
+        downlink: str = "float32",
         step: Positive = LATTICE_STEP,
         options: Mapping[str, Any] | None = None,
         plain_replies: bool = True,

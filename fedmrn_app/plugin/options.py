@@ -10,7 +10,7 @@ import numpy as np
 
 from fedmrn_app.noise import Distribution
 from fedmrn_app.plugin.exchange import Exchange
-from fedmrn_app.plugin.settings import DEFAULT_ALPHA, DownlinkForm
+from fedmrn_app.plugin.settings import DEFAULT_ALPHA
 from fedmrn_app.validation import check_call, refusal
 
 _log = logging.getLogger("flwr")
@@ -46,7 +46,7 @@ class Options(TypedDict, total=False):
     alpha: float | Literal["auto"]
     dense_bits: int
     seed: int
-    downlink: DownlinkForm
+    downlink: str
     step: float
     options: Mapping[str, Any] | None
     plain_replies: bool

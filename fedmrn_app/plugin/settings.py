@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import ConfigRecord
@@ -26,9 +26,7 @@ from fedmrn_app.plugin.arrays import Parts, Values
 from fedmrn_app.plugin.scales import SCALES, Exponents, rescaled
 from fedmrn_app.validation import build, nearest
 from fedmrn_app.wire.dense import DENSE_BITS
-from fedmrn_app.wire.downlink import LatticeForm
 
-DownlinkForm = Literal["float32", LatticeForm]
 DEFAULT_METHOD = "quantized"  # of the methods that need no change in the training
 DEFAULT_SECURE = "fedavg"  # of those whose updates can be added up
 DEFAULT_ALPHA = 0.01  # scale of the noise

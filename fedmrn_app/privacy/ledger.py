@@ -68,7 +68,7 @@ class Ledger:
             if missing:
                 raise RunError(
                     f"{path}: line {number} does not say what privacy.{missing[0]} was, because an older version wrote "
-                    "it, so epsilon cannot be vouched for; finish the run with that version, or start a new run",
+                    "it, so epsilon cannot be computed; finish the run with that version, or start a new run",
                     code="ledger",
                     key=f"privacy.{missing[0]}",
                 )

@@ -15,11 +15,11 @@ from yaml import YAMLError
 from fedmrn_app.config.schema import Config, SimulationConfig
 from fedmrn_app.data.partitions import PartitionConfig
 from fedmrn_app.errors import RunError
+from fedmrn_app.federation.downlinks import ON_LATTICE
 from fedmrn_app.privacy.mechanism import PrivacyConfig
 from fedmrn_app.results.resume import flatten
 from fedmrn_app.results.round_row import from_row
 from fedmrn_app.results.summary import summarize
-from fedmrn_app.wire.downlink import ON_LATTICE
 
 # Settings that do not change what is computed, or that stand in columns of their own.
 _NOT_IN_NAMES = {

@@ -15,7 +15,7 @@ from fedmrn_app.validation import changed
 # The settings that may change when a run resumes.
 _MAY_CHANGE = ("rounds", "resume", "restarts", "round_timeout", "node_timeout", "min_clients", "min_replies")
 _MAY_CHANGE_WITHIN = ("privacy.", "log.", "simulation.", "ray.")
-# What the promise of earlier rounds rests on, and epsilon does not tell apart.
+# Settings that earlier rounds' privacy guarantee depends on but epsilon does not record.
 _MUST_STAY = ("privacy.noise_seed", "privacy.flip", "privacy.local_epsilon")
 _OUTPUT_STEP = "strategy.output_lr"  # if it has a value, the last round is an output step, which ends the training
 

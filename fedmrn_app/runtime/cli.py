@@ -7,16 +7,29 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn, cast
 
 import hydra
 from hydra._internal.utils import get_args_parser
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.utils import run_job
 from hydra.errors import HydraException
+from hydra.experimental.callback import Callback
+from hydra.types import HydraContext, RunMode
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from fedmrn_app.config.build import find_conf
-from fedmrn_app.config.compose import load_config, open_own_groups, quote_override
-from fedmrn_app.config.sweep import Sweep, open_sweep, run_folder, sweep_of
+from fedmrn_app.config.compose import (
+    check_values,
+    compose_checked,
+    open_own_groups,
+    own_hydra,
+    plain_values,
+    quote_override,
+)
+from fedmrn_app.config.sweep import Sweep, open_sweep, run_folder, swept
 from fedmrn_app.environment import set_connection
 from fedmrn_app.errors import ConfigError, FedMRNError
 from fedmrn_app.flower.local_run import prepare_workers
@@ -37,7 +50,8 @@ def main() -> None:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # for models and tasks of the user's own
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra passes errors on, instead of printing a traceback itself
-    sweep = None
+    sweep, composed = None, None
+    folder: Path | None
     try:
         with ExitStack() as folders:
             folders.enter_context(late_help())
@@ -50,17 +64,30 @@ def main() -> None:
                 overrides = [word for word in arguments if not word.startswith("-")]
                 if on is None and not any(word.startswith("hydra/launcher=") for word in overrides):
                     prepare_workers(overrides)
-                sweep = _checked(overrides, several=bool({"--multirun", "-m"} & set(options)))
-                folder, key = (run_folder(overrides), "run") if sweep is None else (sweep.folder, "sweep")
+                if {"--multirun", "-m"} & set(options):
+                    sweep = _checked_sweep(overrides)
+                    folder, key = sweep.folder, "sweep"
+                else:
+                    composed = _checked_run(overrides)
+                    folder, key = run_folder(composed.hydra), "run"
                 sys.argv[1:] = [*options, *open_own_groups(overrides)]  # in this order for Hydra's parser
                 if folder is not None:
                     folders.enter_context(claimed(folder, f"hydra.{key}.dir"))
-                    sys.argv.append(quote_override(f"hydra.{key}.dir", str(folder)))
+                    word = quote_override(f"hydra.{key}.dir", str(folder))
+                    sys.argv.append(word)
+                if composed is None or folder is None or options or not _is_plain(composed):
+                    composed = None
+                else:
+                    composed.hydra.run.dir = str(folder)
+                    composed.hydra.overrides.hydra.append(word)
                 if sweep is not None:
                     forget_outcomes(sweep.folder)
             if on is not None:
                 set_connection(on)
-            hydra.main(version_base="1.3", config_path=str(find_conf()), config_name="config")(task)()
+            if composed is not None:
+                _run(composed)
+            else:
+                hydra.main(version_base="1.3", config_path=str(find_conf()), config_name="config")(task)()
     except SystemExit as left:
         if sweep is not None and left.code:  # such as a launcher whose process died
             print_sweep(sweep)
@@ -110,20 +137,38 @@ def _check_options(arguments: Sequence[str]) -> None:
     parser.parse_intermixed_args([word for word in arguments if word not in ("--help", "-h", "--version")])
 
 
-def _checked(overrides: Sequence[str], *, several: bool) -> Sweep | None:
-    """Check all runs that a command line asks for before the first one starts; return the sweep, None for one run."""
-    if several:
-        sweep = open_sweep(overrides)
-        if len(sweep.runs) == 1 and not sweep.searches:
-            console.print("--multirun has no effect because no setting has several values")
-        elif len(sweep.runs) > MANY:
-            console.print(f"checking {len(sweep.runs)} runs before the first one starts")
-        sweep.check()
-        return sweep
-    load_config(tuple(overrides))
-    if any(word.startswith("experiment=") for word in overrides) and (swept := sweep_of(overrides)):
-        console.print(f"one run; with --multirun the experiment is a sweep over {' '.join(swept)}", markup=False)
-    return None
+def _checked_sweep(overrides: Sequence[str]) -> Sweep:
+    """Check all runs of a sweep before the first one starts."""
+    sweep = open_sweep(overrides)
+    if len(sweep.runs) == 1 and not sweep.searches:
+        console.print("--multirun has no effect because no setting has several values")
+    elif len(sweep.runs) > MANY:
+        console.print(f"checking {len(sweep.runs)} runs before the first one starts")
+    sweep.check()
+    return sweep
+
+
+def _checked_run(overrides: Sequence[str]) -> DictConfig:
+    """Compose and check the configuration of one run, with Hydra's own settings."""
+    composed = compose_checked(overrides, hydra=True)
+    check_values(plain_values(composed))
+    if any(word.startswith("experiment=") for word in overrides) and (values := swept(composed.hydra)):
+        console.print(f"one run; with --multirun the experiment is a sweep over {' '.join(values)}", markup=False)
+    return composed
+
+
+def _is_plain(composed: DictConfig) -> bool:
+    """Return whether Hydra would do no more with a configuration than start one run."""
+    return composed.hydra.mode != RunMode.MULTIRUN and not composed.hydra.callbacks
+
+
+def _run(composed: DictConfig) -> None:
+    """Start one run as Hydra's main function does, which would compose the configuration twice more."""
+    composed.hydra.mode = RunMode.RUN
+    with own_hydra():
+        loader = GlobalHydra.instance().config_loader()
+    context = HydraContext(loader, cast(Any, Callback()))
+    _ = run_job(task, composed, "hydra.run.dir", None, context).return_value  # raises what the task has raised
 
 
 def print_sweep(sweep: Sweep) -> bool:

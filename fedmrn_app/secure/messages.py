@@ -194,7 +194,7 @@ def read_survivors(envelope: Envelope, data: bytes) -> tuple[list[int], list[int
     """Read the message `survivors`: neighbours whose input has arrived, and the others."""
     content = envelope.read(data, SURVIVORS)
     if len(content) < _COUNT.size:
-        raise PayloadError("secure message ends before its counts", code="secure-length", value=len(content))
+        raise PayloadError("secure message is truncated before its counts", code="secure-length", value=len(content))
     arrived, dropped = _COUNT.unpack_from(content)
     _sized(content, _COUNT.size + _NUMBER.size * (arrived + dropped))
     numbers = [number for (number,) in _NUMBER.iter_unpack(content[_COUNT.size :])]
@@ -229,7 +229,7 @@ def _write_records(records: Mapping[int, bytes], first: int = 0) -> list[bytes]:
 def _records(content: memoryview, size: int) -> tuple[int, dict[int, bytes]]:
     """Return the first count, and the records of `size` bytes by the number of their client, ascending."""
     if len(content) < _COUNT.size:
-        raise PayloadError("secure message ends before its counts", code="secure-length", value=len(content))
+        raise PayloadError("secure message is truncated before its counts", code="secure-length", value=len(content))
     first, count = _COUNT.unpack_from(content)
     whole = _NUMBER.size + size
     rest = bytes(_sized(content, _COUNT.size + count * whole)[_COUNT.size :])

@@ -156,7 +156,7 @@ class Characters(Task):
         for column in (self.group_column, *columns):
             if column not in names:
                 key = "group_column" if column == self.group_column else "text_column"
-                raise self._error(key, f"{place} has only the columns {', '.join(names)}; say dataset.{key}=COLUMN")
+                raise self._error(key, f"{place} has only the columns {', '.join(names)}; set dataset.{key}=COLUMN")
         numbers: dict[Any, int] = {}
         texts, lengths, roles = [], list[int](), list[int]()
         with place.reading():
@@ -187,7 +187,7 @@ class Characters(Task):
                 if not isinstance(cell, str):
                     raise place.error("type", f"column {column} must hold text, and one row has {cell!r:.40}")
                 if size is not None and len(cell) != size:
-                    way = f"say dataset.window={len(cell)}" if column == "x" else "y is the one that follows x"
+                    way = f"set dataset.window={len(cell)}" if column == "x" else "y is the one that follows x"
                     problem = f"{place} has {len(cell)} characters in column {column} of a row, not {size}"
                     raise self._error("window", f"{problem}; {way}")
         return ["".join(cells) for cells in zip(*values, strict=True)]

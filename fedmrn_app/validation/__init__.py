@@ -118,7 +118,7 @@ def check_call(function: Callable[..., Any], values: Mapping[str, Any], key: str
     for name, parameter in named.items():
         if values.get(name, "???" if parameter.default is parameter.empty else None) == "???":
             full = f"{prefix}{name}"
-            raise ConfigError(f"{full}: is missing; say {full}=VALUE", code="missing", key=full)
+            raise ConfigError(f"{full}: is missing; set {full}=VALUE", code="missing", key=full)
     hints = _hints(function)
     return {name: _value(hints.get(name, Any), value, f"{prefix}{name}") for name, value in values.items()}
 

@@ -85,7 +85,7 @@ def unpack_dense(data: bytes | memoryview, known: Float32Array, sizes: Sequence[
             steps += reader.read(geometric_model(limit, int(head["decay"])), size).astype(np.int32) - limit
         with np.errstate(over="ignore"):
             values[part] = known[part] if head["step"] == 0 else steps * np.abs(np.float64(head["step"]))
-    reader.check_end("dense part", "value")
+    reader.check_end("dense part")
     return finite(values, "dense part")
 
 

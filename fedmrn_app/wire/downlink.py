@@ -9,7 +9,7 @@ palette            the bytes of `wire/codebook.py`: exact, and short for vectors
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,7 @@ from fedmrn_app.layout import Float32Array
 from fedmrn_app.wire.codebook import pack_palette, unpack_palette
 from fedmrn_app.wire.primitives import finite
 
-LatticeForm = Literal["grid", "quantized"]  # forms that clients can keep, see `federation/downlinks.py`
-ON_LATTICE: tuple[LatticeForm, ...] = get_args(LatticeForm)
-DownlinkDtype = Literal["float32", "float16", "bfloat16", "int8", LatticeForm]
 Elementwise = Literal["float32", "float16", "bfloat16", "int8", "palette"]
-Packing = Literal[Elementwise, LatticeForm]
 
 # steps of a lattice; each costs at most 0.1 points of accuracy
 LATTICE_STEP = 1.0  # root mean squares of the first weights, for a tensor of mean size

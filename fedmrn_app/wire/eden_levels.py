@@ -50,7 +50,7 @@ def decode_eden_levels(body: Body, count: int, cells: NDArray[np.int64]) -> NDAr
             )
         reader = SymbolReader(body.data, 1 if body.form == CODED else LANES)
         coded = reader.read(categorical(cells.astype(np.float64)), count).astype(np.uint8)
-        reader.check_end("coded body", "level")
+        reader.check_end("coded body")
         return coded
     body.must_be_plain()
     bits = unpack_bits(body.data, count * width).reshape(count, -1)

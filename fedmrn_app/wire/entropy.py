@@ -78,14 +78,14 @@ class SymbolReader:
         self._place = symbol_rans.decode(model, self._states, self._words, self._place, symbols)
         return symbols
 
-    def check_end(self, what: str, symbol: str) -> None:
+    def check_end(self, what: str) -> None:
         """Refuse words that are left after the last symbol, or that were missing.
 
         Raises:
             PayloadError: the lanes are not in their first states.
         """
         if self._place or (self._states != self._start).any():
-            raise PayloadError(f"{what} does not end with its last {symbol}", code="trailing")
+            raise PayloadError(f"{what} has trailing or missing data", code="trailing")
 
 
 def encode_runs(runs: Sequence[NDArray[np.integer]], counts: Sequence[Counts], lanes: int) -> bytes:
@@ -108,7 +108,7 @@ def decode_runs(body: bytes | memoryview, counts: Sequence[Counts], lanes: int) 
         if np.bincount(run, minlength=len(count)).tolist() != list(count):
             raise PayloadError("coded body does not hold the symbols that it announces", code="symbols")
         runs.append(run)
-    reader.check_end("coded body", "symbol")
+    reader.check_end("coded body")
     return runs
 
 

@@ -105,7 +105,7 @@ def decode_lattice(data: bytes, sizes: Sequence[int], base: Lattice | None = Non
         if symbols.size and max(-int(symbols.min()), int(symbols.max())) > FAR:
             raise PayloadError(f"lattice has counts above {FAR}", code="range")
         counts[part] = symbols
-    coded.check_end("lattice", "element")
+    coded.check_end("lattice")
     return Lattice(steps, counts)
 
 

@@ -89,7 +89,7 @@ class LatticeLevels:
         if data[0] == WHOLE:
             return decode_lattice(data[1:], self.sizes)
         if len(data) < 5:
-            raise PayloadError("the global model ends in its head", code="length", value=len(data))
+            raise PayloadError("the coded global model is truncated inside its header", code="length", value=len(data))
         if data[0] == LEVELS:
             base = None
         end = 5 + struct.unpack_from("<I", data, 1)[0]

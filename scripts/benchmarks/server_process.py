@@ -102,7 +102,9 @@ def make_payload(protocol: RunProtocol, order: Order, coder: Coder) -> bytes:
         update = random.standard_normal(count, np.float32) * np.float32(NOISE.alpha / 4)
         kept = uniforms(known_key(order.seed), count) < update / noise  # drawn with less memory than a client's
         source = ReplyNoise(NOISE, order.seed, noise)
-        body = pack_mask(kept, partial(codec.side_info, source, protocol.context(order.vector, None)), "auto")
+        body = pack_mask(
+            kept, partial(codec.side_info, source, protocol.context(np.asarray(order.vector), None)), "auto"
+        )
     header = header_of(protocol, order.seed, SAMPLES, count)
     return write_upload(protocol, header, Update(body, DENSE), DENSE)
 

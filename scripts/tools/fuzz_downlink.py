@@ -108,7 +108,8 @@ def _with_bytes(order: Order, change: Callable[[bytes], bytes], random: np.rando
     """Return the order with other bytes in its vector, or in its dense part if it has one."""
     if order.dense is not None and random.random() < 0.2:
         return dataclasses.replace(order, dense=_changed(order.dense, change))
-    return dataclasses.replace(order, vector=_changed(order.vector, change))
+    vector = order.vector
+    return dataclasses.replace(order, vector=change(vector) if isinstance(vector, bytes) else _changed(vector, change))
 
 
 def _changed(array: NDArray[Any], change: Callable[[bytes], bytes]) -> NDArray[Any]:
@@ -169,7 +170,8 @@ def order_splice(order: Order, other: Order, random: np.random.Generator) -> Ord
     if random.random() < 0.5:
         return dataclasses.replace(order, vector=other.vector, dense=other.dense)
     with np.errstate(invalid="ignore"):
-        vector = order.vector.astype(["<f4", "<f2", "<u2", "u1", "<i8"][int(random.integers(5))])
+        vector = np.frombuffer(order.vector, np.uint8) if isinstance(order.vector, bytes) else order.vector
+        vector = vector.astype(["<f4", "<f2", "<u2", "u1", "<i8"][int(random.integers(5))])
     return dataclasses.replace(order, vector=vector.reshape(1, -1) if random.random() < 0.5 else vector)
 
 

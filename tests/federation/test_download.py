@@ -12,7 +12,6 @@ from fedmrn_app.federation.downlinks import downlink_of
 from fedmrn_app.federation.protocol import Order, RunProtocol
 from fedmrn_app.federation.server import OpenRound
 from fedmrn_app.federation.versions import Version
-from fedmrn_app.wire.downlink import Packing
 from tests.reference import AGREEMENT, SAMPLES, STATE, D, M
 
 GRID = dataclasses.replace(AGREEMENT, method=dataclasses.replace(AGREEMENT.method, packing="grid"))
@@ -45,7 +44,7 @@ def test_what_is_read_does_not_depend_on_the_base() -> None:
 
 
 @pytest.mark.parametrize("form", ["grid", "quantized"])
-def test_coders_know_the_same_where_processors_draw_other_initial_weights(form: Packing) -> None:
+def test_coders_know_the_same_where_processors_draw_other_initial_weights(form: str) -> None:
     method = dataclasses.replace(GRID.method, packing=form)
     server = dataclasses.replace(GRID, method=method, initial=np.float32(0.3) * STATE.vector[::-1].copy())
     initial = server.initial.copy()
@@ -78,6 +77,9 @@ MALFORMED: list[tuple[RunProtocol, dict[str, Any]]] = [
     (AGREEMENT, {"vector": STATE.vector[1:]}),
     (GRID, {}),
     (GRID, {"vector": np.zeros(5, np.uint8), "dense": None}),
+    (GRID, {"vector": b"", "dense": None}),
+    (GRID, {"vector": bytes(5), "dense": None}),
+    (AGREEMENT, {"vector": STATE.vector.tobytes()}),
 ]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedmrn_app.federation.downlink import LatticeDownlink
 from fedmrn_app.federation.downlinks import downlink_of
-from fedmrn_app.federation.protocol import GlobalState, RunProtocol
+from fedmrn_app.federation.protocol import GlobalState, Order, RunProtocol
 from fedmrn_app.federation.quantized_downlink import QuantizedDownlink
 from fedmrn_app.federation.server import OpenRound
 from fedmrn_app.federation.versions import Version
@@ -92,7 +92,7 @@ def test_it_takes_fewer_bytes_than_the_grid() -> None:
         assert versions is not None
         for number, vector in enumerate(moving, start=1):
             sent = downlink.broadcast(GlobalState(vector, np.zeros(M, np.float32), None, last))
-            found.append(sent.sent(None, versions.held_by(0), versions).vector.size)
+            found.append(len(sent.fill(Order(0, number, 1, base=versions.held_by(0)), None, versions).vector))
             versions.note(number, sent.coded, [0], [0])
             last = sent.published
     assert sum(sizes["quantized"][4:]) < 0.8 * sum(sizes["grid"][4:])
@@ -132,6 +132,5 @@ def test_a_state_that_is_passed_on_goes_on_alike() -> None:
 def test_part_of_the_model_is_sent_on_a_new_lattice() -> None:
     held = RANDOM.random(LAYOUT.count) < 0.5
     state = dataclasses.replace(PROTOCOL.begin(), vector=models(1)[0])
-    order = DOWNLINK.broadcast(state).sent(held)
-    grid = downlink_of(protocol_of("grid")).broadcast(state).sent(held)
-    assert np.array_equal(order.vector, grid.vector)
+    order = DOWNLINK.broadcast(state).fill(Order(0, 1, 1), held)
+    assert order == downlink_of(protocol_of("grid")).broadcast(state).fill(Order(0, 1, 1), held)

@@ -222,7 +222,7 @@ def test_allowed_package_admits_classes_and_functions_defined_in_it(allowed: str
 @pytest.mark.parametrize(
     ("target", "reason"),
     [
-        ("odd_pkg.run", "belongs to subprocess.run; say model._target_=subprocess.run"),
+        ("odd_pkg.run", "belongs to subprocess.run; set model._target_=subprocess.run"),
         ("sys.exit", "must be a class that derives from torch.nn.Module"),
         ("os.system", "belongs to posix.system"),
     ],

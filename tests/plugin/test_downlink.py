@@ -14,7 +14,7 @@ from fedmrn_app.plugin import Compressed, compress_uplink
 from fedmrn_app.plugin.arrays import to_record
 from fedmrn_app.plugin.downlink import LatticeSender, read_arrays
 from fedmrn_app.plugin.settings import GRID
-from fedmrn_app.wire.downlink import LATTICE_STEP, LatticeForm
+from fedmrn_app.wire.downlink import LATTICE_STEP
 from tests.plugin_app import NODES, LocalGrid, Train, accuracy, inner, masked_adamw, new_app, new_net, plain, run
 
 
@@ -23,7 +23,7 @@ def run_on_grid(
     forgets: tuple[int, ...] = (),
     method: str = "eden",
     train: Train = plain,
-    downlink: LatticeForm = "grid",
+    downlink: str = "grid",
 ) -> tuple[Result, LocalGrid, list[float]]:
     """Return the result of a run, its nodes and downlink bytes; nodes in `forgets` lose their state in round 3."""
     app = new_app(train, [compress_uplink])
@@ -54,14 +54,14 @@ def run_on_grid(
     ("method", "train", "downlink"),
     [("eden", plain, "grid"), ("fedmrn", masked_adamw, "grid"), ("eden", plain, "quantized")],
 )
-def test_grid_on_the_way_down(method: str, train: Train, downlink: LatticeForm) -> None:
+def test_grid_on_the_way_down(method: str, train: Train, downlink: str) -> None:
     result, _, down = run_on_grid(8, method=method, train=train, downlink=downlink)
     assert accuracy(result.arrays) > 0.6
     assert max(down[1:]) < 0.4 * down[0]
     assert result.evaluate_metrics_clientapp[8]["accuracy"] == pytest.approx(accuracy(result.arrays), abs=0.05)
 
 
-def sent_bits(downlink: LatticeForm, rounds: int = 12) -> float:
+def sent_bits(downlink: str, rounds: int = 12) -> float:
     """Bits per parameter of the messages after the first, for weights that drift by a fifth of a step a round."""
     random, sender = np.random.default_rng(0), LatticeSender(downlink, LATTICE_STEP)
     values = {"w": random.normal(0, 0.05, (200, 300)).astype(np.float32), "b": np.zeros(300, np.float32)}
@@ -86,7 +86,7 @@ def test_quantized_changes_are_shorter_than_those_of_the_grid() -> None:
 
 
 @pytest.mark.parametrize("downlink", ["grid", "quantized"])
-def test_nodes_that_lost_their_state_are_sent_the_arrays_again_in_the_same_round(downlink: LatticeForm) -> None:
+def test_nodes_that_lost_their_state_are_sent_the_arrays_again_in_the_same_round(downlink: str) -> None:
     usual, _, down = run_on_grid(4, downlink=downlink)
     forgot, _, more = run_on_grid(4, forgets=NODES[:2], downlink=downlink)
     for name, array in usual.arrays.items():  # equal but for the order in which the mean adds the replies
@@ -112,7 +112,7 @@ def test_changes_below_a_step_of_the_lattice_add_up() -> None:
 
 
 @pytest.mark.parametrize("downlink", ["grid", "quantized"])
-def test_grids_are_read_or_refused(downlink: LatticeForm) -> None:
+def test_grids_are_read_or_refused(downlink: str) -> None:
     """Changed bytes raise no other error, and give finite arrays."""
     kept: list[Message] = []
     states: list[RecordDict] = []  # of the first node, before it reads the last message

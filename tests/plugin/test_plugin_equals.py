@@ -63,7 +63,7 @@ def by_the_commands_parts(worker: Worker, rounds: int) -> Float32Array:
         replies: dict[int, bytes | Any] = {}
         for client in opened.clients:
             order = opened.order(client)
-            known, private_seed = protocol.context(order.vector, None), mix(order.seed ^ 1)
+            known, private_seed = protocol.context(np.asarray(order.vector), None), mix(order.seed ^ 1)
             model.load(known.vector, opened.dense)
             batches = batches_of(worker, number, client)
             local = TrainContext(

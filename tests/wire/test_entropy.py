@@ -57,7 +57,7 @@ def test_symbols_round_trip(lanes: int, counts: list[int], size: int, seed: int)
 def read_back(body: bytes, lanes: int, runs: list[tuple[Edges, int]]) -> list[list[int]]:
     reader = SymbolReader(body, lanes)
     read = [reader.read(model, count).tolist() for model, count in runs]
-    reader.check_end("body", "symbol")
+    reader.check_end("body")
     return read
 
 

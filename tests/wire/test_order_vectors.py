@@ -19,7 +19,7 @@ RULE = LatticeRule((2400, 300, 10), masked=2, step=1.0, fine=1 / 16)
 COUNT = sum(RULE.sizes)
 LEVELS = LatticeLevels(Layout(((30, 80), (300,))), [10])
 NAMES = ["levels", "levels-from-a-version"] + [
-    f"{kind}{lanes}" for kind in ("lattice", "lattice-from-a-version", "palette") for lanes in ("", "-lanes")
+    f"{kind}{lanes}" for kind in ("grid", "grid-from-a-version", "palette") for lanes in ("", "-lanes")
 ]
 
 

@@ -73,7 +73,7 @@ def _arguments(
     for parameter in signature.values():
         missing = parameter.name not in known and parameter.name not in options
         if missing and parameter.default is parameter.empty and parameter.kind in _BY_NAME:
-            way = f"say model.{parameter.name}=VALUE or take a model for such data"
+            way = f"set model.{parameter.name}=VALUE or take a model for such data"
             raise _misfit(name, f"needs {parameter.name}, which {_data(task)} do not have; {way}")
     return check_call(target, {**known, **options}, "model")
 
