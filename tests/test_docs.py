@@ -216,6 +216,24 @@ def test_the_readme_output_is_that_of_a_kept_run() -> None:
     assert float(shown[1]) in {round(value, 4) for value in accuracies}
 
 
+def test_the_example_of_loaded_runs_prints_means_over_seeds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (code,) = blocks((ROOT / "docs" / "experiments.md").read_text(), "python")
+    monkeypatch.chdir(ROOT)
+    exec(code, {})
+    printed = {line.rsplit(maxsplit=2)[0]: line.split()[-2:] for line in capsys.readouterr().out.splitlines()[2:]}
+    for masking in ("psm", "pm"):
+        found = [
+            json.loads(path.read_text())["final_accuracy"]
+            for path in (ROOT / "results" / "digits" / "masking").rglob("summary.json")
+            if yaml.safe_load(path.with_name("config.yaml").read_text())["strategy"].get("masking") == masking
+        ]
+        mean, count = printed[f"fedmrn strategy.masking={masking}"]
+        assert float(mean) == pytest.approx(np.mean(found), abs=1e-5)
+        assert int(count) == len(found) == 3
+
+
 def test_task_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = re.search(r"```python\n# my_pkg/tasks.py.*?\n(.*?)```", (ROOT / "docs" / "tasks.md").read_text(), re.DOTALL)
     command = re.search(r"fedmrn (task=own .*\$PWD.*)", (ROOT / "docs" / "tasks.md").read_text())

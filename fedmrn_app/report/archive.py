@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from os.path import commonpath
 from pathlib import Path
 from typing import Any, cast
@@ -16,11 +16,11 @@ from fedmrn_app.system.atomic_io import write_durably
 _GROUPS_WITH_PATH = ("dataset", "task")
 
 
-def keep_runs(summaries: Sequence[Path], folder: Path) -> list[Path]:
+def keep_runs(runs: Iterable[str | Path], folder: Path) -> list[Path]:
     """Copy summary, rounds and configuration of runs into folders of the same names below a folder.
 
     Args:
-        summaries: paths of the runs' summary.json.
+        runs: the runs' folders.
         folder: target, created if necessary; it replaces runs of the same name.
 
     Returns:
@@ -29,10 +29,10 @@ def keep_runs(summaries: Sequence[Path], folder: Path) -> list[Path]:
     Raises:
         RunError: a run's file cannot be read.
     """
-    runs = [summary.parent.resolve() for summary in summaries]
-    parent = Path(commonpath([run.parent for run in runs]))
+    found = [Path(run).resolve() for run in runs]
+    parent = Path(commonpath([run.parent for run in found]))
     copies = []
-    for run in runs:
+    for run in found:
         copy = folder / run.relative_to(parent)
         copy.mkdir(parents=True, exist_ok=True)
         try:

@@ -13,18 +13,17 @@ import argparse
 import math
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from fedmrn_app.errors import FedMRNError, needs_extra
-from fedmrn_app.report import markdown as tables
+from fedmrn_app.report import tables
 from fedmrn_app.report.archive import keep_runs
 from fedmrn_app.report.comparison import against
-from fedmrn_app.report.groups import Group, read_groups
+from fedmrn_app.report.groups import Groups
 from fedmrn_app.report.notes import notes
-from fedmrn_app.report.runs import find_summaries
+from fedmrn_app.report.runs import load_runs
 
 
 def main() -> int:
@@ -54,21 +53,20 @@ def main() -> int:
 
 def _report(arguments: argparse.Namespace) -> list[str]:
     """Write the page and the copies that the arguments ask for, and return the lines to print."""
-    summaries = find_summaries(arguments.folders)
-    lines = table_of(summaries, arguments)
-    groups = read_groups(summaries, arguments.rounds) if arguments.page or arguments.tables else []
+    runs = load_runs(*arguments.folders, rounds=arguments.rounds)
+    lines = table_of(runs, arguments)
     if arguments.tables:
-        for title, table in tables.extra_tables(groups).items():
+        for title, table in tables.extra_tables(Groups.of(runs)).items():
             lines += ["", *tables.titled(title, table)]
     if arguments.page:
-        chosen = arguments.against
+        chosen, groups = arguments.against, Groups.of(runs)
         compared = None if chosen is None else (chosen, against(groups, chosen, arguments.last))
         with needs_extra("report", "fedmrn-report --page"):
             from fedmrn_app.report.page import write_page  # imports matplotlib
 
         lines += ["", f"page in {write_page(groups, arguments.page, arguments.last, compared)}"]
     if arguments.keep:
-        count = len(keep_runs(summaries, arguments.keep))
+        count = len(keep_runs(runs.index, arguments.keep))
         lines += ["", f"{count} run{'s' if count > 1 else ''} kept in {arguments.keep}"]
     return lines
 
@@ -105,17 +103,17 @@ def add_kinds(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def table_of(summaries: Sequence[Path], kind: argparse.Namespace) -> list[str]:
+def table_of(runs: pd.DataFrame, kind: argparse.Namespace) -> list[str]:
     """Return the lines of the command's table: a row for each run, or the table that the options of `add_kinds` choose.
 
     Raises:
         RunError: a file of a run cannot be read, or the runs lack what the options ask for.
     """
     if not (_takes_means(kind) or kind.test or kind.until is not None):
-        return tables.each_run(summaries, kind.rounds)
-    groups = read_groups(summaries, kind.rounds)
+        return tables.each_run(runs)
+    groups = Groups.of(runs)
     table = _of_groups(groups, kind)
-    return [*tables.markdown(table), *notes(table, groups, *([kind.choose] if kind.choose else []))]
+    return [*tables.markdown(table), *notes(table, groups, kind.choose)]
 
 
 def _takes_means(kind: argparse.Namespace) -> bool:
@@ -123,7 +121,7 @@ def _takes_means(kind: argparse.Namespace) -> bool:
     return bool(kind.mean or kind.across or kind.within or kind.choose or kind.against is not None)
 
 
-def _of_groups(groups: Sequence[Group], kind: argparse.Namespace) -> pd.DataFrame:
+def _of_groups(groups: Groups, kind: argparse.Namespace) -> pd.DataFrame:
     if kind.until is not None:
         return tables.until(groups, kind.until)
     if kind.within is not None:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from fedmrn_app.errors import RunError
-from fedmrn_app.report.groups import Floats, Group, final_of, metric_of
-from fedmrn_app.report.intervals import by_seed, half_width
+from fedmrn_app.report.groups import Floats, Groups, final_of, half_width
 from fedmrn_app.report.run_names import format_setting
-from fedmrn_app.report.runs import Run
+from fedmrn_app.report.runs import settings_of
 
 HIGHER, LOWER, SAME = "higher", "lower", "not distinguishable"
 
 
-def against(groups: Sequence[Group], chosen: str, last: int) -> pd.DataFrame:
+def against(groups: Groups, chosen: str, last: int) -> pd.DataFrame:
     """Return each group's difference from a chosen group over the seeds that both have.
 
     The chosen group has the same data and as many rounds. Settings that choose a group of several strategies, such as
@@ -33,36 +33,34 @@ def against(groups: Sequence[Group], chosen: str, last: int) -> pd.DataFrame:
     Raises:
         RunError: the settings choose no group, or several of another strategy, or a run has fewer rounds.
     """
-    settings = _settings_of(chosen)
-    others = _others(groups, settings, chosen)
-    name = metric_of(groups)
-    head = [
-        "run", "against", "data", "rounds", "common seeds", f"{final_of(groups, last)}, difference in points",
-        "verdict", f"best {name}, difference in points", "verdict", "bits per parameter, up", "of the other",
-    ]  # fmt: skip
+    settings = dict(word.partition("=")[::2] for word in chosen.split())
+    others = _chosen(groups, settings, chosen)
+    results = [groups.by_seed(values) for values in (groups.final(last), groups.runs["best"])]
+    bits = groups.mean(groups.runs["uplink_bits_per_parameter"]).map("{:.3f}".format)
     rows = []
-    for group in groups:
-        rivals = others.get(_place(group), [])
-        if any(rival is group for rival in rivals):
+    for number, group in groups.table.iterrows():
+        rivals = others[(others["data"] == group["data"]) & (others["rounds"] == group["rounds"])]
+        if number in rivals.index:
             continue
-        other = _other(group, rivals, settings, chosen)
-        labels = [group.label, "" if other is None else other.label, group.data, str(group.least_rounds)]
-        bits = [f"{one.summary('uplink_bits_per_parameter').mean():.3f}" if one else "" for one in (group, other)]
-        rows.append([*labels, *_differences(group, other, last), *bits])
+        labels = [group["label"], "", group["data"], str(group["rounds"])]
+        cells, of_other = ["0", "", "no such run", "", "no such run"], ""
+        if (other := _other(group, rivals, settings, chosen)) is not None:
+            labels[1], of_other = rivals["label"][other], bits[other]
+            pairs = [paired(values[number], values[other]) for values in results]
+            cells = [str(len(pairs[0])), *(cell for values in pairs for cell in difference(values))]
+        rows.append([*labels, *cells, bits[number], of_other])
+    head = [
+        "run", "against", "data", "rounds", "common seeds",
+        f"{final_of(groups.metric, last)}, difference in points", "verdict",
+        f"best {groups.metric}, difference in points", "verdict", "bits per parameter, up", "of the other",
+    ]  # fmt: skip
     return pd.DataFrame(rows, columns=head)
 
 
-def paired(group: Group, other: Group, values: Floats, others: Floats) -> Floats:
-    """Return the differences in the order of the seeds that both groups have, shape (common seeds,).
-
-    Args:
-        group: the group.
-        other: the group to compare it with.
-        values: a value for each run of the group, shape (runs,).
-        others: a value for each run of the other group, shape (runs of the other group,).
-    """
-    ours, theirs = by_seed(group, values), by_seed(other, others)
-    return np.array([value - theirs[seed] for seed, value in ours.items() if seed in theirs])
+def paired(values: pd.Series, others: pd.Series) -> Floats:
+    """Return the differences between values by seed, in the order of the seeds that both have."""
+    common = values.index.intersection(others.index)
+    return np.asarray(values[common] - others[common], np.float64)
 
 
 def difference(values: Floats) -> tuple[str, str]:
@@ -82,76 +80,46 @@ def difference(values: Floats) -> tuple[str, str]:
     return text, HIGHER if low > 0 else LOWER if high < 0 else SAME
 
 
-def _differences(group: Group, other: Group | None, last: int) -> list[str]:
-    """Return the number of common seeds, and difference and verdict of the last rounds and of the best round."""
-    if other is None:
-        return ["0", "", "no such run", "", "no such run"]
-    best = f"best_{group.metric}"
-    pairs = [
-        paired(group, other, group.final(last), other.final(last)),
-        paired(group, other, group.summary(best), other.summary(best)),
-    ]
-    return [str(len(pairs[0])), *(cell for values in pairs for cell in difference(values))]
-
-
-def _place(group: Group) -> tuple[str, int]:
-    """Return what two groups must share to be compared: the data and the number of rounds."""
-    return group.data, group.least_rounds
-
-
-def _settings_of(chosen: str) -> dict[str, str]:
-    """Return the settings of `--against` by their keys."""
-    settings = dict(word.partition("=")[::2] for word in chosen.split())
+def _chosen(groups: Groups, settings: Mapping[str, str], chosen: str) -> pd.DataFrame:
+    """Return the rows of the groups that have the settings of `--against`; `strategy` stands for `strategy.name`."""
     if not settings or not all(settings.values()):
         message = f"--against {chosen}: must be settings, such as strategy=fedavg"
         raise RunError(message, code="no-setting", key="--against", value=chosen)
-    return settings
-
-
-def _others(groups: Sequence[Group], settings: Mapping[str, str], chosen: str) -> dict[tuple[str, int], list[Group]]:
-    """Return the chosen groups of each place."""
-    others: dict[tuple[str, int], list[Group]] = {}
-    for group in groups:
-        if _has(group.runs[0], settings):
-            others.setdefault(_place(group), []).append(group)
-    if not others:
-        names = ", ".join(dict.fromkeys(group.name for group in groups))
+    table = groups.table
+    for key, value in settings.items():
+        name = key if key in settings_of(groups.runs) else f"{key}.name"
+        has = [_same(own, value) for own in table[name]] if name in table else [False] * len(table)
+        table = table[pd.Series(has, table.index, dtype=bool)]
+    if table.empty:
+        names = ", ".join(groups.table["run"].unique())
         message = f"--against {chosen}: no run has these settings; the runs are {names}"
         raise RunError(message, code="no-run", key="--against", value=chosen)
-    return others
+    return table
 
 
-def _other(group: Group, rivals: Sequence[Group], settings: Mapping[str, str], chosen: str) -> Group | None:
-    """Return which of the chosen groups of its place a group is compared with; None if there is none."""
-    if len(rivals) < 2:
-        return next(iter(rivals), None)
-    if len({rival.strategy for rival in rivals}) == 1 and rivals[0].strategy != group.strategy:
-        both = f"'{rivals[0].name}' and '{rivals[1].name}' on {group.data}"
-        message = f"--against {chosen}: chooses {both}; add a setting in which they differ"
-        raise RunError(message, code="ambiguous", key="--against", value=chosen)
-    own = [rival for rival in rivals if rival.strategy == group.strategy]
+def _other(group: pd.Series, rivals: pd.DataFrame, settings: Mapping[str, str], chosen: str) -> Any:
+    """Return the number of the chosen group that a group is compared with; None if there is none."""
+    own = rivals
+    if len(rivals) > 1:
+        if rivals["strategy"].nunique() == 1 and group["strategy"] != rivals["strategy"].iloc[0]:
+            both = f"'{rivals['run'].iloc[0]}' and '{rivals['run'].iloc[1]}' on {group['data']}"
+            message = f"--against {chosen}: chooses {both}; add a setting in which they differ"
+            raise RunError(message, code="ambiguous", key="--against", value=chosen)
+        own = rivals[rivals["strategy"] == group["strategy"]]
     if len(own) > 1:
-        own = [rival for rival in own if _without(rival, settings) == _without(group, settings)]
-    return next(iter(own), None)
+        rest = _without(group["named_by"], settings)
+        own = own[[_without(words, settings) == rest for words in own["named_by"]]]
+    return None if own.empty else own.index[0]
 
 
-def _without(group: Group, settings: Mapping[str, str]) -> dict[str, str]:
-    """Return what distinguishes a group, without some settings."""
-    return {key: value for key, value in group.settings.items() if key not in settings}
+def _without(named_by: tuple[str, ...], settings: Mapping[str, str]) -> list[str]:
+    """Return the settings that distinguish a group, without some keys."""
+    return [word for word in named_by if word.partition("=")[0] not in settings]
 
 
-def _has(run: Run, settings: Mapping[str, str]) -> bool:
-    """Return whether a run has some settings as they are typed on the command line; `strategy` is `strategy.name`."""
-    missing = object()
-    for key, value in settings.items():
-        own = run.settings.get(key, run.settings.get(f"{key}.name", missing))
-        if own is missing or not (format_setting(own) == value or _same_number(own, value)):
-            return False
-    return True
-
-
-def _same_number(own: object, value: str) -> bool:
+def _same(own: object, value: str) -> bool:
+    """Return whether a setting has a value as it is typed on the command line."""
     try:
-        return not isinstance(own, bool) and float(own) == float(value)  # type: ignore[arg-type]
+        return format_setting(own) == value or (not isinstance(own, bool) and float(own) == float(value))  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return False

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,175 +9,137 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.special import stdtrit
 
 from fedmrn_app.errors import RunError
 from fedmrn_app.report.published import published
-from fedmrn_app.report.run_names import name_runs
-from fedmrn_app.report.runs import Run, read_run
+from fedmrn_app.report.runs import load_rounds, unreadable
 
 Floats = NDArray[np.float64]
+MARK = "†"
+_LEVEL = 0.95
 
-_NAMED_SETTINGS = 4  # at most, in a name
 
-
-@dataclass(frozen=True, kw_only=True)
-class Group:
-    """Runs that differ only in their seed. Arrays have a row for each run and, where given, a column for each round.
+@dataclass(frozen=True)
+class Groups:
+    """Runs, their rounds, and the groups that they form. Values are Series with the index of one of these frames.
 
     Attributes:
-        runs: the runs in the order of their seeds, at least one.
-        settings: the settings that distinguish the group, see `name_runs`.
-        common: the values that most groups have for these settings.
-        summaries: the summaries, a row for each run.
-        rounds: the rounds, with `run` and `round` as index; as many rounds as the shortest run has. Beside the columns
-            of rounds.csv, `up_mb` and `total_mb` are the traffic of all clients up to and including the round.
+        runs: the rows of `load_runs`, by group and seed.
+        rounds: the rows of `load_rounds` for them.
+        table: the first run of each group, with the group's number as index, and in addition `label`, which is `run`
+            with a mark if a remark was kept with a run of the group, `seeds`, which counts different seeds, and
+            `paper`, the published result in percent or NaN. `rounds` is that of the shortest run.
     """
 
-    runs: Sequence[Run]
-    settings: Mapping[str, str]
-    common: Mapping[str, str]
-    summaries: pd.DataFrame
+    runs: pd.DataFrame
     rounds: pd.DataFrame
+    table: pd.DataFrame
 
-    @property
-    def name(self) -> str:
-        """The strategy, and the first settings that distinguish the group and are not common; equal on all data."""
-        return self.name_without()
+    @classmethod
+    def of(cls, runs: pd.DataFrame) -> Groups:
+        """Return the groups of the rows of `load_runs`.
 
-    @property
-    def label(self) -> str:
-        """The name, with a mark if a remark was kept with a run; see `fedmrn_app/report/notes.py`."""
-        return self.marked(self.name)
-
-    def marked(self, name: str) -> str:
-        """Return a name with a mark if a remark was kept with a run."""
-        return f"{name} †" if any(run.remark for run in self.runs) else name
-
-    @property
-    def seeds(self) -> list[int]:
-        """The seed of each run, in order; runs may repeat one."""
-        return [seed_of(run) for run in self.runs]
-
-    def name_without(self, *left_out: str) -> str:
-        """Return the name without some settings."""
-        words = [
-            f"{key}={value}"
-            for key, value in self.settings.items()
-            if key not in left_out and self.common.get(key) != value
+        Raises:
+            RunError: a run has no configuration, or its rounds cannot be read.
+        """
+        if unset := list(runs.index[runs["seed"].isna()]):
+            raise unreadable(Path(unset[0]), FileNotFoundError("there is no config.yaml"))
+        runs = runs.sort_values(["group", "seed"], kind="stable")
+        by = runs.groupby("group")
+        table = runs.drop_duplicates("group").set_index("group")
+        marked = runs["remark"].ne("").groupby(runs["group"]).any()
+        table = table.assign(
+            label=table["run"].mask(marked, table["run"] + f" {MARK}"),
+            seeds=by["seed"].nunique(),
+            rounds=by["rounds"].min(),
+        )
+        table["paper"] = [
+            published(row.strategy, row.dataset, row.partition, row.rounds) if row.evaluated_on == "test" else np.nan
+            for row in table.itertuples()
         ]
-        more = ["..."] if len(words) > _NAMED_SETTINGS else []
-        return " ".join([self.strategy, *words[:_NAMED_SETTINGS], *more])
-
-    def fact(self, key: str, default: Any = None) -> Any:
-        """Return a value that the summaries of all runs share."""
-        return self.runs[0].summary.get(key, default)
-
-    @property
-    def strategy(self) -> str:
-        """The method's name."""
-        return self.runs[0].strategy
-
-    @property
-    def data(self) -> str:
-        """The data in words, see `data_of`."""
-        return self.runs[0].data
+        return cls(runs, load_rounds(runs), table.astype({"paper": float}))
 
     @property
     def metric(self) -> str:
-        """The headline metric."""
-        return str(self.fact("metric"))
+        """The headline metric in words, or `metric` where the groups have different ones."""
+        return metric_of(self.runs)
 
-    @property
-    def split(self) -> str:
-        """The split that was evaluated: `test` or `validation`."""
-        return str(self.fact("evaluated_on", "test"))
+    def of_each(self, values: pd.Series) -> Any:
+        """Group values of runs or of rounds."""
+        return values.groupby(values.index.get_level_values("folder").map(self.runs["group"]).rename("group"))
 
-    @property
-    def least_rounds(self) -> int:
-        """The number of rounds of the shortest run."""
-        return int(self.summary("rounds").min())
+    def mean(self, values: pd.Series) -> pd.Series:
+        """Return the mean of each group over all of its runs, and rounds if the values are those of rounds."""
+        return self.of_each(values).agg(_mean)
 
-    @property
-    def published(self) -> float | None:
-        """The paper's result on the test split in percent, see `published`."""
-        if self.split != "test":
-            return None
-        return published(self.strategy, self.fact("dataset"), self.fact("partition"), self.least_rounds)
+    def by_seed(self, values: pd.Series) -> pd.Series:
+        """Return the values of runs by group and seed; runs that repeat a seed count as one, by their mean."""
+        runs = self.runs.loc[values.index]
+        return values.groupby([runs["group"], runs["seed"]]).agg(_mean)
 
-    def summary(self, key: str) -> Floats:
-        """Return a value of the summary, shape (runs,)."""
-        values: Floats = self.summaries[key].to_numpy(float)
-        return values
+    def spread(self, values: pd.Series, form: str = ".2f") -> pd.Series:
+        """Return the text of each group's mean over seeds, with half of its confidence interval if there are several.
 
-    def curve(self, key: str) -> Floats:
-        """Return a column of the rounds, shape (runs, rounds); NaN where a run of an older version lacks the column."""
-        if key not in self.rounds:
-            return np.full((len(self.runs), self.rounds.index.levshape[1]), np.nan)
-        values: Floats = np.ascontiguousarray(self.rounds[key].unstack("round"), np.float64)
-        return values
+        Args:
+            values: a value for each run.
+            form: format of the mean, such as `+.2f`; the half has no sign.
+        """
+        return self.by_seed(values).groupby(level="group").agg(lambda each: _spread(each.to_numpy(), form))
 
-    def trailing(self, key: str, last: int) -> Floats:
-        """Return a column's mean over each round and up to `last - 1` rounds before it, shape (runs, rounds)."""
-        values = self.curve(key)
-        return np.stack([values[:, max(0, end - last) : end].mean(1) for end in range(1, values.shape[1] + 1)], 1)
-
-    def final(self, last: int) -> Floats:
-        """Return the mean of the headline metric over each run's last rounds, shape (runs,).
+    def final(self, last: int) -> pd.Series:
+        """Return the mean of the headline metric over each run's last rounds.
 
         Raises:
             RunError: a run has fewer rounds.
         """
-        for run in self.runs:
-            if len(run.rounds) < last:
-                message = f"--last {last}: {run.folder} has {len(run.rounds)} rounds"
+        each = self.rounds["headline"].groupby(level="folder", sort=False)
+        for folder, count in each.size().items():
+            if count < last:
+                message = f"--last {last}: {folder} has {count} rounds"
                 raise RunError(message, code="too-few-rounds", key="--last", value=last)
-        return np.array([run.rounds[self.metric].to_numpy()[-last:].mean() for run in self.runs])
+        return each.agg(lambda values: _mean(values[-last:]))
+
+    def last_round(self, column: str) -> pd.Series:
+        """Return each run's value in its last round."""
+        return self.rounds[column].groupby(level="folder", sort=False).tail(1).droplevel("round")
+
+    def trailing(self, column: str, last: int) -> pd.Series:
+        """Return the mean over each round and up to `last - 1` rounds before it."""
+
+        def of_run(values: pd.Series) -> list[float]:
+            return [_mean(values[max(0, end - last) : end]) for end in range(1, len(values) + 1)]
+
+        each = self.rounds[column].groupby(level="folder", sort=False)
+        return self.rounds[column] if last == 1 else each.transform(of_run)
 
 
-def read_groups(summaries: Sequence[Path], rounds: int | None = None) -> list[Group]:
-    """Read the runs that summaries belong to and group them, in the order of the first run of each group.
-
-    Args:
-        summaries: paths of the runs' summary.json.
-        rounds: number of rounds to read of each run, all by default; see `begin_of`.
-
-    Raises:
-        RunError: a file of a run cannot be read, or a run has fewer rounds.
-    """
-    runs = pd.Series([read_run(path, rounds) for path in summaries], dtype=object)
-    alike = [json.dumps([run.strategy, run.naming_settings], sort_keys=True, default=str) for run in runs]
-    groups = [sorted(found, key=seed_of) for _, found in runs.groupby(alike, sort=False)]
-    names = name_runs([group[0] for group in groups])
-    return [_group(group, settings, common) for group, (settings, common) in zip(groups, names, strict=True)]
+def final_of(metric: str, last: int) -> str:
+    """Return the name of what `Groups.final` returns."""
+    return f"final {metric}" if last == 1 else f"{metric} of the last {last} rounds"
 
 
-def seed_of(run: Run) -> int:
-    """Return the seed of a run."""
-    return int(run.settings.get("seed", 0))
-
-
-def _group(runs: Sequence[Run], settings: Mapping[str, str], common: Mapping[str, str]) -> Group:
-    shortest = min(len(run.rounds) for run in runs)
-    rounds = pd.concat([_with_traffic(run.rounds.head(shortest)) for run in runs], keys=range(len(runs)))
-    rounds.index.names = ["run", "round"]
-    summaries = pd.DataFrame([run.summary for run in runs])
-    return Group(runs=runs, settings=settings, common=common, summaries=summaries, rounds=rounds)
-
-
-def _with_traffic(rounds: pd.DataFrame) -> pd.DataFrame:
-    """Add the traffic of all clients in MB; failed clients are sent the model but do not count as uplink."""
-    up = rounds["uplink_bytes"].fillna(0) * rounds["clients_ok"]
-    down = rounds["downlink_bytes"].fillna(0) * (rounds["clients_ok"] + rounds["clients_failed"])
-    return rounds.assign(up_mb=up.cumsum() / 1e6, total_mb=(up + down).cumsum() / 1e6)
-
-
-def metric_of(groups: Sequence[Group]) -> str:
-    """Return the headline metric in words, or `metric` where the groups have different ones."""
-    names = {group.metric.replace("_", " ") for group in groups}
+def metric_of(runs: pd.DataFrame) -> str:
+    """Return the headline metric of runs in words, or `metric` where they have different ones."""
+    names = {name.replace("_", " ") for name in runs["metric"]}
     return names.pop() if len(names) == 1 else "metric"
 
 
-def final_of(groups: Sequence[Group], last: int) -> str:
-    """Return the name of what `Group.final` returns."""
-    name = metric_of(groups)
-    return f"final {name}" if last == 1 else f"{name} of the last {last} rounds"
+def half_width(values: Floats) -> float:
+    """Return half of the 95% confidence interval of a mean, by Student's t distribution.
+
+    Args:
+        values: two or more independent values, shape (n,), such as the results of n seeds.
+    """
+    quantile = stdtrit(len(values) - 1, (1 + _LEVEL) / 2)
+    return float(quantile * values.std(ddof=1) / np.sqrt(len(values)))
+
+
+def _spread(values: Floats, form: str) -> str:
+    half = f" ± {half_width(values):{form.removeprefix('+')}}" if len(values) > 1 else ""
+    return f"{values.mean():{form}}{half}"
+
+
+def _mean(values: pd.Series) -> float:
+    """Return NumPy's mean; that of pandas may differ in the last bit, and so in the last digit of a table."""
+    return float(values.to_numpy().mean())

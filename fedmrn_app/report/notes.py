@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 import pandas as pd
 
-from fedmrn_app.report.groups import Group
-from fedmrn_app.report.runs import Run
+from fedmrn_app.report.groups import MARK, Groups
 
 _COMMON = "Unless a name says otherwise: "
 _DENSE = "In replies the dense part (biases, batch norm) "
@@ -16,66 +13,54 @@ _PAIRED = (
     "Differences are means over the common seeds, with the 95% confidence interval by Student's t distribution in "
     "brackets; not distinguishable means that the interval holds zero, and one seed has no interval."
 )
-_MARK = "†"
-STARTS = (_COMMON, _DENSE, _INTERVAL, _PAIRED, _MARK)  # the beginnings of all these lines
+STARTS = (_COMMON, _DENSE, _INTERVAL, _PAIRED, MARK)  # the beginnings of all these lines
 
 
-def notes(table: pd.DataFrame, groups: Sequence[Group], *left_out: str) -> list[str]:
+def notes(table: pd.DataFrame, groups: Groups | None, left_out: str | None = None) -> list[str]:
     """Return the lines below a table, each after an empty one.
 
     Args:
         table: the table.
-        groups: the groups that it shows.
-        left_out: settings that no name contains.
+        groups: the groups that it shows, if its names are theirs.
+        left_out: a setting that no name contains.
     """
     text = "\n".join([*table.columns, *(cell for row in table.to_numpy() for cell in row)])
-    lines = [f"{_COMMON}{', '.join(words)}."] if (words := _common(groups, left_out)) else []
-    if "bits per parameter" in text or " MB " in text or "MB up" in text:
-        lines += dense_note([(group.runs[0], group.name) for group in groups])
+    lines = []
+    if groups is not None:
+        shared = dict.fromkeys(word for words in groups.table["common"] for word in words)
+        words = [word for word in shared if word.partition("=")[0] != left_out]
+        lines += [f"{_COMMON}{', '.join(words)}."] if words else []
+        if "bits per parameter" in text or " MB " in text or "MB up" in text:
+            lines += dense_note(groups.table, groups.table["run"])
     lines += [_INTERVAL] if "±" in text else []
     lines += [_PAIRED] if "difference in points" in text else []
-    lines += remarks((run, group.name) for group in groups for run in group.runs)
+    lines += [] if groups is None else remarks(groups.runs, groups.runs["run"])
     return [line for note in lines for line in ("", note)]
 
 
-def _common(groups: Sequence[Group], left_out: Sequence[str]) -> list[str]:
-    """Return the common settings that names leave out."""
-    pairs = (pair for group in groups for pair in group.common.items())
-    return list(dict.fromkeys(f"{key}={value}" for key, value in pairs if key not in left_out))
-
-
-def dense_note(named: Sequence[tuple[Run, str]]) -> list[str]:
+def dense_note(runs: pd.DataFrame, names: pd.Series) -> list[str]:
     """Return the line that says in how many bits replies hold the dense part, or none where no run records it.
 
     Args:
-        named: runs, each with the name of its row.
+        runs: rows of `load_runs`.
+        names: the names of their rows in the table.
     """
-    known = [(run, name, bits) for run, name in named if (bits := run.settings.get("uplink.dense_bits")) is not None]
-    counts = {bits: sum(one == bits for _, _, one in known) for _, _, bits in known}
-    if not counts:
+    bits = runs.get("uplink.dense_bits", pd.Series(dtype=object)).dropna()
+    if bits.empty:
         return []
-    usual, *others = sorted(counts, key=lambda bits: -counts[bits])
-    words = [_form(usual)]
-    for bits in others:
-        names = dict.fromkeys(_short(run, name, known) for run, name, own in known if own == bits)
-        words.append(f"that of {', '.join(names)} {_form(bits)}")
+    strategies = runs["strategy"][bits.index]
+    alike = bits.groupby(strategies).transform("nunique") == 1
+    short = names[bits.index].mask(alike, strategies)
+    usual, *others = bits.groupby(bits, sort=False).size().sort_values(ascending=False, kind="stable").index
+    words = [_form(usual), *(f"that of {', '.join(short[bits == one].unique())} {_form(one)}" for one in others)]
     return [f"{_DENSE}{'; '.join(words)}."]
+
+
+def remarks(runs: pd.DataFrame, names: pd.Series) -> list[str]:
+    """Return a line for each remark that was kept with runs, with the names of their rows."""
+    found = names.groupby(runs["remark"], sort=False)
+    return [f"{MARK} {', '.join(rows.unique())}: {remark}" for remark, rows in found if remark]
 
 
 def _form(bits: int) -> str:
     return f"is float{bits}" if bits > 8 else f"has {bits} bits per value"
-
-
-def _short(run: Run, name: str, known: Sequence[tuple[Run, str, int]]) -> str:
-    """Return the strategy's name where all its runs have the same number of bits, or that of the row."""
-    bits = {own for other, _, own in known if other.strategy == run.strategy}
-    return run.strategy if len(bits) == 1 else name
-
-
-def remarks(named: Iterable[tuple[Run, str]]) -> list[str]:
-    """Return a line for each remark that was kept with runs, with the names of their rows."""
-    found: dict[str, dict[str, None]] = {}
-    for run, name in named:
-        if run.remark:
-            found.setdefault(run.remark, {})[name] = None
-    return [f"{_MARK} {', '.join(names)}: {remark}" for remark, names in found.items()]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from fedmrn_app.report.figures import draw
-from fedmrn_app.report.groups import Group
-from fedmrn_app.report.markdown import extra_tables, markdown, means, titled, without_empty_columns
+from fedmrn_app.report.groups import Groups
 from fedmrn_app.report.notes import notes
+from fedmrn_app.report.tables import extra_tables, markdown, means, titled, without_empty_columns
 from fedmrn_app.system.atomic_io import write_durably
 
 _CAPTIONS = {
@@ -41,9 +41,7 @@ _NOTE = (
 )
 
 
-def write_page(
-    groups: Sequence[Group], folder: Path, last: int = 1, compared: tuple[str, pd.DataFrame] | None = None
-) -> Path:
+def write_page(groups: Groups, folder: Path, last: int = 1, compared: tuple[str, pd.DataFrame] | None = None) -> Path:
     """Write `report.html`, `report.md` and the figures into a folder, and return the path of the HTML page.
 
     Args:
@@ -64,7 +62,7 @@ def write_page(
         write_durably(folder / f"{name}.svg", svg.encode())
         write_durably(folder / f"{name}.png", png)
     below = [line for one in (table, *extra.values()) for line in notes(one, groups) if line]
-    note = " ".join([*dict.fromkeys(below), _NOTE, *(f"Made with {words}." for words in _provenance(groups))])
+    note = " ".join([*dict.fromkeys(below), _NOTE, *(f"Made with {words}." for words in _provenance(groups.runs))])
     parts = ["\n".join(markdown(table)), note]
     parts += [f"![{_CAPTIONS[name]}]({name}.svg)\n\n{_CAPTIONS[name]}" for name in figures]
     parts += ["\n".join(titled(title, other)) for title, other in extra.items()]
@@ -76,16 +74,15 @@ def write_page(
     more = "".join(
         f"<h2>{html.escape(title)}</h2>\n{_table(without_empty_columns(other))}" for title, other in extra.items()
     )
-    count = sum(len(group.runs) for group in groups)
+    count = len(groups.runs)
     page = folder / "report.html"
     write_durably(page, _page(f"{count} runs", f"{_table(table)}<p>{html.escape(note)}</p>\n{shown}{more}").encode())
     return page
 
 
-def _provenance(groups: Sequence[Group]) -> list[str]:
+def _provenance(runs: pd.DataFrame) -> list[str]:
     """Return what the runs were made with, without repetitions; runs of older versions do not record it."""
-    made = [run.summary["made_with"] for group in groups for run in group.runs if "made_with" in run.summary]
-    return list(dict.fromkeys(map(_in_words, made)))
+    return list(dict.fromkeys(map(_in_words, runs["made_with"].dropna()))) if "made_with" in runs else []
 
 
 def _in_words(made: Mapping[str, Any]) -> str:

@@ -1,13 +1,15 @@
-"""Finished runs as their folders describe them: summary, settings and rounds."""
+"""Finished runs as DataFrames: `load_runs` returns a row for each run, `load_rounds` a row for each of their rounds."""
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import yaml
 from yaml import YAMLError
@@ -17,19 +19,17 @@ from fedmrn_app.data.partitions import PartitionConfig
 from fedmrn_app.errors import RunError
 from fedmrn_app.federation.downlinks import ON_LATTICE
 from fedmrn_app.privacy.mechanism import PrivacyConfig
+from fedmrn_app.report.run_names import LATTICE_ONLY, Setting, name_settings, names_runs
 from fedmrn_app.results.resume import flatten
-from fedmrn_app.results.round_row import from_row
+from fedmrn_app.results.round_row import columns, from_row
 from fedmrn_app.results.summary import summarize
 
-# Settings that do not change what is computed, or that stand in columns of their own.
-_NOT_IN_NAMES = {
-    "seed", "resume", "restarts", "round_timeout", "node_timeout", "device", "client_gpus", "strategy.name",
-    "dataset.path",
-}  # fmt: skip
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a sixth of the time that OmegaConf takes
 REMARK = "remark.txt"
-LATTICE_ONLY = ("downlink.step", "downlink.memory")  # without effect where the downlink has another form
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a sixth of the time that OmegaConf takes
 _PLANNED = ("strategy.output_lr", "privacy.epsilon")  # what a run does in a round depends on the number of rounds
+_BITS = ("uplink_bits_per_parameter", "downlink_bits_per_parameter")
+# what the summaries of all versions hold, beside the final and the best metric
+_SUMMARY = ("rounds", "uplink_bytes_per_client_round", *_BITS, "total_bits_per_parameter", "clients_failed")
 # The values of keys that a run of an older version does not have.
 _DEFAULTS = {
     prefix + field.name: field.default
@@ -51,48 +51,90 @@ _EARLIER: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """One finished run.
+def load_runs(folder: str | Path, *others: str | Path, rounds: int | None = None) -> pd.DataFrame:
+    """Return the finished runs in and below some folders, a row for each run.
 
-    Attributes:
-        folder: the run's folder.
-        summary: the content of summary.json.
-        settings: the configuration by dotted keys.
-        rounds: the content of rounds.csv, a row for each round.
-        remark: the content of remark.txt, one line that a reader of the run's results must know; may be missing.
+    The index `folder` is the path of the run's folder (str). Rows are in the order of the paths, and numbered folders
+    in that of their numbers. The columns are:
+
+    - `data` (str): data set and partition, and the evaluated split where it is not the test split. `strategy`,
+      `dataset`, `partition` and `evaluated_on` (str) are the method's name, the data set, the partition, and `test` or
+      `validation`.
+    - `seed` and `rounds` (int64): the run's seed and its number of rounds.
+    - `metric` (str): name of the headline metric. `final` and `best` (float64) are its values after the last and the
+      best round, as a share of one for accuracies.
+    - `remark` (str): the content of `remark.txt` in one line; empty where there is none.
+    - the other values of `summary.json` with its names: seconds, bytes, and bits per trained parameter, as means over
+      clients and rounds unless the name says otherwise. A value that a run does not have is NaN.
+    - `group` (int64): number of the setting; runs with the same number differ only in their seed.
+    - `run` (str): name of the setting: the method, and the settings in which the loaded runs differ. It is the first
+      column of the tables of `fedmrn-report`. `named_by` (tuple of str) holds these settings, such as `local.lr=0.1`,
+      and `common` (tuple of str) the values that most groups have for them, which `run` leaves out.
+    - all columns after `common`: the configuration by its dotted keys, such as `clients`, `local.lr` and
+      `strategy.bits`. A column is int64, float64, bool or str if all of its values are. Otherwise it holds the values
+      as objects, None where a value is null, and NaN where a run has no such key. Runs of the first versions have no
+      `config.yaml`, and so no seed either.
+
+    Args:
+        folder: folder of a run, or of several runs.
+        others: further folders; a run that is in several of them has one row.
+        rounds: number of first rounds to take, as if each run had ended then; all by default.
+
+    Raises:
+        RunError: a folder does not exist or holds no run, or a file of a run is missing or damaged; or a run has fewer
+            than `rounds` rounds, or its training depends on how many rounds are still to come.
     """
-
-    folder: Path
-    summary: Mapping[str, Any]
-    settings: Mapping[str, Any]
-    rounds: pd.DataFrame
-    remark: str = ""
-
-    @property
-    def strategy(self) -> str:
-        """The method's name."""
-        return str(self.summary["strategy"])
-
-    @property
-    def data(self) -> str:
-        """The data in words, see `data_of`."""
-        return data_of(self.summary)
-
-    @property
-    def naming_settings(self) -> dict[str, Any]:
-        """The settings by which runs may be named: those that change the result, without the seed."""
-        return {
-            key: value
-            for key, value in self.settings.items()
-            if key not in _NOT_IN_NAMES and not key.startswith("log.")
-        }
+    folders = [path.parent for path in find_summaries([Path(one) for one in (folder, *others)])]
+    read = [_read_run(one, rounds) for one in folders]
+    summaries, settings = [summary for summary, _ in read], [settings for _, settings in read]
+    index = pd.Index(map(str, folders), name="folder")
+    facts = dict.fromkeys(name for one in summaries for name in one)
+    keys = dict.fromkeys(key for one in settings for key in one if key not in facts)
+    return pd.DataFrame(
+        {name: [one.get(name, np.nan) for one in summaries] for name in facts}
+        | _named(summaries, settings)
+        | {key: _column([one.get(key, np.nan) for one in settings], index) for key in keys},
+        index=index,
+    )
 
 
-def data_of(summary: Mapping[str, Any]) -> str:
-    """Return the data set and its partition, and the split that was evaluated where it is not the test split."""
-    split = summary.get("evaluated_on", "test")
-    return f"{summary['dataset']}, {summary['partition']}" + ("" if split == "test" else f", {split}")
+def load_rounds(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the rounds of some runs, a row for each round.
+
+    The index levels are `folder` (str) and `round` (int64, from 1). All columns are float64: those of `rounds.csv`,
+    whose units `fedmrn_app/results/round_row.py` describes, NaN where an older version did not write them; and
+
+    - `headline` and `headline_gap`: the run's headline metric, and its value on the training data less that on the
+      test data.
+    - `up_mb` and `total_mb`: uplink of all clients, and uplink and downlink, up to and including the round, in MB.
+
+    `load_rounds(runs).join(runs[["run", "seed"]])` adds columns of the runs.
+
+    Args:
+        runs: rows of `load_runs`. Of a run that was loaded with `rounds`, only these rounds are returned.
+
+    Raises:
+        RunError: a file of a run is missing or damaged, or has no rounds.
+    """
+    found = {folder: _read_rounds(Path(folder)).head(count) for folder, count in runs["rounds"].items()}
+    rounds = pd.concat(found, names=["folder", "round"]).drop(columns="round")
+    metrics = runs["metric"].unique()
+    wanted = dict.fromkeys([*rounds, *(column for name in metrics for column in columns([name])[1:])])
+    rounds = rounds.reindex(columns=list(wanted))
+    own = rounds.index.get_level_values("folder").map(runs["metric"])
+    for column, source in (("headline", "{}"), ("headline_gap", "{}_gap")):
+        rounds[column] = np.select([own == name for name in metrics], [rounds[source.format(name)] for name in metrics])
+    up = rounds["uplink_bytes"].fillna(0) * rounds["clients_ok"]
+    # failed clients do not count as uplink
+    both = up + rounds["downlink_bytes"].fillna(0) * (rounds["clients_ok"] + rounds["clients_failed"])
+    for column, sizes in (("up_mb", up), ("total_mb", both)):
+        rounds[column] = sizes.groupby(level="folder", sort=False).transform(lambda run: run.cumsum()) / 1e6
+    return rounds
+
+
+def settings_of(runs: pd.DataFrame) -> list[str]:
+    """Return the columns of `load_runs` that are configuration keys."""
+    return ["seed", "rounds", *runs.columns[runs.columns.get_loc("common") + 1 :]]
 
 
 def find_summaries(folders: Sequence[Path]) -> list[Path]:
@@ -115,60 +157,10 @@ def find_summaries(folders: Sequence[Path]) -> list[Path]:
     )
 
 
-def read_run(path: Path, rounds: int | None = None, *, with_settings: bool = True) -> Run:
-    """Read the run that a summary belongs to.
-
-    Args:
-        path: the run's summary.json.
-        rounds: number of first rounds to read, all by default; see `begin_of`.
-        with_settings: whether to read config.yaml, too.
-
-    Raises:
-        RunError: a file of the run is missing or damaged, or has no rounds, or `begin_of` refuses the run.
-    """
-    folder = path.parent
-    try:
-        settings = _read_settings(folder / "config.yaml") if with_settings else {}
-        # Python's own conversion is exact in all versions of pandas
-        rows = pd.read_csv(folder / "rounds.csv", dtype=object, keep_default_na=False).astype(float)
-        summary = json.loads(path.read_text())
-        if rows.empty or "strategy" not in summary:
-            raise ValueError("rounds.csv has no rounds" if rows.empty else "summary.json names no strategy")
-        remark = folder / REMARK
-        words = " ".join(remark.read_text().split()) if remark.is_file() else ""
-        run = Run(folder=folder, summary=summary, settings=settings, rounds=rows, remark=words)
-        return run if rounds is None else begin_of(run, rounds)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, YAMLError) as error:
-        raise unreadable(folder, error) from error
-
-
-def begin_of(run: Run, rounds: int) -> Run:
-    """Return a run as it would be had it ended after its first rounds.
-
-    Args:
-        run: the run.
-        rounds: number of rounds to keep.
-
-    Raises:
-        RunError: the run has fewer rounds, or its training depends on how many rounds are still to come.
-    """
-    option: dict[str, Any] = {"key": "--rounds", "value": rounds}
-    if len(run.rounds) < rounds:
-        message = f"--rounds {rounds}: {run.folder} has {len(run.rounds)} rounds"
-        raise RunError(message, code="too-few-rounds", **option)
-    planned = next((key for key in _PLANNED if run.settings.get(key) is not None), None)
-    if planned and len(run.rounds) > rounds:
-        message = f"--rounds {rounds}: {run.folder} has {planned}={run.settings[planned]}, which depends on the number "
-        raise RunError(
-            f"{message}of rounds, so that a shorter run would have been another one", code="planned", **option
-        )
-    kept = run.rounds.head(rounds)
-    headline = run.summary["metric"]
-    others = (key for key in kept if f"best_{key}" in run.summary and key not in ("round", headline))
-    metrics = [headline, *others]
-    summary = summarize([from_row(row, metrics) for row in kept.to_dict("records")], {})
-    settings = {**run.settings, "rounds": rounds}
-    return replace(run, rounds=kept, settings=settings, summary={**run.summary, **summary})
+def data_of(summary: Mapping[str, Any]) -> str:
+    """Return the data set and its partition, and the split that was evaluated where it is not the test split."""
+    split = summary.get("evaluated_on", "test")
+    return f"{summary['dataset']}, {summary['partition']}" + ("" if split == "test" else f", {split}")
 
 
 def unreadable(folder: Path, error: Exception) -> RunError:
@@ -178,10 +170,91 @@ def unreadable(folder: Path, error: Exception) -> RunError:
     return RunError(message, code="unreadable-run", value=str(folder))
 
 
+def _read_run(folder: Path, rounds: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the values of a run's summary and what follows from them, and its settings."""
+    try:
+        path = folder / "config.yaml"
+        settings = _read_settings(path) if path.is_file() else {}
+        summary = json.loads((folder / "summary.json").read_text())
+        if "strategy" not in summary:
+            raise ValueError("summary.json names no strategy")
+        if rounds is not None:
+            summary |= _summary_of_first(rounds, folder, summary, settings)
+            settings["rounds"] = rounds
+        metric, remark = summary["metric"], folder / REMARK
+        facts = {
+            **{name: summary[name] for name in ("strategy", "dataset", "partition")},
+            "evaluated_on": summary.get("evaluated_on", "test"),
+            "seed": settings.get("seed", np.nan),
+            "metric": metric,
+            **{which: float(summary[f"{which}_{metric}"]) for which in ("final", "best")},
+            **{name: summary[name] for name in _SUMMARY},
+            "remark": " ".join(remark.read_text().split()) if remark.is_file() else "",
+        }
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, YAMLError) as error:
+        raise unreadable(folder, error) from error
+    return {"data": data_of(facts)} | facts | summary, settings
+
+
+def _read_rounds(folder: Path) -> pd.DataFrame:
+    try:
+        head, *rows = csv.reader((folder / "rounds.csv").read_text().splitlines())
+        if not rows:
+            raise ValueError("rounds.csv has no rounds")
+        frame = pd.DataFrame(np.array(rows, np.float64), columns=head)
+        return frame.set_index(frame["round"].astype(int))
+    except (OSError, ValueError, KeyError) as error:
+        raise unreadable(folder, error) from error
+
+
 def _read_settings(path: Path) -> dict[str, Any]:
     settings = flatten(yaml.load(path.read_text(), _LOADER))
-    defaults = _DEFAULTS | _EARLIER.get(str(settings.get("strategy.name")), {})
+    defaults = {"seed": 0} | _DEFAULTS | _EARLIER.get(str(settings.get("strategy.name")), {})
     settings |= {key: value for key, value in defaults.items() if key not in settings}
     if settings.get("downlink.dtype") not in ON_LATTICE:
         settings = {key: value for key, value in settings.items() if key not in LATTICE_ONLY}
     return settings
+
+
+def _summary_of_first(rounds: int, folder: Path, summary: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
+    """Return the values that the summary of a run would have had, had the run ended after its first rounds.
+
+    Raises:
+        RunError: the run has fewer rounds, or its training depends on how many rounds are still to come.
+    """
+    option: dict[str, Any] = {"key": "--rounds", "value": rounds}
+    rows = _read_rounds(folder)
+    if len(rows) < rounds:
+        message = f"--rounds {rounds}: {folder} has {len(rows)} rounds"
+        raise RunError(message, code="too-few-rounds", **option)
+    planned = next((key for key in _PLANNED if settings.get(key) is not None), None)
+    if planned and len(rows) > rounds:
+        message = f"--rounds {rounds}: {folder} has {planned}={settings[planned]}, which depends on the number "
+        raise RunError(
+            f"{message}of rounds, so that a shorter run would have been another one", code="planned", **option
+        )
+    headline = summary["metric"]
+    others = (key for key in rows if f"best_{key}" in summary and key not in ("round", headline))
+    return summarize([from_row(row, [headline, *others]) for row in rows.head(rounds).to_dict("records")], {})
+
+
+def _named(summaries: Sequence[Mapping[str, Any]], settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the columns of `load_runs` that say which runs differ only in their seed, and how they are named."""
+    each = [
+        Setting(run["strategy"], run["data"], {key: value for key, value in own.items() if names_runs(key)})
+        for run, own in zip(summaries, settings, strict=True)
+    ]
+    numbers, _ = pd.factorize(np.array([json.dumps(one, sort_keys=True, default=str) for one in each], dtype=object))
+    names = name_settings([each[number] for number in np.unique(numbers, return_index=True)[1]])
+    return {
+        "group": numbers,
+        "run": [names[number].name for number in numbers],
+        "named_by": [names[number].named_by for number in numbers],
+        "common": [names[number].common for number in numbers],
+    }
+
+
+def _column(values: list[Any], index: pd.Index) -> pd.Series:
+    """Return the values of a setting, as objects unless all have the same plain type."""
+    kinds = {type(value) for value in values}
+    return pd.Series(values, index, dtype=None if len(kinds) == 1 and kinds <= {int, float, bool, str} else object)

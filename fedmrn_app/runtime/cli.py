@@ -33,7 +33,7 @@ from fedmrn_app.config.sweep import Sweep, open_sweep, run_folder, swept
 from fedmrn_app.environment import set_connection
 from fedmrn_app.errors import ConfigError, FedMRNError
 from fedmrn_app.flower.local_run import prepare_workers
-from fedmrn_app.report.tables import print_outcomes
+from fedmrn_app.report.console import print_outcomes
 from fedmrn_app.runtime.claim import claimed
 from fedmrn_app.runtime.remote import take_on
 from fedmrn_app.runtime.runner import console, errors, task

@@ -24,7 +24,7 @@ from fedmrn_app.data.place import Place
 from fedmrn_app.environment import CONNECTION, read_variable
 from fedmrn_app.errors import FedMRNError
 from fedmrn_app.flower.local_run import run_local
-from fedmrn_app.report.tables import print_summary
+from fedmrn_app.report.console import print_summary
 from fedmrn_app.results.lock import locked
 from fedmrn_app.results.loggers.feed import Feed, check_library
 from fedmrn_app.results.resume import finished, holds_run, must_be_free, resumable

@@ -13,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from fedmrn_app.report.tables import Outcome
+from fedmrn_app.report.console import Outcome
 from fedmrn_app.system.atomic_io import write_durably
 from fedmrn_app.system.cores import cores
 

@@ -19,10 +19,10 @@ import yaml
 from fedmrn_app.errors import RunError
 from fedmrn_app.report.cli import add_kinds, table_of
 from fedmrn_app.report.comparison import against
-from fedmrn_app.report.groups import Group, read_groups
-from fedmrn_app.report.markdown import markdown
+from fedmrn_app.report.groups import Groups
 from fedmrn_app.report.notes import STARTS, notes, remarks
-from fedmrn_app.report.runs import find_summaries
+from fedmrn_app.report.runs import load_runs
+from fedmrn_app.report.tables import markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 _NOTE = "|".join(map(re.escape, STARTS))
@@ -31,7 +31,7 @@ _TABLE = re.compile(
 )
 _HEAD = [
     "claim", "runs", "common seeds", "mean of the last rounds, difference in points", "verdict",
-    "best round, difference in points", "verdict", "what became of it",
+    "best round, difference in points", "verdict", "remark",
 ]  # fmt: skip
 
 
@@ -68,59 +68,62 @@ def filled(text: str) -> str:
 
 
 def parse(words: str) -> argparse.Namespace:
-    """Return what the line above a table says: `folders`, and the options of the report.
+    """Return what the line above a table says: `folders`, with patterns filled in, and the options of the report.
 
     Raises:
         RunError: it is not understood.
     """
     parser = argparse.ArgumentParser(exit_on_error=False)
-    parser.add_argument("folders", nargs="+", type=ROOT.joinpath)
+    parser.add_argument("folders", nargs="+")
     add_kinds(parser)
     try:
-        return parser.parse_args(shlex.split(words))
+        said = parser.parse_args(shlex.split(words))
     except (argparse.ArgumentError, SystemExit):
         raise RunError(f"{words}: is not what `fedmrn-report` is told to print a table") from None
+    said.folders = [folder for name in said.folders for folder in sorted(ROOT.glob(name)) or [ROOT / name]]
+    return said
 
 
 def _report(words: str) -> list[str]:
     said = parse(words)
-    return table_of(find_summaries(said.folders), said)
+    return table_of(load_runs(*said.folders, rounds=said.rounds), said)
 
 
 def _claims(file: Path) -> list[str]:
     """Return the table of a file of claims.
 
-    Each claim has a text (`claim`) and what became of it (`outcome`). If two runs can decide it, it has the words of
-    the report (`report`, with --against), and the name (`run`) and perhaps the data (`data`) of the row that counts.
+    Each claim has a text (`claim`), the words of the report that decide it (`report`, with --against), the name (`run`)
+    and perhaps the data (`data`) of the row that counts, its `verdict`, and perhaps a `remark`.
     """
     rows: list[list[str]] = []
     below: dict[str, None] = {}
-    read: dict[tuple[object, ...], list[Group]] = {}
+    read: dict[tuple[object, ...], Groups] = {}
     for entry in yaml.safe_load(file.read_text()):
-        cells = [entry.get("runs", ""), "", "", "", "", ""]
-        if "report" in entry:
-            said = parse(entry["report"])
-            key = (said.rounds, *said.folders)
-            groups = read[key] = read.get(key) or read_groups(find_summaries(said.folders), said.rounds)
-            cells = _difference(entry, against(groups, said.against, said.last), said.last)
-            named = [(run, group.strategy) for group in groups for run in group.runs if group.label in cells[0]]
-            below |= dict.fromkeys(remarks(named))
-        rows.append([entry["claim"], *cells, entry["outcome"]])
+        said = parse(entry["report"])
+        key = (said.rounds, *said.folders)
+        groups = read[key] = read.get(key) or Groups.of(load_runs(*said.folders, rounds=said.rounds))
+        cells = _difference(entry, against(groups, said.against, said.last), said.last)
+        labels = groups.runs["group"].map(groups.table["label"])
+        named = groups.runs[[label in cells[0] for label in labels]]
+        below |= dict.fromkeys(remarks(named, named["strategy"]))
+        rows.append([entry["claim"], *cells, entry.get("remark", "")])
     table = pd.DataFrame(rows, columns=_HEAD)
-    return [*markdown(table), *notes(table, []), *(line for note in below for line in ("", note))]
+    return [*markdown(table), *notes(table, None), *(line for note in below for line in ("", note))]
 
 
 def _difference(entry: dict[str, str], table: pd.DataFrame, last: int) -> list[str]:
-    """Return the cells of a claim between its text and what became of it.
+    """Return the cells of a claim between its text and the remark.
 
     Raises:
-        RunError: not exactly one row of the report has the name and the data of the claim.
+        RunError: not exactly one row of the report has the name and the data of the claim, or its verdict is another.
     """
     found = [row for row in table.to_numpy() if row[0].removesuffix(" †") == entry["run"]]
     found = [row for row in found if entry.get("data") in (None, row[2])]
     if len(found) != 1:
         raise RunError(f"{entry['claim']}: {len(found)} rows are named {entry['run']}, of {', '.join(table['run'])}")
     run, other, data, rounds, *cells = found[0]
+    if cells[2] != entry["verdict"]:
+        raise RunError(f"{entry['claim']}: is {cells[2]}, not {entry['verdict']}")
     return [f"{run} against {other}; {data}; last {last} of {rounds} rounds", *cells[:5]]
 
 

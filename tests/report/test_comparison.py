@@ -9,15 +9,14 @@ from scipy import stats
 
 from fedmrn_app.errors import RunError
 from fedmrn_app.report.comparison import against, difference
-from fedmrn_app.report.groups import Group, read_groups
-from fedmrn_app.report.intervals import half_width, percent
-from tests.report.test_tables import rows
+from fedmrn_app.report.groups import Groups, half_width
+from tests.report.test_tables import read_groups, rows
 from tests.run_folder import make_run
 
 SHARDS = ("fashion_mnist", "label_shard")
 
 
-def groups_of(folder: Path, *runs: tuple[Any, ...], **settings: Any) -> list[Group]:
+def groups_of(folder: Path, *runs: tuple[Any, ...], **settings: Any) -> Groups:
     """Group runs given by strategy, seed and accuracies, and data if they differ."""
     return read_groups([make_run(folder / str(n), *run, top=settings) for n, run in enumerate(runs)])
 
@@ -76,9 +75,10 @@ def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
 def test_runs_that_repeat_a_seed_count_as_one(tmp_path: Path) -> None:
     accuracies = [("fedavg", 0, (0.4,)), ("fedavg", 1, (0.5,))]
     accuracies += [("eden", 0, (0.5,)), ("eden", 0, (0.7,)), ("eden", 1, (0.9,))]
-    fedavg, eden = groups_of(tmp_path, *accuracies)
-    assert rows(against([fedavg, eden], "strategy=fedavg", 1), 4, 5) == [["2", difference(np.array([0.2, 0.4]))[0]]]
-    assert percent(eden, eden.final(1)) == percent(fedavg, np.array([0.6, 0.9]))
+    groups = groups_of(tmp_path, *accuracies)
+    assert rows(against(groups, "strategy=fedavg", 1), 4, 5) == [["2", difference(np.array([0.2, 0.4]))[0]]]
+    assert groups.by_seed(groups.final(1))[1].tolist() == pytest.approx([0.6, 0.9])
+    assert groups.spread(groups.final(1))[1] == f"0.75 ± {half_width(np.array([0.6, 0.9])):.2f}"
 
 
 def test_only_runs_on_the_same_data_with_as_many_rounds_are_compared(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_the_other_run_is_chosen_by_its_settings(tmp_path: Path) -> None:
     ]
     groups = read_groups([*summaries, make_run(tmp_path / "eden", "eden", 0, (0.6,), bits=2)])
     for chosen in ("strategy=fedavg server_lr=1", "partition=iid server_lr=1.0"):
-        assert against(groups, chosen, 1)["against"].tolist() == [groups[0].name] * 2
+        assert against(groups, chosen, 1)["against"].tolist() == [groups.table["run"][0]] * 2
     assert against(groups, "strategy.bits=2", 1)["against"].tolist() == ["eden"] * 2
     for chosen, code in (
         ("strategy=fedavg", "ambiguous"),
@@ -136,8 +136,8 @@ def test_settings_of_several_strategies_compare_each_with_itself(tmp_path: Path)
     accuracies = {("eden", 0.03): 0.5, ("eden", 0.1): 0.6, ("topk", 0.03): 0.4, ("topk", 0.1): 0.3, ("drive", 0.1): 0.2}
     groups = read_groups(
         [
-            make_run(tmp_path / f"{name}{rate}", name, 0, (accuracy,), top={"server_lr": rate})
-            for (name, rate), accuracy in accuracies.items()
+            make_run(tmp_path / str(number), name, 0, (accuracy,), top={"server_lr": rate})
+            for number, ((name, rate), accuracy) in enumerate(accuracies.items())
         ]
     )
     assert rows(against(groups, "server_lr=0.03", last=1), 0, 1, 5) == [

@@ -4,19 +4,21 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from omegaconf import OmegaConf
 
 from fedmrn_app.config.compose import compose_values
 from fedmrn_app.errors import RunError
 from fedmrn_app.report.comparison import HIGHER, LOWER, SAME
-from fedmrn_app.report.runs import find_summaries, read_run
+from fedmrn_app.report.run_names import LATTICE_ONLY
+from fedmrn_app.report.runs import load_rounds, load_runs, settings_of
 from fedmrn_app.results.resume import flatten
 from scripts.tools.tables import ROOT, filled, pages, parse
 
 FILES = pages()
 README = ROOT / "README.md"
 RESULTS = "\n".join(file.read_text() for file in sorted((ROOT / "docs").glob("results*.md")))
-RUNS = sorted((ROOT / "results").rglob("summary.json"))
+KEPT = load_runs(ROOT / "results")
 MADE_AGAIN = {  # with the repaired estimators of EDEN and DRIVE
     *(("table1", f"ls_{name}_s{seed}") for name in ("drive", "eden") for seed in range(3)),
     *(("server_lr_15_rounds", f"val_slr064_{name}") for name in ("drive", "eden")),
@@ -61,27 +63,23 @@ def test_new_table_is_separated_from_the_next_paragraph() -> None:
 
 
 def test_kept_runs_agree_with_their_rounds() -> None:
-    for path in RUNS:
-        run = read_run(path, with_settings=False)
-        metric = run.summary["metric"]
-        assert len(run.rounds) == run.summary["rounds"], path
-        assert run.rounds[metric].iloc[-1] == pytest.approx(run.summary[f"final_{metric}"], abs=1e-4), path
-        assert run.summary["clients_failed"] == 0, path
+    last = load_rounds(KEPT).groupby(level="folder", sort=False).tail(1).reset_index("round")
+    assert last["round"].equals(KEPT["rounds"])
+    assert last["headline"].to_numpy() == pytest.approx(KEPT["final"].to_numpy(), abs=1e-4)
+    assert (KEPT["clients_failed"] == 0).all()
 
 
 def test_settings_are_read_as_omegaconf_reads_them() -> None:
-    for path in RUNS[::4]:
-        values = flatten(OmegaConf.to_container(OmegaConf.load(path.with_name("config.yaml"))))  # type: ignore[arg-type]
-        settings = read_run(path).settings
-        assert {key: repr(settings[key]) for key in values if key in settings} == {
-            key: repr(value) for key, value in values.items() if key in settings
-        }, path
+    for folder, run in KEPT[settings_of(KEPT)][::4].astype(object).iterrows():
+        values = flatten(OmegaConf.to_container(OmegaConf.load(Path(str(folder)) / "config.yaml")))  # type: ignore[arg-type]
+        settings = {key: value for key, value in values.items() if key not in LATTICE_ONLY}
+        assert {key: repr(run[key]) for key in settings} == {k: repr(value) for k, value in settings.items()}, folder
 
 
 def test_options_that_a_run_is_older_than_have_the_value_in_effect_then() -> None:
     folder = ROOT / "results" / "fashion_mnist" / "learning_rates_rotated" / "eden_0.03"
     assert "share" not in OmegaConf.load(folder / "config.yaml").strategy
-    assert read_run(folder / "summary.json").settings["strategy.share"] == 1.0
+    assert KEPT["strategy.share"][str(folder)] == 1.0
 
 
 def test_every_kept_run_is_in_a_table() -> None:
@@ -91,7 +89,7 @@ def test_every_kept_run_is_in_a_table() -> None:
         for words in re.findall(r"<!-- fedmrn-report (.+) -->", file.read_text())
         for folder in parse(words).folders
     }
-    assert find_summaries(sorted(folders)) == find_summaries([ROOT / "results"])
+    assert list(load_runs(*folders).index) == list(KEPT.index)
 
 
 def test_changed_claim_is_found(tmp_path: Path) -> None:
@@ -99,22 +97,27 @@ def test_changed_claim_is_found(tmp_path: Path) -> None:
     assert claims is not None
     assert filled(claims[0].replace("-0.88 [", "+0.88 [")).startswith(claims[0])
     assert "-0.88 [" in claims[0]
-    (tmp_path / "claims.yaml").write_text(
-        "[{claim: a, run: nobody, report: --against strategy=fedavg results/cifar10/label_shard_60_rounds, outcome: b}]"
-    )
-    with pytest.raises(RunError, match="0 rows are named nobody"):
-        filled(f"<!-- claims {tmp_path / 'claims.yaml'} -->\n\n")
+    report = "report: --against strategy=fedavg results/cifar10/label_shard_60_rounds"
+    for run, verdict, error in (
+        ("nobody", "higher", "0 rows are named nobody"),
+        ("fedmrn", "higher", "is one seed, not higher"),
+    ):
+        (tmp_path / "claims.yaml").write_text(f"[{{claim: a, run: {run}, verdict: {verdict}, {report}}}]")
+        with pytest.raises(RunError, match=error):
+            filled(f"<!-- claims {tmp_path / 'claims.yaml'} -->\n\n")
 
 
-def test_only_claims_with_a_verdict_are_kept() -> None:
-    cells = [[cell.strip() for cell in line.split("|")] for line in RESULTS.splitlines() if line.count("|") == 9]
-    claims = {row[1]: row for row in cells if row[8].startswith(("kept", "taken back", "now"))}
-    assert len(claims) > 20
-    for row in claims.values():
-        verdict = row[5]
-        assert row[8].startswith("kept") == (verdict in (HIGHER, LOWER)), row
-        assert row[8].startswith("now") == (verdict == SAME), row
-    assert {name[:2] for name in claims if re.match(r"\d\.", name)} == {f"{number}." for number in range(1, 9)}
+def test_claims_say_what_their_verdicts_are() -> None:
+    words = {
+        HIGHER: r"above|more accurate|raises",
+        LOWER: r"below|lower|less accurate|too small",
+        SAME: r"as high|as accurate",
+    }
+    claims = yaml.safe_load((ROOT / "results" / "claims.yaml").read_text())
+    assert len(claims) > 50
+    for claim in claims:
+        said = [verdict for verdict, pattern in words.items() if re.search(pattern, claim["claim"])]
+        assert said == [claim["verdict"]], claim
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
@@ -127,21 +130,18 @@ def test_intervals_in_the_text_stand_in_a_table(file: Path) -> None:
 
 
 def test_runs_of_another_estimator_are_marked() -> None:
-    for path in RUNS:
-        run = read_run(path)
-        one_bit = run.strategy == "drive" or (run.strategy == "eden" and run.settings["strategy.bits"] == 1)
-        repaired = bool(MADE_SINCE & set(path.parts)) or path.parts[-3:-1] in MADE_AGAIN
-        assert bool(run.remark) == (one_bit and run.summary["dataset"] != "digits" and not repaired), path
+    for folder, run in KEPT.iterrows():
+        path = Path(str(folder))
+        one_bit = run["strategy"] == "drive" or (run["strategy"] == "eden" and run["strategy.bits"] == 1)
+        repaired = bool(MADE_SINCE & set(path.parts)) or path.parts[-2:] in MADE_AGAIN
+        assert bool(run["remark"]) == (one_bit and run["dataset"] != "digits" and not repaired), path
 
 
 def test_commands_send_the_dense_part_as_the_kept_runs_did() -> None:
-    kept: dict[str, set[int]] = {}
-    for path in RUNS:
-        run = read_run(path)
-        if run.summary["dataset"] != "digits":
-            kept.setdefault(run.strategy, set()).add(run.settings["uplink.dense_bits"])
-    assert kept.pop("fedavg") == {32}
-    assert set().union(*kept.values()) == {6}
+    kept = KEPT[KEPT["dataset"] != "digits"]
+    fedavg = kept["strategy"] == "fedavg"
+    assert set(kept[fedavg]["uplink.dense_bits"]) == {32}
+    assert set(kept[~fedavg]["uplink.dense_bits"]) == {6}
     text = re.sub(r"\s+#.*", "", RESULTS)
     commands = re.findall(r"^fedmrn (experiment=.+)$|`fedmrn (experiment=[^`]+)`", text, re.MULTILINE)
     assert len(commands) > 15

@@ -4,15 +4,17 @@ from pathlib import Path
 
 from fedmrn_app.report.archive import keep_runs
 from fedmrn_app.report.comparison import against
-from fedmrn_app.report.groups import Group, read_groups
-from fedmrn_app.report.markdown import across, choose, each_run, means, within
+from fedmrn_app.report.groups import Groups
 from fedmrn_app.report.notes import notes
+from fedmrn_app.report.runs import load_runs
+from fedmrn_app.report.tables import across, choose, each_run, means, within
+from tests.report.test_tables import read_groups
 from tests.run_folder import make_run
 
 INTERVAL = "± is half of the 95% confidence interval of the mean over seeds, by Student's t distribution."
 
 
-def grouped(folder: Path, *runs: tuple[str, int, int | None]) -> list[Group]:
+def grouped(folder: Path, *runs: tuple[str, int, int | None]) -> Groups:
     """Group runs given by strategy, seed and bits of the dense part."""
     summaries = []
     for number, (strategy, seed, bits) in enumerate(runs):
@@ -21,7 +23,7 @@ def grouped(folder: Path, *runs: tuple[str, int, int | None]) -> list[Group]:
     return read_groups(summaries)
 
 
-def below(groups: list[Group], *, last: int = 1) -> list[str]:
+def below(groups: Groups, *, last: int = 1) -> list[str]:
     return [line for line in notes(means(groups, last), groups) if line]
 
 
@@ -40,8 +42,7 @@ def test_bits_say_how_the_dense_part_was_sent(tmp_path: Path) -> None:
         for table in (across(groups, 1), within(groups, [1], 1), against(groups, f"strategy={runs[0][0]}", 1)):
             assert line in notes(table, groups)
         assert line not in notes(choose(groups, "rounds", 1), groups)
-        folders = [run.folder / "summary.json" for group in groups for run in group.runs]
-        assert each_run(folders)[-1] == line
+        assert each_run(groups.runs)[-1] == line
     groups = grouped(tmp_path / "eden", ("eden", 0, 6), ("eden", 0, 8), ("eden", 1, 6))
     assert f"{part} has 6 bits per value; that of eden uplink.dense_bits=8 has 8 bits per value." in below(groups)
     assert below(grouped(tmp_path / "old", ("eden", 0, None))) == []
@@ -54,10 +55,10 @@ def test_intervals_are_explained_where_there_are_any(tmp_path: Path) -> None:
 
 def test_remarks_mark_their_rows_and_stay_with_kept_runs(tmp_path: Path) -> None:
     groups = grouped(tmp_path / "runs", ("fedavg", 0, None), ("eden", 0, None), ("eden", 1, None))
-    (groups[1].runs[1].folder / "remark.txt").write_text("made with another\nestimator\n")
-    summaries = [run.folder / "summary.json" for group in groups for run in group.runs]
-    for found in (summaries, [copy / "summary.json" for copy in keep_runs(summaries, tmp_path / "kept")]):
-        groups = read_groups(found)
+    (tmp_path / "runs" / "2" / "remark.txt").write_text("made with another\nestimator\n")
+    keep_runs(groups.runs.index, tmp_path / "kept")
+    for found in (load_runs(tmp_path / "runs"), load_runs(tmp_path / "kept")):
+        groups = Groups.of(found)
         assert means(groups)["run"].tolist() == across(groups, 1)["run"].tolist() == ["fedavg", "eden †"]
         assert against(groups, "strategy=fedavg", 1)["run"].tolist() == ["eden †"]
         assert choose(groups, "rounds", 1)["run"].tolist() == ["fedavg", "eden †"]
@@ -65,12 +66,12 @@ def test_remarks_mark_their_rows_and_stay_with_kept_runs(tmp_path: Path) -> None
         lines = each_run(found)
         assert lines[-1] == "† eden: made with another estimator"
         assert [line.startswith("| eden † |") for line in lines[2:5]] == [False, False, True]
-    assert groups[1].name == "eden"  # in figures
+    assert groups.table["run"][1] == "eden"  # in figures
 
 
 def test_marks_are_those_of_the_rows(tmp_path: Path) -> None:
     groups = grouped(tmp_path, ("fedavg", 0, None), ("eden", 0, None))
-    (groups[0].runs[0].folder / "remark.txt").write_text("old")
-    groups = read_groups([run.folder / "summary.json" for group in groups for run in group.runs])
+    (tmp_path / "0" / "remark.txt").write_text("old")
+    groups = Groups.of(load_runs(tmp_path))
     assert against(groups, "strategy=fedavg", 1)["against"].tolist() == ["fedavg †"]
     assert below(groups) == ["† fedavg: old"]

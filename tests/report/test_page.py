@@ -9,10 +9,10 @@ import pytest
 
 from fedmrn_app.errors import RunError
 from fedmrn_app.report.archive import keep_runs
-from fedmrn_app.report.groups import read_groups
-from fedmrn_app.report.markdown import markdown, means
 from fedmrn_app.report.page import write_page
 from fedmrn_app.report.published import published
+from fedmrn_app.report.tables import markdown, means
+from tests.report.test_tables import read_groups
 from tests.run_folder import make_run
 
 
@@ -28,10 +28,10 @@ def runs(tmp_path: Path) -> list[Path]:
 
 def test_runs_that_differ_only_in_their_seed_are_one_row(runs: list[Path], tmp_path: Path) -> None:
     groups = read_groups(runs)
-    assert [group.name for group in groups] == ["fedmrn", "eden strategy.bits=1", "eden strategy.bits=2"]
-    assert [[run.settings["seed"] for run in group.runs] for group in groups] == [[0, 1], [0], [0]]
-    assert groups[0].curve("up_mb")[0] == pytest.approx([9 * 100 / 1e6, 2 * 9 * 100 / 1e6])
-    assert groups[0].curve("total_mb")[0] == pytest.approx([(900 + 4000) / 1e6, 2 * (900 + 4000) / 1e6])
+    assert list(groups.table["run"]) == ["fedmrn", "eden strategy.bits=1", "eden strategy.bits=2"]
+    assert groups.runs[["group", "seed"]].to_numpy().tolist() == [[0, 0], [0, 1], [1, 0], [2, 0]]
+    assert groups.rounds["up_mb"][:2].tolist() == pytest.approx([9 * 100 / 1e6, 2 * 9 * 100 / 1e6])
+    assert groups.rounds["total_mb"][:2].tolist() == pytest.approx([(900 + 4000) / 1e6, 2 * (900 + 4000) / 1e6])
     write_page(groups, tmp_path / "page")
     rows = (tmp_path / "page" / "report.md").read_text().splitlines()
     assert rows[2].startswith(
@@ -46,8 +46,8 @@ def test_runs_of_older_versions_have_the_defaults_of_newer_keys(runs: list[Path]
     newer.write_text(newer.read_text() + "server_lr: 1.0\n")
     eden.write_text(eden.read_text() + "server_lr: 0.5\n")
     assert "server_lr" not in older.read_text()
-    assert [len(group.runs) for group in read_groups(runs)] == [2, 1, 1]
-    names = [group.name for group in read_groups(runs)]
+    assert list(read_groups(runs).runs["group"]) == [0, 0, 1, 2]
+    names = list(read_groups(runs).table["run"])
     assert names == ["fedmrn", "eden strategy.bits=1 server_lr=0.5", "eden strategy.bits=2"]
 
 
@@ -58,7 +58,7 @@ def test_lattice_settings_count_only_on_a_lattice(tmp_path: Path) -> None:
             runs.append(make_run(tmp_path / str(len(list(tmp_path.iterdir()))), "eden", 0, (0.6,)))
             config = runs[-1].parent / "config.yaml"
             config.write_text(f"{config.read_text()}downlink: {{{downlink}}}\n")
-        return [group.name for group in read_groups(runs)]
+        return list(read_groups(runs).table["run"])
 
     assert names("dtype: float32, step: 1.0", "dtype: float32, step: 0.2") == ["eden"]
     exact, grid = "eden downlink.dtype=float32", "eden downlink.dtype=grid"
@@ -69,24 +69,25 @@ def test_lattice_settings_count_only_on_a_lattice(tmp_path: Path) -> None:
 
 def test_runs_of_different_lengths_are_different_groups(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name, "eden", 0, (0.6,) * rounds) for name, rounds in (("a", 1), ("b", 2))]
-    assert [(group.name, len(group.runs)) for group in read_groups(runs)] == [("eden", 1), ("eden", 1)]
+    assert list(read_groups(runs).table["run"]) == ["eden", "eden"]
 
 
 def test_copies_of_runs_give_the_same_table_and_hold_no_path(runs: list[Path], tmp_path: Path) -> None:
-    kept = keep_runs(runs, tmp_path / "kept")
+    folders = [run.parent for run in runs]
+    kept = keep_runs(folders, tmp_path / "kept")
     assert [path.name for path in kept] == ["a", "b", "c", "d"]
     copies = read_groups([path / "summary.json" for path in kept])
     assert means(copies).equals(means(read_groups(runs)))
     assert {path.name for path in kept[0].iterdir()} == {"summary.json", "rounds.csv", "config.yaml"}
-    (one,) = keep_runs(runs[:1], tmp_path / "one")
+    (one,) = keep_runs(folders[:1], tmp_path / "one")
     assert one == tmp_path / "one" / "a"
     config = runs[0].parent / "config.yaml"
     config.write_text("dataset:\n  path: /home/somebody/data\n")
-    keep_runs(runs[:1], tmp_path / "one")
+    keep_runs(folders[:1], tmp_path / "one")
     assert (one / "config.yaml").read_text() == "dataset:\n  path: null\n"
     for damage in (lambda: config.write_text("a: [b"), config.unlink):
         damage()
-        for read in (lambda: keep_runs(runs[:1], tmp_path / "one"), lambda: read_groups(runs)):
+        for read in (lambda: keep_runs(folders[:1], tmp_path / "one"), lambda: read_groups(runs)):
             with pytest.raises(RunError) as refused:
                 read()
             assert (refused.value.code, refused.value.value) == ("unreadable-run", str(config.parent))
@@ -99,7 +100,7 @@ def test_page_needs_no_other_file_and_is_the_same_each_time(runs: list[Path], tm
     assert write_page(groups, tmp_path / "again").read_text() == page
     for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
         text = "".join(ElementTree.fromstring(svg).itertext())
-        assert all(group.name in text for group in groups)
+        assert all(name in text for name in groups.table["run"])
     assert page.count("<svg") == 4
     ids = re.findall(r' id="([^"]+)"', page)
     assert len(ids) == len(set(ids))

@@ -5,12 +5,13 @@ from typing import Any
 
 import pandas as pd
 
-from fedmrn_app.report.groups import Group, read_groups
+from fedmrn_app.report.groups import Groups
 from fedmrn_app.report.notes import notes
+from tests.report.test_tables import read_groups
 from tests.run_folder import make_run
 
 
-def group_runs(folder: Path, *runs: tuple[str, str, dict[str, Any]]) -> list[Group]:
+def group_runs(folder: Path, *runs: tuple[str, str, dict[str, Any]]) -> Groups:
     """Group runs given by strategy, partition and settings; those with a `strategy.` are the strategy's own."""
     summaries = []
     for number, (strategy, partition, settings) in enumerate(runs):
@@ -21,12 +22,12 @@ def group_runs(folder: Path, *runs: tuple[str, str, dict[str, Any]]) -> list[Gro
     return read_groups(summaries)
 
 
-def footnote(groups: list[Group], *left_out: str) -> list[str]:
-    return notes(pd.DataFrame({"run": ["a"]}), groups, *left_out)
+def footnote(groups: Groups, left_out: str | None = None) -> list[str]:
+    return notes(pd.DataFrame({"run": ["a"]}), groups, left_out)
 
 
-def names(groups: list[Group]) -> list[str]:
-    return [group.name for group in groups]
+def names(groups: Groups) -> list[str]:
+    return list(groups.table["run"])
 
 
 def test_names_leave_out_the_values_of_more_than_half(tmp_path: Path) -> None:
@@ -41,7 +42,7 @@ def test_names_leave_out_the_values_of_more_than_half(tmp_path: Path) -> None:
     )
     assert names(groups) == ["eden", "eden alpha=2", "fedmrn bits=4", "fedmrn", "drive alpha=2", "topk"]
     assert footnote(groups) == ["", "Unless a name says otherwise: alpha=1, bits=3."]
-    assert footnote(groups, "bits", "alpha") == []
+    assert footnote(groups, "bits") == ["", "Unless a name says otherwise: alpha=1."]
 
 
 def test_names_keep_the_values_of_exactly_half(tmp_path: Path) -> None:

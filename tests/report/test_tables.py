@@ -1,5 +1,6 @@
 """The tables of `fedmrn-report`, of runs whose results are known."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,18 @@ import pandas as pd
 import pytest
 
 from fedmrn_app.errors import RunError
-from fedmrn_app.report.groups import read_groups
-from fedmrn_app.report.markdown import across, choose, extra_tables, markdown, means, until, within
+from fedmrn_app.report.groups import Groups
+from fedmrn_app.report.runs import load_runs
+from fedmrn_app.report.tables import across, choose, extra_tables, markdown, means, until, within
 from tests.run_folder import make_run
 
 ROUND_UP, ROUND_BOTH = 9 * 100 / 1e6, (9 * 100 + 10 * 400) / 1e6  # MB of a round of `row`
 IID, SHARDS = ("fashion_mnist", "iid"), ("fashion_mnist", "label_shard")
+
+
+def read_groups(runs: Sequence[Path], rounds: int | None = None) -> Groups:
+    """Group runs that are given by their summaries; their folders decide the order."""
+    return Groups.of(load_runs(*(run.parent for run in runs), rounds=rounds))
 
 
 def rows(table: pd.DataFrame, *columns: int) -> list[list[str]]:
@@ -42,8 +49,8 @@ def test_within_takes_the_last_round_that_fits_and_marks_the_best(traffic_runs: 
     fedmrn, _ = rows(within(read_groups(traffic_runs), [3.5 * ROUND_UP, 9], last=2), 3, 4)
     assert fedmrn[0].strip("*") == "60.00 ± 63.53"  # of (0.4 + 0.9) / 2 and (0.4 + 0.7) / 2
     assert fedmrn[1].strip("*") == "(75.00 ± 63.53)"
-    (group,) = read_groups(traffic_runs[:1])
-    assert group.trailing("accuracy", 3) == pytest.approx(np.array([[0.2, 0.3, 0.5, 2 / 3]]))
+    trailing = read_groups(traffic_runs[:1]).trailing("accuracy", 3)
+    assert trailing.to_numpy() == pytest.approx(np.array([0.2, 0.3, 0.5, 2 / 3]))
     traffic_runs[2].write_text(traffic_runs[2].read_text().replace("natural", "iid"))  # other data, another best
     both = rows(within(read_groups(traffic_runs), [9], last=1), 3)
     assert both == [["**(70.00 ± 0.00)**"], ["**(50.00)**"]]
@@ -63,7 +70,7 @@ def test_choose_has_a_row_for_other_settings_and_a_column_for_each_value(tmp_pat
         "| **75.00** | 65.00 ± 190.59 | 55.00 |  | 0.1 |"
     )
     table = means(groups, last=2)
-    assert rows(table, 4) == [["75.00"], ["55.00"], ["65.00 ± 190.59"], ["25.00"]]
+    assert rows(table, 4) == [["75.00"], ["65.00 ± 190.59"], ["55.00"], ["25.00"]]
     assert list(table.columns[4:6]) == ["accuracy of the last 2 rounds, %", "best accuracy, %"]
     with pytest.raises(RunError) as refused:
         choose(groups, "local.rate", 1)

@@ -6,8 +6,8 @@ import pytest
 from fedmrn_app.config.build import build_worker, resolve_from_data
 from fedmrn_app.config.compose import compose_values, load_config
 from fedmrn_app.errors import ConfigError
+from fedmrn_app.report.console import split_of
 from fedmrn_app.report.runs import data_of
-from fedmrn_app.report.tables import split_of
 from fedmrn_app.tasks.characters import Characters
 from fedmrn_app.tasks.task import Samples
 from fedmrn_app.tasks.validation import load_evaluation, load_training
