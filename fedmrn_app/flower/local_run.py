@@ -6,7 +6,6 @@ The worker processes stay from run to run of a sweep. Nothing listens on a port,
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import traceback
 from collections.abc import Callable, Sequence
@@ -22,28 +21,11 @@ from fedmrn_app.config.schema import Config, Values
 from fedmrn_app.errors import ConfigError, FedMRNError, RunError
 from fedmrn_app.flower.local_grid import LocalGrid
 from fedmrn_app.flower.serve import serve
-from fedmrn_app.flower.workers import ForkServer, Workers
+from fedmrn_app.flower.shared_workers import shared_workers
+from fedmrn_app.flower.workers import Workers
 from fedmrn_app.system.cores import cores
 
 CLIENT_APP = "fedmrn_app.client_app:app"
-_PRELOAD = ("fedmrn_app.client_app", "fedmrn_app.flower.warm_up:prepare")
-_CPUS = re.compile(r"client_cpus=(\d+)")
-
-_server: ForkServer | None = None
-_workers: Workers | None = None
-
-
-def prepare_workers(overrides: Sequence[str]) -> None:
-    """Start the process of which workers will be forks, so that it imports while the command reads the configuration.
-
-    Args:
-        overrides: of the command line; without `client_cpus` in them one is assumed, and the process is replaced later
-            where that proves wrong.
-    """
-    if any(word.startswith("simulation.processes=0") for word in overrides):
-        return
-    found = [int(match[1]) for word in overrides if (match := _CPUS.fullmatch(word))]
-    _fork_server(found[-1] if found else 1)
 
 
 def run_local(
@@ -141,27 +123,12 @@ def _visible_gpus() -> list[str]:
 
 
 def _workers_for(config: Config, at_once: int) -> Workers | None:
-    """Return the workers of a run, those of the last run if they fit; None if this process trains itself."""
-    global _workers
+    """Return the workers of a run; None if this process trains itself."""
     count = worker_count(config, at_once)
+    if not count:
+        return None
     gpus = gpu_places(config.client_gpus, _visible_gpus()) if config.client_gpus > 0 else []
-    server = _fork_server(config.client_cpus) if count else None
-    if _workers is not None and (_workers.server is not server or (_workers.count, _workers.gpus) != (count, gpus)):
-        _workers.close()
-        _workers = None
-    if server is not None and _workers is None:
-        _workers = Workers(count, server, gpus=gpus)
-    return _workers if count else None
-
-
-def _fork_server(threads: int) -> ForkServer:
-    global _server
-    if _server is not None and _server.threads != threads:
-        _server.close()
-        _server = None
-    if _server is None:
-        _server = ForkServer(preload=_PRELOAD, threads=threads)
-    return _server
+    return shared_workers(count, config.client_cpus, gpus)
 
 
 def _own_targets(values: Values) -> list[str]:

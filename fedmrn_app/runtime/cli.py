@@ -32,7 +32,6 @@ from fedmrn_app.config.compose import (
 from fedmrn_app.config.sweep import Sweep, open_sweep, run_folder, swept
 from fedmrn_app.environment import set_connection
 from fedmrn_app.errors import ConfigError, FedMRNError
-from fedmrn_app.flower.local_run import prepare_workers
 from fedmrn_app.report.console import print_outcomes
 from fedmrn_app.runtime.claim import claimed
 from fedmrn_app.runtime.remote import take_on
@@ -62,8 +61,6 @@ def main() -> None:
             else:
                 options = [word for word in arguments if word.startswith("-")]
                 overrides = [word for word in arguments if not word.startswith("-")]
-                if on is None and not any(word.startswith("hydra/launcher=") for word in overrides):
-                    prepare_workers(overrides)
                 if {"--multirun", "-m"} & set(options):
                     sweep = _checked_sweep(overrides)
                     folder, key = sweep.folder, "sweep"
@@ -191,7 +188,3 @@ def print_sweep(sweep: Sweep) -> bool:
     for line in lines:
         errors.print(f"fedmrn: {line}", markup=False)
     return not lines
-
-
-if __name__ == "__main__":
-    main()

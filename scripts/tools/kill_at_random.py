@@ -63,7 +63,7 @@ class Disturbed:
         if self._services is not None:
             words = ["--on", "fedmrn", *words]
             environment["FLWR_HOME"] = str(self._services.home)
-        command = [sys.executable, "-m", "fedmrn_app.runtime.cli", *words]
+        command = [sys.executable, "-m", "fedmrn_app.runtime.command", *words]
         return subprocess.Popen(command, env=environment, start_new_session=True)
 
     def _wait(self, run: subprocess.Popen[bytes], target: int) -> None:
@@ -104,7 +104,7 @@ def main() -> int:
     folder.mkdir(parents=True)
     plain, killed = folder / "plain", folder / "killed"
     subprocess.run(
-        [sys.executable, "-m", "fedmrn_app.runtime.cli", f"hydra.run.dir={plain}", *overrides], check=True
+        [sys.executable, "-m", "fedmrn_app.runtime.command", f"hydra.run.dir={plain}", *overrides], check=True
     )  # simulated: the weights are the same
     services = None if arguments.deployed is None else Services(folder, arguments.deployed)
     try:

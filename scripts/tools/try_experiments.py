@@ -79,7 +79,7 @@ def _run(folder: Path, overrides: Sequence[str]) -> tuple[float, str, bool]:
     words = [*overrides, quote_override("hydra.run.dir", str(folder.resolve()))]
     start = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "fedmrn_app.runtime.cli", *words], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "fedmrn_app.runtime.command", *words], capture_output=True, text=True, check=False
     )
     seconds = time.monotonic() - start
     if done.returncode != 0:

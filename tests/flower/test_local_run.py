@@ -11,7 +11,7 @@ import pytest
 from fedmrn_app.config.build import resolve_from_data
 from fedmrn_app.config.compose import compose_values, load_config
 from fedmrn_app.errors import ConfigError, RunError
-from fedmrn_app.flower import local_run
+from fedmrn_app.flower import local_run, shared_workers
 from fedmrn_app.flower.local_run import gpu_places, run_local, worker_count
 from tests.paths import ROOT
 from tests.reference import reference_run
@@ -91,7 +91,7 @@ def test_weights_do_not_depend_on_the_workers_which_stay(tmp_path: Path) -> None
         run_local(values, config, folder)
         assert json.loads((folder / "summary.json").read_text())["weights_sha256"] == reference_run(SMALL)
         assert not list(folder.glob("clients/*/versions"))
-        pids.append(set() if local_run._workers is None else set(local_run._workers.pids.values()))
+        pids.append(set() if shared_workers._workers is None else set(shared_workers._workers.pids.values()))
     assert pids[2] == pids[3]
     assert all(psutil.pid_exists(pid) for pid in pids[4])
 

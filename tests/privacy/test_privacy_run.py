@@ -28,7 +28,7 @@ WORDS = (
 
 
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    arguments = [sys.executable, "-m", "fedmrn_app.runtime.cli", f"hydra.run.dir={folder}", *words]
+    arguments = [sys.executable, "-m", "fedmrn_app.runtime.command", f"hydra.run.dir={folder}", *words]
     return subprocess.run(arguments, capture_output=True, text=True, timeout=400, cwd=folder.parent)
 
 

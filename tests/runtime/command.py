@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-FEDMRN = (sys.executable, "-m", "fedmrn_app.runtime.cli")
+FEDMRN = (sys.executable, "-m", "fedmrn_app.runtime.command")
 DEPLOY = (sys.executable, "-m", "fedmrn_app.deploy.cli")
 
 
