@@ -40,6 +40,11 @@ def derive_seed(run_seed: int, purpose: Purpose, server_round: int = 0, client: 
     return mix(stream ^ (server_round << 32 | client))
 
 
+def private_seed(run_seed: int, server_round: int, client: int) -> int:
+    """Return the 64-bit seed of a client's own randomness in a round, which is no secret: it follows from the run's."""
+    return derive_seed(run_seed, "method", server_round, client)
+
+
 def mix(x: int) -> int:
     """Return the SplitMix64 hash of a 64-bit integer, a bijection of 64-bit integers (Steele et al. 2014)."""
     x = (x + 0x9E3779B97F4A7C15) & _U64

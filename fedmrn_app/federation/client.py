@@ -22,7 +22,7 @@ from fedmrn_app.learning.batches import Batches
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.sgd import LocalSettings, Precision
 from fedmrn_app.methods.method import TrainContext
-from fedmrn_app.seeds import derive_seed
+from fedmrn_app.seeds import derive_seed, private_seed
 from fedmrn_app.tasks.task import Samples, Task
 
 _ABSENT_LOGITS = {"kept": None, "zero": 0.0, "masked": -math.inf}  # by the setting local.absent_labels
@@ -90,24 +90,24 @@ def train_client(
     sent = (reader or DownlinkReader(downlink_of(protocol))).read(order, _submodel_mask(protocol, order), state.version)
     context = sent.context
     model.load(context.vector, sent.dense)
-    private_seed = derive_seed(protocol.seed, "method", order.server_round, order.client)
+    own_seed = private_seed(protocol.seed, order.server_round, order.client)
     train_context = TrainContext(
         batches=_batches(protocol, task, samples, order, local, model.device),
         lr=local.lr,
         precision=precision,
         seed=seed,
         context=context,
-        private_seed=private_seed,
+        private_seed=own_seed,
         weight_decay=local.weight_decay,
         client=order.client,
         server_round=order.server_round,
         kept=state.kept,
     )
     start = time.perf_counter()
-    with _seeded_torch(private_seed, model.device):
+    with _seeded_torch(own_seed, model.device):
         trained = method.training.train(model, train_context)
     ended = time.perf_counter()
-    body, residual = method.encode(trained.x, state.kept, context, seed, private_seed)
+    body, residual = method.encode(trained.x, state.kept, context, seed, own_seed)
     encoded = time.perf_counter()
     dense = model.dense.cpu().numpy()
     only_mask = method.randomized_response is not None  # then nothing but the mask may leave the client

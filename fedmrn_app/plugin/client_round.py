@@ -13,7 +13,7 @@ from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods.method import Method
 from fedmrn_app.plugin.arrays import Values
 from fedmrn_app.plugin.settings import ClientTask
-from fedmrn_app.seeds import mix
+from fedmrn_app.seeds import private_seed
 
 if TYPE_CHECKING:
     from fedmrn_app.plugin.scales import OwnScales
@@ -64,8 +64,11 @@ class ClientRound:
 
     @property
     def private_seed(self) -> int:
-        """The 64-bit seed of the client's own randomness; it follows from the seed that the server sent."""
-        return mix(self.task.seed ^ ((self.client or 0) + 1))
+        """The 64-bit seed of the client's own randomness."""
+        task = self.task
+        if not task.server_round:  # the server is older and tells neither round nor client
+            return private_seed(task.seed >> 8, 0, self.client or 0)
+        return private_seed(task.settings.seed, task.server_round, task.client)
 
 
 class RoundContent(RecordDict):

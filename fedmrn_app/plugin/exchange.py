@@ -35,7 +35,6 @@ from fedmrn_app.plugin.settings import (
     PluginSettings,
     check_own_scales,
 )
-from fedmrn_app.seeds import derive_seed
 from fedmrn_app.validation import Positive, Range
 from fedmrn_app.wire.downlink import LATTICE_STEP
 
@@ -154,8 +153,10 @@ class Exchange:
         scale = None if self._rate is None else float(self._rate[0])
         requests = []
         for client, message in enumerate(sorted(trained, key=lambda message: message.metadata.dst_node_id)):
-            seed = derive_seed(self.settings.seed, "noise", self._number, 0 if self.sums else client)
-            task = ClientTask(self.settings, seed, scale, self._own_scales, server_round=self._number, run=self._run)
+            seed = self._method.client_seed(self.settings.seed, self._number, client)
+            task = ClientTask(
+                self.settings, seed, scale, self._own_scales, server_round=self._number, client=client, run=self._run
+            )
             requests.append(ArraysRequest(client, message, opened, task, self._fleet))
         requests += [
             ArraysRequest(client, message, opened, None, self._fleet) for client, message in enumerate(evaluated)

@@ -170,6 +170,7 @@ class ClientTask:
         scale: scale of the noise in this round; None for that of the settings.
         own_scales: whether clients set scales by themselves; None if the server cannot read them.
         server_round: number of the round, from 1; 0 from a server that does not tell it.
+        client: number of the client among those that are asked in the round.
         run: name of the run, under which the client keeps residuals on its disk; None to keep nothing there.
     """
 
@@ -178,12 +179,14 @@ class ClientTask:
     scale: float | None = None
     own_scales: bool | None = None
     server_round: int = 0
+    client: int = 0
     run: str | None = None
 
     def record(self) -> ConfigRecord:
         """Return the record of a message."""
         terms = json.dumps(vars(self.settings), separators=(",", ":"))
-        record = ConfigRecord({"terms": terms, "seed": self.seed, "round": self.server_round, **format_fields()})
+        place = {"round": self.server_round, "client": self.client}
+        record = ConfigRecord({"terms": terms, "seed": self.seed, **place, **format_fields()})
         if self.scale is not None:
             record["scale"] = self.scale
         if self.own_scales is not None:
@@ -216,6 +219,7 @@ class ClientTask:
             values.get("scale"),
             values.get(SCALES),
             server_round=values.get("round", 0),
+            client=values.get("client", 0),
             run=values.get("run"),
         )
 
