@@ -25,12 +25,6 @@ NEEDED = {
     ),
     # the commands that a SuperNode starts, which a device replaces by its own
     ("fedmrn_app/deploy/fork_server.py", "flwr.supercore.constant"),
-    # requests of a device, signed as Flower signs them
-    *(
-        ("scripts/tools/attack_gate.py", f"flwr.{name}")
-        for name in ("common.constant", "supercore.constant", "supercore.date", "supercore.primitives.asymmetric")
-    ),
-    *(("scripts/tools/attack_gate.py", f"flwr.proto.{name}_pb2") for name in ("fleet", "message", "node")),
     # Flower's commands, which the package starts with changes of its own
     ("fedmrn_app/deploy/supernode.py", "flwr.supernode.cli.flower_supernode"),
     ("fedmrn_app/deploy/client_process.py", "flwr.supernode.cli.flwr_clientapp"),

@@ -11,7 +11,7 @@ from fedmrn_app.errors import RunError
 from fedmrn_app.report.comparison import HIGHER, LOWER, SAME
 from fedmrn_app.report.runs import find_summaries, read_run
 from fedmrn_app.results.resume import flatten
-from scripts.tools.tables import ROOT, filled, pages, parse
+from tests.report.doc_tables import ROOT, filled, pages, parse
 
 FILES = pages()
 README = ROOT / "README.md"
