@@ -13,10 +13,6 @@ from tests.supernodes import Federation
 torch.set_num_threads(1)
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--arm64", metavar="FOLDER", help="a userland that `python -m scripts.tools.arm64 make` has made")
-
-
 @pytest.fixture(scope="session", autouse=True)
 def state(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["FEDMRN_STATE"] = str(tmp_path_factory.mktemp("state"))  # not the user's own

@@ -24,12 +24,6 @@ PUBLIC_COMMANDS = {"flower-superlink", "flower-supernode"}
 FLOWER_ROOMS = {"exchange", "flower", "plugin", "deploy"}  # which another version of Flower may change
 PRIVATE_HYDRA = {("fedmrn_app/runtime/cli.py", "hydra._internal.utils")}  # a wrong option is refused in one line
 SCRIPTS = {
-    # requests of a device, signed as Flower signs them
-    *(
-        ("scripts/tools/attack_gate.py", f"flwr.{name}")
-        for name in ("common.constant", "supercore.constant", "supercore.date", "supercore.primitives.asymmetric")
-    ),
-    *(("scripts/tools/attack_gate.py", f"flwr.proto.{name}_pb2") for name in ("fleet", "message", "node")),
     # Flower's own secure sums, which a benchmark compares with
     *(
         ("scripts/benchmarks/secure_peers.py", f"flwr.{name}")

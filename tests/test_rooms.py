@@ -92,3 +92,9 @@ def test_tests_do_not_import_each_other() -> None:
     for path in (ROOT / "tests").glob("test_*.py"):
         used = {name for name in imported(path, at_the_top=False) if name.startswith("tests.test_")}
         assert not used, f"{path.name} imports {used}"
+
+
+def test_tests_do_without_scripts() -> None:
+    for path in (ROOT / "tests").rglob("*.py"):
+        used = {name for name in imported(path, at_the_top=False) if name.split(".")[0] == "scripts"}
+        assert not used, f"{path.relative_to(ROOT)} imports {used}"

@@ -186,4 +186,6 @@ def _compare(
     found["idle polls and heartbeats"] = mean("header body", idle=True)
     known = reported + found["ids and framing of messages"] + found["HTTP headers"] + found["idle polls and heartbeats"]
     found["bodies of other requests"] = socket - known
+    if abs(mean("body", idle=False) - bodies - found["bodies of other requests"]) > 0.01 * socket:
+        raise RuntimeError("the relays' parts do not add up to the bytes at the socket")
     return found

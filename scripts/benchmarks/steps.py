@@ -20,8 +20,8 @@ from fedmrn_app.learning.batches import Batches
 from fedmrn_app.learning.sgd import autocast
 from fedmrn_app.methods import find_methods
 from scripts.benchmarks.clients import LR, Setting, TimedClient
-from scripts.benchmarks.layerwise import paper_cnn, set_progress, with_masked_layers
 from scripts.benchmarks.timing import Run, Timing, compare, to_json
+from tests.plain.layerwise import paper_cnn, set_progress, with_masked_layers
 
 PAPER_CNNS = {"cnn4": ((32,), (64,), (128,), (256,)), "cnn8": ((32, 32), (64, 64), (128, 128), (256, 256))}
 EPOCH_STEPS = 10  # of 64 images: 600 and some, a client's of Fashion-MNIST over 100 clients

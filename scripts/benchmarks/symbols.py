@@ -6,13 +6,11 @@ Usage: pip install constriction && python -m scripts.benchmarks.symbols [--repea
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import constriction
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
@@ -22,6 +20,7 @@ from fedmrn_app.kernels.symbol_rans import STEPS
 from fedmrn_app.methods.quantizers import lloyd_max
 from fedmrn_app.wire.entropy import LANES, SymbolReader, categorical, encode_symbols, geometric_weights
 from scripts.benchmarks.timing import Run, Timing, compare
+from tests.plain.constriction_coder import peer_decode, peer_encode
 
 WEIGHTS = {
     "levels of 2 bits": lloyd_max(2).cells.astype(np.float64),
@@ -80,28 +79,6 @@ def timed(work: Callable[[], Any]) -> Run:
 def decode(data: bytes, weights: NDArray[np.float64], count: int, lanes: int) -> NDArray[np.uint16]:
     """Return the symbols, uint16 (count,)."""
     return SymbolReader(data, lanes).read(categorical(weights), count)
-
-
-def peer_model(weights: NDArray[np.float64]) -> Any:
-    """Return constriction's model with about these probabilities; `categorical` makes the same table of it."""
-    units = np.floor(weights / math.fsum(weights) * (STEPS - weights.size)).astype(np.int64) + 1
-    units[np.argmax(units)] += STEPS - units.sum()
-    return constriction.stream.model.Categorical((units / STEPS).astype(np.float32), perfect=False)
-
-
-def peer_encode(symbols: NDArray[np.integer], weights: NDArray[np.float64]) -> bytes:
-    """Return constriction's bytes."""
-    coder = constriction.stream.stack.AnsCoder()
-    coder.encode_reverse(symbols.astype(np.int32), peer_model(weights))
-    words: bytes = coder.get_compressed().astype("<u4").tobytes()
-    return words
-
-
-def peer_decode(data: bytes, weights: NDArray[np.float64], count: int) -> NDArray[np.int32]:
-    """Return the symbols of constriction's bytes, int32 (count,)."""
-    coder = constriction.stream.stack.AnsCoder(np.frombuffer(data, "<u4").astype(np.uint32))
-    symbols: NDArray[np.int32] = coder.decode(peer_model(weights), count)
-    return symbols
 
 
 if __name__ == "__main__":

@@ -1,14 +1,8 @@
-"""Relay TCP and count its bytes; plain HTTP is counted by request, answer, header and body.
-
-Usage: python scripts/tools/relay.py PORT HOST:PORT
-
-Ctrl-C prints the bytes.
-"""
+"""Relay TCP and count its bytes; plain HTTP is counted by request, answer, header and body."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from collections import Counter, deque
 from contextlib import suppress
@@ -138,16 +132,3 @@ class Relay:
             pass
         finally:
             writer.close()
-
-
-def main() -> None:
-    host, _, port = sys.argv[2].rpartition(":")
-    relay = Relay((host, int(port)), plain=False, port=int(sys.argv[1]))
-    try:
-        threading.Event().wait()
-    except KeyboardInterrupt:
-        print(f"up {relay.counts.up:,} B, down {relay.counts.down:,} B")
-
-
-if __name__ == "__main__":
-    main()

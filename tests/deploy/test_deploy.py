@@ -29,7 +29,6 @@ from fedmrn_app.errors import ConfigError, FedMRNError, RunError
 from fedmrn_app.flower.device_records import DeviceRecord, DeviceRecords
 from fedmrn_app.runtime.connection import add_connection, read_connection
 from fedmrn_app.runtime.remote import take_on
-from scripts.tools.relay import Relay
 
 
 @pytest.fixture
@@ -271,30 +270,6 @@ def test_on_is_taken_out_of_the_command_line() -> None:
     for words in (["--on"], ["--on", "a=1"], ["--on", "--multirun"]):
         with refused(ConfigError, "missing"):
             take_on(words)
-
-
-def test_a_relay_counts_each_part_of_what_passes() -> None:
-    request = b"POST /a HTTP/1.1\r\nContent-Length: 3\r\n\r\nabcPOST /b HTTP/1.1\r\n\r\n"
-    answer = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        relay = Relay(listener.getsockname(), plain=True)
-        with socket.create_connection(("127.0.0.1", relay.port)) as near:
-            near.sendall(request[:30])
-            far, _ = listener.accept()
-            with far:
-                near.sendall(request[30:])
-                received = b""
-                while len(received) < len(request):
-                    received += far.recv(100)
-                far.sendall(answer)
-                assert near.recv(100) == answer
-        counts = relay.counts
-        assert (counts.up, counts.down) == (len(request), len(answer))
-        assert counts.requests == {"/a": 1, "/b": 1}
-        assert counts.parts["up", "/a", "body"] == 3
-        assert counts.parts["down", "/a", "body"] == 5
-        assert sum(counts.parts.values()) == len(request) + len(answer)
-        relay.stop()
 
 
 def test_command_starts_without_pytorch() -> None:

@@ -17,8 +17,8 @@ from fedmrn_app.deploy.folder import create
 from fedmrn_app.deploy.gate_objects import HandedObjects
 from fedmrn_app.deploy.gate_server import _group
 from fedmrn_app.deploy.gateway import Gate, read_seen
-from scripts.tools import attack_gate, gate_memory
-from scripts.tools.attack_gate import NODE, PULL, PUSH, STRANGER, Target, gate, request
+from tests.deploy import attacks, gate_memory
+from tests.deploy.attacks import NODE, PULL, PUSH, STRANGER, Target, gate, request
 
 ENTER = "/v1/fleet/activate-node"
 PULLED = PullMessagesRequest(node=Node(node_id=NODE)).SerializeToString()
@@ -70,7 +70,7 @@ def test_objects_of_other_devices_are_refused(tmp_path: Path) -> None:
         return httpx.Response(200, stream=httpx.ByteStream(answer.SerializeToString() if answer else b""))
 
     async def ask(device: str, path: str, body: bytes) -> int:
-        headers = dict(line.split(": ", 1) for line in attack_gate.signed_headers(federation, len(body), device=device))
+        headers = dict(line.split(": ", 1) for line in attacks.signed_headers(federation, len(body), device=device))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=served), base_url="https://gate") as client:
             return (await client.post(path, content=body, headers=headers)).status_code
 
@@ -129,7 +129,7 @@ def test_unknown_key_is_told_so_and_its_body_is_not_read(target: Target) -> None
 
 
 def test_log_has_no_characters_of_strangers(target: Target) -> None:
-    for attack in (attack_gate.odd_characters, attack_gate.raw_characters, attack_gate.paths, attack_gate.methods):
+    for attack in (attacks.odd_characters, attacks.raw_characters, attacks.paths, attacks.methods):
         attack(target, 1, 1)
     text = log(target)
     assert "refused POST '/v1/fleet/%0d%0agate:" in text
@@ -138,15 +138,15 @@ def test_log_has_no_characters_of_strangers(target: Target) -> None:
     assert all(line.startswith(("gate: refused ", "WARNING:  Invalid HTTP")) for line in text.splitlines() if line)
 
 
-@pytest.mark.parametrize("attack", [attack_gate.many_headers, attack_gate.long_header, attack_gate.body_without_key])
-def test_large_requests_of_strangers_cost_little(attack: attack_gate.Attack, target: Target) -> None:
+@pytest.mark.parametrize("attack", [attacks.many_headers, attacks.long_header, attacks.body_without_key])
+def test_large_requests_of_strangers_cost_little(attack: attacks.Attack, target: Target) -> None:
     assert attack(target, 1, 20) in ("400", "401", "closed")
     assert target.served() < 5
     assert target.inner.paths == {PULL}
 
 
 def test_connections_of_one_address_leave_room_for_others(target: Target) -> None:
-    assert attack_gate.silent_connections(target, 60, 1) == "at most 24 open: True, served in True"
+    assert attacks.silent_connections(target, 60, 1) == "at most 24 open: True, served in True"
     deadline = time.monotonic() + 8  # before handshakes time out
     while target.status(request("GET", "/health"), STRANGER) != "200":
         assert time.monotonic() < deadline
@@ -159,10 +159,9 @@ def test_addresses_are_counted_by_network() -> None:
 
 
 @pytest.mark.slow
-def test_gate_withstands_all_attacks(target: Target, capsys: pytest.CaptureFixture[str]) -> None:
-    assert not attack_gate.attack(target, 60, 2)
-    assert len(capsys.readouterr().out.splitlines()) == len(attack_gate.ATTACKS)
-    assert target.inner.paths == {PULL, attack_gate.REDIRECTED}
+def test_gate_withstands_all_attacks(target: Target) -> None:
+    assert attacks.attack(target, 300, 50) == {}
+    assert target.inner.paths == {PULL, attacks.REDIRECTED}
     assert json.loads((target.federation.path / "federation.json").read_text())["max_message"] == 1
 
 

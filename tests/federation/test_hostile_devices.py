@@ -2,8 +2,8 @@
 
 import pytest
 
-from scripts.tools import attack_federation
-from scripts.tools.attack_federation import compare, three_devices
+from tests.federation import hostile
+from tests.federation.hostile import compare, three_devices
 
 
 @pytest.mark.slow
@@ -19,8 +19,8 @@ def test_device_with_four_billion_rows_moves_no_more_than_one_of_three_equals() 
 @pytest.mark.slow
 def test_robust_means_and_a_small_norm_limit_withstand_what_destroys_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     ways = ("scale", "noise", "damage")
-    monkeypatch.setattr(attack_federation, "DEFENCES", ("aggregation=mean", "uplink.max_norm=3", "aggregation=median"))
-    monkeypatch.setattr(attack_federation, "WAYS", ways)
+    monkeypatch.setattr(hostile, "DEFENCES", ("aggregation=mean", "uplink.max_norm=3", "aggregation=median"))
+    monkeypatch.setattr(hostile, "WAYS", ways)
     found = compare(10, 1, 4, ["strategy=fedavg"])
     honest = found["aggregation=mean", "nobody"].accuracy
     assert found["aggregation=mean", "scale"].accuracy < 0.5 < honest

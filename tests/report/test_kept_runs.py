@@ -13,7 +13,7 @@ from fedmrn_app.report.comparison import HIGHER, LOWER, SAME
 from fedmrn_app.report.run_names import LATTICE_ONLY
 from fedmrn_app.report.runs import load_rounds, load_runs, settings_of
 from fedmrn_app.results.resume import flatten
-from scripts.tools.tables import ROOT, filled, pages, parse
+from tests.report.doc_tables import ROOT, filled, pages, parse
 
 FILES = pages()
 README = ROOT / "README.md"

@@ -24,6 +24,7 @@ def be_the_command(line: str, cwd: Path, out: Path) -> None:
     os.chdir(cwd)
     for descriptor, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(out / name, os.O_CREAT | os.O_WRONLY), descriptor)
+    sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", closefd=False) for descriptor in (1, 2))
     made: list[FedMRNError] = []
     begin = FedMRNError.__init__
 
@@ -39,7 +40,7 @@ def be_the_command(line: str, cwd: Path, out: Path) -> None:
     code = 70
     try:
         words = shlex.split(line)
-        while words[0].partition("=")[0].isupper():
+        while words and "=" in words[0] and words[0].partition("=")[0].isupper():
             key, _, value = words.pop(0).partition("=")
             os.environ[key] = value
         sys.argv = ["fedmrn", *words]

@@ -62,7 +62,7 @@ def read_back(body: bytes, lanes: int, runs: list[tuple[Edges, int]]) -> list[li
 
 
 def test_a_single_lane_gives_the_bytes_of_constriction() -> None:
-    peer = pytest.importorskip("scripts.benchmarks.symbols", reason="constriction has no wheels for this machine")
+    peer = pytest.importorskip("tests.plain.constriction_coder", reason="constriction has no wheels for this machine")
     random = np.random.default_rng(1)
     for n in [*random.integers(2, 512, 100), *range(2, 40)]:
         weights = random.random(n) ** random.integers(1, 60)

@@ -1,6 +1,6 @@
 """Rewrite the tables of Markdown files from the stored runs; the line above each table says how.
 
-    python -m scripts.tools.tables
+    python -m tests.report.doc_tables
 
 A line such as `<!-- fedmrn-report --mean results/digits -->` stands above a table; folders are the repository's. A line
 such as `<!-- claims results/claims.yaml -->` stands above a table of claims, each beside the difference of two runs.

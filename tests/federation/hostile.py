@@ -1,6 +1,6 @@
 """Trains with hostile devices among the honest ones, in one process, and prints the accuracy with and without them.
 
-    python -m scripts.tools.attack_federation [--devices 30] [--hostile 3] [--rounds 20] [-- strategy=fedavg]
+    python -m tests.federation.hostile [strategy=fedavg ...]
 
 Orders and replies are the bytes of a real run, and the server's half is the real one. All devices weigh the same, as
 over real devices. The hostile ones act together:
@@ -15,7 +15,6 @@ A second table has three devices, one of which is hostile, also with a server th
 
 from __future__ import annotations
 
-import argparse
 import copy
 import sys
 from collections.abc import Callable
@@ -167,17 +166,9 @@ def three_devices(rounds: int, overrides: list[str]) -> dict[str, Outcome]:
 
 
 def main() -> None:
-    words, overrides = sys.argv[1:], ["strategy=fedavg"]
-    if "--" in words:
-        words, overrides = words[: words.index("--")], words[words.index("--") + 1 :]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--devices", type=int, default=30, help="at most 100")
-    parser.add_argument("--hostile", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=20, help="at most 100")
-    options = parser.parse_args(words)
-    devices, rounds = min(options.devices, 100), min(options.rounds, 100)
-    compare(devices, min(options.hostile, devices), rounds, overrides)
-    three_devices(rounds, overrides)
+    overrides = sys.argv[1:] or ["strategy=fedavg"]
+    compare(30, 3, 20, overrides)
+    three_devices(20, overrides)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ weights.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -137,3 +138,10 @@ def output_step(clients: Clients, masks: list[Vector], lr: float, w: Vector) -> 
     """Return w-hat: w less 1 / L times the mean of the masked gradients over clients and masks, (N, d) each."""
     gradient: Vector = np.mean([(m * clients.gradients(m * w)).mean(0) for m in masks], 0)
     return w - lr * gradient
+
+
+def least_squares() -> Clients:
+    """Return a problem of 8 clients and 40 weights in which masks change the optimum, with a known condition number."""
+    clients = Clients.drawn("quadratic", 8, 200, 40, l2=0.0)
+    own = math.sqrt(40) * clients.a
+    return Clients(own + own[:, :, :1] / 3, clients.b, "quadratic", l2=1.0)

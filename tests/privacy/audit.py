@@ -9,9 +9,8 @@ error). It must be below the stated epsilon. With less noise than is stated it n
 
 from __future__ import annotations
 
-import argparse
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -149,22 +148,3 @@ SETTINGS = (
     Setting("fixed", 4, 4, 4.0, 1),
     Setting("fixed", 2, 4, 6.0, 5),
 )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=4000, help="of either kind")
-    runs = parser.parse_args().runs
-    for setting in SETTINGS:
-        for factor in (1.0, 1e-3):
-            least = audit(replace(setting, factor=factor), runs)
-            print(
-                f"{setting.sampling} {setting.asked} of {setting.clients}, noise {setting.noise:g} times {factor:g}, "
-                f"{setting.rounds} rounds: stated {setting.stated:.3f}, at least {least:.3f}"
-                + (": NOT PRIVATE AS STATED" if least > setting.stated else ""),
-                flush=True,
-            )
-
-
-if __name__ == "__main__":
-    main()

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from scripts.benchmarks.layerwise import MaskedLayer, paper_cnn, set_progress, with_masked_layers
+from tests.plain.layerwise import MaskedLayer, paper_cnn, set_progress, with_masked_layers
 
 
 def test_masked_layers_follow_the_paper() -> None:

@@ -1,6 +1,6 @@
 """Measures the memory of a real gate and SuperLink while strangers, who have no key, connect and send bodies.
 
-    python -m scripts.tools.gate_memory [--connections 1000] [--megabytes 1000]
+    python -m tests.deploy.gate_memory [--connections 1000] [--megabytes 1000]
 
 Everything is on the loopback address. The strangers connect from many addresses, half of them with half a request, and
 then send bodies of 100 MB as far as the gate reads them. For each step the largest resident memory is printed, and how
@@ -27,7 +27,7 @@ from fedmrn_app.deploy.folder import Federation, create
 from fedmrn_app.deploy.processes import together
 from fedmrn_app.deploy.server import start_server
 from fedmrn_app.system.processes import free_port
-from scripts.tools.attack_gate import OBJECT, WAIT, request
+from tests.deploy.attacks import OBJECT, WAIT, request
 
 BODY = 100 << 20  # bytes of a body
 EACH = 20  # connections of an address

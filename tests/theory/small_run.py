@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch.nn import functional
@@ -79,3 +81,8 @@ class SmallRun:
             }
             state, _ = close_round(opened, replies)
         return total / rounds
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return the exponent of the power law that fits best."""
+    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
