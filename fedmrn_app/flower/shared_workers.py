@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from fedmrn_app.flower.workers import ForkServer, Workers
 
-_PRELOAD = ("fedmrn_app.client_app", "fedmrn_app.flower.warm_up:prepare")
+_APP, _KERNELS = "fedmrn_app.client_app", "fedmrn_app.flower.warm_up:prepare"  # that masks need
 _CPUS = re.compile(r"client_cpus=(\d+)")
 
 _server: ForkServer | None = None
@@ -28,16 +28,22 @@ def start_early(words: Sequence[str]) -> None:
     if any(word.startswith(("simulation.processes=0", *elsewhere)) for word in words):
         return
     found = [int(match[1]) for word in words if (match := _CPUS.fullmatch(word))]
-    fork_server(max(1, found[-1] if found else 1))
+    chosen = [word for word in words if word.startswith("strategy=")]
+    fork_server(max(1, found[-1] if found else 1), masks=not chosen or chosen[-1].startswith("strategy=fedmrn"))
 
 
-def fork_server(threads: int) -> ForkServer:
-    """Return the process that forks workers with so many threads; one with another number is ended."""
+def fork_server(threads: int, *, masks: bool = False) -> ForkServer:
+    """Return the process that forks workers.
+
+    Args:
+        threads: of a worker; a process that forks workers with another number is ended.
+        masks: whether a new process loads the compiled kernels of masks, once for all workers.
+    """
     global _server
     if _server is not None and _server.threads != threads:
         close()
     if _server is None:
-        _server = ForkServer(preload=_PRELOAD, threads=threads)
+        _server = ForkServer(preload=[_APP, _KERNELS] if masks else [_APP], threads=threads)
     return _server
 
 
