@@ -9,6 +9,9 @@ What other code may rely on:
   `client.train_client`, `loop.run_rounds`.
 - `fedmrn_app.config`: `compose.compose_values`, `build.resolve_from_data` (before: `measure`), `build.read_config`,
   `build.build_worker`.
+- `fedmrn_app.flower`: `local_grid.LocalGrid`, which runs any Flower app on this machine; `strategy.PayloadStrategy` and
+  `round_settings.RoundSettings`, to start a run of one's own.
+- `fedmrn_app.report.runs`: `load_runs` and `load_rounds`, finished runs as DataFrames.
 - `fedmrn_app.noise` and `fedmrn_app.seeds`: `generate_noise`, `derive_seed`.
 - `fedmrn_app.results.trained`: `load_trained`, the model that a run has left.
 - `fedmrn_app.errors`: what these raise.
