@@ -19,7 +19,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -116,10 +115,12 @@ def work(connection: Connection) -> None:
     os._exit(0)
 
 
-def _end_with_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_POLL_SECONDS)
-    os._exit(1)
+def _end_with_parent(parent: int, until: threading.Event | None = None) -> None:
+    """Exit when the parent has died, unless `until` is set before."""
+    until = until or threading.Event()
+    while not until.wait(_POLL_SECONDS):
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 def serve(control: socket.socket) -> None:
@@ -161,12 +162,17 @@ def main(file: int, settings: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control, given = socket.socket(fileno=file), json.loads(settings)
     sys.path[:] = given["path"]
+    imported = threading.Event()
+    watch = threading.Thread(target=_end_with_parent, args=(os.getppid(), imported))
+    watch.start()  # imports take seconds, in which nothing is read from the socket
     for name in given["preload"]:
         with suppress(Exception):  # the ClientApp's own import will say why
             module, _, function = name.partition(":")
             found = importlib.import_module(module)
             if function:
                 getattr(found, function)()
+    imported.set()
+    watch.join()  # a fork of a process with threads may wait for their locks
     serve(control)
 
 
