@@ -66,11 +66,17 @@ def test_modules_form_no_cycle() -> None:
     list(TopologicalSorter(graph).static_order())
 
 
-@pytest.mark.parametrize("room", ["wire", "errors.py", "seeds.py"])
+@pytest.mark.parametrize("room", ["wire", "exchange", "errors.py", "seeds.py"])
 def test_plain_bytes_need_no_torch(room: str) -> None:
     path = PACKAGE / room
     for file in path.rglob("*.py") if path.is_dir() else [path]:
         assert "torch" not in {name.split(".")[0] for name in imported(file, at_the_top=False)}, file
+
+
+def test_the_exchange_knows_neither_configuration_nor_data() -> None:
+    rooms = {f"fedmrn_app.{room}" for room in ("config", "data", "tasks", "report", "results", "flower", "plugin")}
+    for path in (PACKAGE / "exchange").rglob("*.py"):
+        assert not rooms & {room_of(name) for name in imported(path, at_the_top=False)}, path.name
 
 
 def test_functions_are_short() -> None:

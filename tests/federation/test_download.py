@@ -8,7 +8,7 @@ import pytest
 
 from fedmrn_app.errors import PayloadError, VersionError
 from fedmrn_app.federation.downlink import LatticeDownlink
-from fedmrn_app.federation.downlinks import downlink_of
+from fedmrn_app.federation.downlinks import ON_LATTICE, downlink_of
 from fedmrn_app.federation.protocol import Order, RunProtocol
 from fedmrn_app.federation.server import OpenRound
 from fedmrn_app.federation.versions import Version
@@ -88,3 +88,12 @@ def test_malformed_orders_are_refused_in_one_line(protocol: RunProtocol, changes
     with pytest.raises(PayloadError) as caught:
         downlink_of(protocol).read(dataclasses.replace(GOOD, **changes), None, LAST)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("form", ON_LATTICE)
+def test_each_form_on_the_lattice_is_found_by_its_name(form: str) -> None:
+    protocol = dataclasses.replace(AGREEMENT, method=dataclasses.replace(AGREEMENT.method, packing=form))
+    downlink = downlink_of(protocol)
+    assert isinstance(downlink, LatticeDownlink)
+    order = Order(0, 1, 0, downlink.broadcast(STATE).sent(None).vector, None)
+    assert np.isfinite(downlink.read(order, None).context.vector).all()
