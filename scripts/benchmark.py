@@ -6,7 +6,6 @@ Usage: python scripts/benchmark.py PART [options] [--json FILE]
     threads  a local step with one thread, two, ...
     epoch    one local epoch of FedMRN on CNN4 in float32 and bfloat16 against the layer-wise way
     codec    compressing and decoding an update, per million weights
-    server   checking, decoding and adding many replies: time and memory
     round    simulated rounds against the local training of their clients; needs --data, Fashion-MNIST's folder
     optimizers  a step of the plug-in's optimizers against the same without masks, on CNN4
     scale    simulated rounds of many clients: start, time and memory; --peer: Flower's FedAvg takes turns
@@ -31,7 +30,6 @@ from scripts.benchmarks.optimizers import bench_optimizers
 from scripts.benchmarks.plugin import bench_plugin
 from scripts.benchmarks.round import bench_round
 from scripts.benchmarks.scale import bench_scale
-from scripts.benchmarks.server import bench_server
 from scripts.benchmarks.socket_bytes import bench_socket
 from scripts.benchmarks.steps import bench_epoch, bench_step, bench_threads
 from scripts.benchmarks.warm import bench_warm
@@ -41,7 +39,6 @@ PARTS = {
     "threads": bench_threads,
     "epoch": bench_epoch,
     "codec": bench_codec,
-    "server": bench_server,
     "round": bench_round,
     "scale": bench_scale,
     "warm": bench_warm,

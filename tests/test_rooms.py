@@ -23,6 +23,9 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+MODULES = {module_name(file) for file in FILES}
+
+
 def imported(path: Path, *, at_the_top: bool) -> Iterator[str]:
     """The modules that a file imports, anywhere or when it is imported itself."""
     tree = ast.parse(path.read_text())
@@ -31,10 +34,9 @@ def imported(path: Path, *, at_the_top: bool) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names = {module_name(file) for file in FILES}
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
-                yield full if full in names else node.module
+                yield full if full in MODULES else node.module
 
 
 @pytest.mark.parametrize("room", INNER)

@@ -1,4 +1,4 @@
-"""Methods that cannot be private are refused; the texts of all refusals are in tests/config/refusals.txt."""
+"""Methods that cannot be private are refused; all refusals are in tests/config/refusals.csv."""
 
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.errors import ConfigError
