@@ -5,7 +5,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from fedmrn_app.exchange.messages import Lost, content_bytes, lost_content, payload_content
 from fedmrn_app.exchange.requests import Asked, Request, match
-from scripts.benchmarks.local_grid import allow_messages, set_message_id
+from tests.local_nodes import allow_messages, set_message_id
 
 
 class Ask(Request):

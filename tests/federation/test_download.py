@@ -95,5 +95,5 @@ def test_each_form_on_the_lattice_is_found_by_its_name(form: str) -> None:
     protocol = dataclasses.replace(AGREEMENT, method=dataclasses.replace(AGREEMENT.method, packing=form))
     downlink = downlink_of(protocol)
     assert isinstance(downlink, LatticeDownlink)
-    order = Order(0, 1, 0, downlink.broadcast(STATE).sent(None).vector, None)
+    order = downlink.broadcast(STATE).fill(Order(0, 1, 0), None)
     assert np.isfinite(downlink.read(order, None).context.vector).all()
