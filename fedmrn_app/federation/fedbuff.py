@@ -22,8 +22,8 @@ from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.outliers import Norms, check_and_measure, find_outliers
 from fedmrn_app.federation.pipeline import PostProcessor, RateControlStep, RoundSums, WeightedMean
 from fedmrn_app.federation.protocol import GlobalState, Order, RunProtocol
-from fedmrn_app.federation.reduce import AdditionError, ReducePool
 from fedmrn_app.federation.report import FailedReply, RoundReport, UsedReply
+from fedmrn_app.federation.round_sum import AdditionError, ReducePool
 from fedmrn_app.federation.sampling import sample_clients
 from fedmrn_app.federation.server import OpenRound
 from fedmrn_app.federation.server_optimizer import server_step

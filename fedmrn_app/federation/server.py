@@ -24,9 +24,9 @@ from fedmrn_app.federation.pipeline import (
     WeightedMean,
 )
 from fedmrn_app.federation.protocol import GlobalState, Order, RunProtocol
-from fedmrn_app.federation.reduce import AdditionError, ReducePool, thread_count
 from fedmrn_app.federation.report import FailedReply, RoundReport, TooFewError, UsedReply
 from fedmrn_app.federation.robust import RobustMean
+from fedmrn_app.federation.round_sum import AdditionError, ReducePool, thread_count
 from fedmrn_app.federation.sampling import sample_clients
 from fedmrn_app.federation.server_optimizer import server_step
 from fedmrn_app.federation.upload import CheckedUpload, check_upload, codec_error, header_of

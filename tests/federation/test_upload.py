@@ -8,7 +8,7 @@ import pytest
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.exchange.messages import content_bytes, payload_content
 from fedmrn_app.federation.client import train_client
-from fedmrn_app.federation.reduce import ReducePool
+from fedmrn_app.federation.round_sum import ReducePool
 from fedmrn_app.federation.upload import Update, check_upload, header_of, max_payload_bytes, write_upload
 from fedmrn_app.learning.sgd import LocalSettings
 from fedmrn_app.wire.body import Body

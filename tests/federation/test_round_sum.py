@@ -9,7 +9,7 @@ import pytest
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
-from fedmrn_app.federation.reduce import MAX_COPIES, thread_count
+from fedmrn_app.federation.round_sum import MAX_COPIES, thread_count
 from fedmrn_app.federation.server import OpenRound, close_round
 from fedmrn_app.federation.upload import CheckedUpload, Update, check_upload, write_upload
 from fedmrn_app.layout import Layout
