@@ -17,6 +17,7 @@ from fedmrn_app.flower.local_grid import LocalGrid
 from fedmrn_app.flower.workers import ATTEMPTS, ForkServer, Workers
 from tests.flower.echo_app import app
 from tests.paths import ROOT
+from tests.runtime.command import hear_signals
 
 ECHO = "tests.flower.echo_app:app"
 CONFIG = {"offset": 0.5}
@@ -141,17 +142,20 @@ def test_an_app_without_a_name_answers_in_this_process_only() -> None:
 
 @pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
 def test_nothing_is_left_when_the_process_with_the_grid_ends(way: signal.Signals) -> None:
-    with subprocess.Popen(
+    owner = subprocess.Popen(
         [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    ) as owner:  # fmt: skip
+        preexec_fn=hear_signals,
+    )  # fmt: skip
+    try:
         assert owner.stdout is not None
         pids = [int(word) for word in owner.stdout.readline().split()]
         family = psutil.Process(owner.pid).children(recursive=True)
         assert {*pids} < {one.pid for one in family}
         assert not [one for one in family for link in one.net_connections("inet") if link.status == "LISTEN"]
         owner.send_signal(way)
-        owner.wait(10)
+        owner.communicate(timeout=10)
+    finally:
+        owner.kill()
     _, running = psutil.wait_procs(family, timeout=5)
     assert running == []
 

@@ -15,8 +15,10 @@ FEDMRN = (sys.executable, "-m", "fedmrn_app.runtime.command")
 DEPLOY = (sys.executable, "-m", "fedmrn_app.deploy.cli")
 
 
-def _hear_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a process in the background ignores it, and so do its children
+def hear_signals() -> None:
+    """Undo what a process in the background ignores, and its children with it."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def start(
@@ -32,7 +34,7 @@ def start(
         output, errors = (subprocess.PIPE, subprocess.PIPE) if log is None else (file, file)
         return subprocess.Popen(
             words, cwd=cwd, stdout=output, stderr=errors, text=True, env=environment,
-            preexec_fn=_hear_interrupts, start_new_session=session,
+            preexec_fn=hear_signals, start_new_session=session,
         )  # fmt: skip
 
 
