@@ -18,7 +18,6 @@ from fedmrn_app.federation.upload import CheckedUpload, check_upload, header_of
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods import build_method, find_methods
 from fedmrn_app.methods.fedavg import Floats
-from fedmrn_app.methods.fedmrn import NoiseMask
 from fedmrn_app.methods.method import Method, RunOptions
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import Distribution, Noise
@@ -146,6 +145,7 @@ def check_own_scales(method: Method) -> None:
     Raises:
         ConfigError: the noise is not uniform, or the masks are drawn after the training or not drawn at all.
     """
+    from fedmrn_app.methods.fedmrn import NoiseMask  # a method is loaded where it is used
 
     codec = method.codec
     fits = isinstance(codec, NoiseMask) and codec.noise.distribution == "uniform" and not codec.kind.deterministic
