@@ -118,9 +118,10 @@ def work(connection: Connection) -> None:
 def _end_with_parent(parent: int, until: threading.Event | None = None) -> None:
     """Exit when the parent has died, unless `until` is set before."""
     until = until or threading.Event()
-    while not until.wait(_POLL_SECONDS):
-        if os.getppid() != parent:
-            os._exit(1)
+    while os.getppid() == parent:
+        if until.wait(_POLL_SECONDS):
+            return
+    os._exit(1)
 
 
 def serve(control: socket.socket) -> None:
@@ -158,12 +159,12 @@ def _has_ended(child: int) -> bool:
 
 
 def main(file: int, settings: str) -> None:
-    """Import, then serve; `settings` has the import path and the modules to import, as JSON."""
+    """Import, then serve; `settings` has the parent's process id, the import path and what to import, as JSON."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control, given = socket.socket(fileno=file), json.loads(settings)
     sys.path[:] = given["path"]
     imported = threading.Event()
-    watch = threading.Thread(target=_end_with_parent, args=(os.getppid(), imported))
+    watch = threading.Thread(target=_end_with_parent, args=(given["parent"], imported))
     watch.start()  # imports take seconds, in which nothing is read from the socket
     for name in given["preload"]:
         with suppress(Exception):  # the ClientApp's own import will say why

@@ -81,7 +81,7 @@ class ForkServer:
             **os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1",
             "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")])),
         }  # fmt: skip
-        settings = json.dumps({"path": paths, "preload": self._preload})
+        settings = json.dumps({"parent": os.getpid(), "path": paths, "preload": self._preload})
         words = [sys.executable, "-m", f"{__package__}.worker_process", str(theirs.fileno()), settings]
         with theirs:
             self._process = subprocess.Popen(
