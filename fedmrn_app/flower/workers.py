@@ -20,7 +20,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock, Thread
 
-ATTEMPTS = 4  # at a message whose worker dies
+ATTEMPTS = 12  # at a message whose worker dies; a crash that repeats itself costs a fork each time
 _STARTS = 3  # of a fork server in a row
 _END_SECONDS = 5.0
 _PID_BYTES = 8

@@ -90,7 +90,7 @@ def test_misbehaving_clients_are_left_out(tmp_path: Path) -> None:
     assert (result["rounds"], result["clients_failed"]) == (2, 10)
     for client, reason in enumerate(
         (
-            "failed with: sabotage",
+            "failed with: RuntimeError: sabotage",
             "checksum does not match",
             "sample count is 10000",
             "values that are not finite",
@@ -131,7 +131,7 @@ def test_run_without_any_usable_reply_fails_and_keeps_the_model(tmp_path: Path) 
     overrides = (*SMALL, "clients=3", "clients_per_round=3")
     with pytest.raises(RunError) as caught:
         simulate(overrides, tmp_path, [])
-    assert caught.value.code == "run-failed"
+    assert caught.value.code == "clients-fail"
     assert "sabotage" in str(caught.value)
     assert (tmp_path / "model.safetensors").is_file()
     assert not (tmp_path / "summary.json").exists()
