@@ -50,13 +50,14 @@ def flwr_run(app: Path, config: Mapping[str, str | int | float], environment: Ma
 
 
 def run_flower_app(app: Path, config: Mapping[str, str | int | float], folder: Path, nodes: int) -> dict[str, Any]:
-    """Return what the app wrote to the file that its run config names `results`."""
+    """Return what the app wrote to the file that its run config names `results`; what it printed is in `flower.log`."""
     results = folder / "results.json"
     federation = f"num-supernodes={nodes} client-resources-num-cpus=1 init-args-num-cpus=2"
     private = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_ADDRESS": "local"}
     with private_home() as home, superlink(home, folder / "superlink.log", {**os.environ, **private}) as environment:
         settings = {**config, "results": str(results)}
         printed = flwr_run(app, settings, environment, "--federation-config", federation)
+        (folder / "flower.log").write_text(printed)
         deadline = time.monotonic() + 10
         while not results.is_file() and time.monotonic() < deadline:
             time.sleep(0.1)

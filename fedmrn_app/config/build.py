@@ -25,7 +25,7 @@ from fedmrn_app.errors import ConfigError, FedMRNError
 from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.federation.worker import RunSettings, Worker
 from fedmrn_app.learning.flat import FlatModel, trained_parameters
-from fedmrn_app.learning.models.build import build_model
+from fedmrn_app.learning.models.build import build_model, sketch_model
 from fedmrn_app.learning.sgd import emulates_bfloat16
 from fedmrn_app.methods import build_method
 from fedmrn_app.methods.method import Method, RunOptions
@@ -36,6 +36,7 @@ from fedmrn_app.tasks.validation import load_training
 from fedmrn_app.validation import refusal
 
 TARGET = "_target_"  # Hydra's key for a function or class
+_LARGE = 1 << 24  # weights of a model that is tried without memory
 OWN_TARGETS = ("fedmrn_app.learning.models.", "fedmrn_app.tasks.")  # code that every node runs
 
 
@@ -94,10 +95,9 @@ def check(config: Config) -> None:
     if names_own_model(config):
         _check_model(build_module(config, task), config, method)
         return
-    with torch.device("meta"):  # allocates nothing: a client may have too little memory for the full model
-        _check_model(build_module(config, task), config, method)
-        width = min(method.selection.widths)
-        statistics = any(True for _ in build_module(config, task, width).buffers())
+    _check_model(_tried(config, task), config, method)
+    width = min(method.selection.widths)
+    statistics = width < 1 and any(True for _ in _tried(config, task, width).buffers())
     other_weights = "narrower models have other first weights to start from; take float32"
     averaged = (
         "running statistics of narrower models cannot be averaged; take model=preact_resnet18, or model=cnn4 or "
@@ -108,6 +108,15 @@ def check(config: Config) -> None:
         (width < 1 and statistics, model_key(config), averaged),
     ]
     refuse(config, narrow)
+
+
+def _tried(config: Config, task: Task, width: float = 1.0) -> nn.Module:
+    """Return the module after a trial, without memory if it is large: a client may train a narrower one only."""
+    sketch = sketch_model(lambda: build_module(config, task, width, trial=False))
+    if sum(weights.numel() for weights in sketch.parameters()) <= _LARGE:
+        return build_module(config, task, width)
+    with torch.device("meta"):  # such a trial imports PyTorch's compiler, which takes seconds
+        return build_module(config, task, width)
 
 
 def check_node(config: Config) -> None:
@@ -170,8 +179,14 @@ def build_run_method(config: Config) -> Method:
     return method
 
 
-def build_module(config: Config, task: Task, width: float = 1.0) -> nn.Module:
-    """Return a new module with the run's initial weights; with a `width` below 1, one with that share of the channels.
+def build_module(config: Config, task: Task, width: float = 1.0, *, trial: bool = True) -> nn.Module:
+    """Return a new module with the run's initial weights.
+
+    Args:
+        config: of the run.
+        task: what the model learns.
+        width: the share of its channels that the module has.
+        trial: whether to try it on an example.
 
     Raises:
         ConfigError: the model does not exist, or does not fit the data.
@@ -181,7 +196,9 @@ def build_module(config: Config, task: Task, width: float = 1.0) -> nn.Module:
         raise refusal("model", "default", "no default model fits these data; set model=NAME or model=own", "missing")
     target, label = locate(config.model[TARGET], "model"), model_label(config)
     try:
-        return build_model(target, options, task, derive_seed(config.seed, "model"), width=width, name=label)
+        return build_model(
+            target, options, task, derive_seed(config.seed, "model"), width=width, name=label, trial=trial
+        )
     except FedMRNError:
         raise
     except BaseException as error:  # the model's code may raise anything

@@ -8,13 +8,33 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from fedmrn_app.data.place import first_line
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.tasks.task import Task
 from fedmrn_app.validation import check_call
 
+# Functions that PyTorch has in Python for tensors without memory, where they import its compiler.
+_FILLS = (torch.Tensor.normal_, torch.Tensor.uniform_)
 _BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class _WithoutValues(TorchFunctionMode):
+    """Leaves parameters as they are made, without initial values."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Skip what fills a tensor with initial values, and call everything else."""
+        kwargs = kwargs or {}
+        if func in _FILLS or getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else kwargs.get("tensor")
+        return func(*args, **kwargs)
+
+
+def sketch_model(build: Callable[[], nn.Module]) -> nn.Module:
+    """Return what `build` builds, with parameters that have shapes but neither memory nor values."""
+    with torch.device("meta"), _WithoutValues():
+        return build()
 
 
 def build_model(
@@ -25,6 +45,7 @@ def build_model(
     *,
     width: float = 1.0,
     name: str | None = None,
+    trial: bool = True,
 ) -> nn.Module:
     """Build a model whose initial weights depend on the seed alone, and check that it fits the task.
 
@@ -36,6 +57,7 @@ def build_model(
         seed: seed of the initial weights.
         width: the share of its channels that the model has, 0 < width <= 1.
         name: what errors call the model, such as `model.name=cnn4`.
+        trial: whether to try the model on an example.
 
     Raises:
         ConfigError: the target refuses an option, the model cannot be narrowed, or it does not fit the task.
@@ -52,7 +74,7 @@ def build_model(
             raise _misfit(name, f"gives a {type(module).__name__}, not a torch.nn.Module")
         if any(not weights.is_meta and not weights.isfinite().all() for weights in module.parameters()):
             raise _misfit(name, "has initial weights that are not finite")
-        if problem := _try(module, task):
+        if trial and (problem := _try(module, task)):
             raise _misfit(name, problem)
     return module
 
