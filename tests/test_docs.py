@@ -197,6 +197,7 @@ def test_the_script_with_a_strategy_runs(capsys: pytest.CaptureFixture[str]) -> 
     assert "'replies': 4, 'failures': 0" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_local_grid_example_trains_the_quickstart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     code = next(block for block in blocks((ROOT / "docs" / "plugin.md").read_text(), "python") if "LocalGrid" in block)
     folder = ROOT / "examples" / "quickstart"

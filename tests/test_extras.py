@@ -159,6 +159,7 @@ def test_reports_without_their_extra(monkeypatch: pytest.MonkeyPatch, capsys: py
     ]
 
 
+@pytest.mark.slow
 def test_the_command_says_which_extra_its_data_need_and_needs_no_ray(tmp_path: Path) -> None:
     environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin", "HOME": str(tmp_path)}
     hide = "import sys\nsys.modules['ray'] = None\n"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ from fedmrn_app.config.schema import Config, Values
 from fedmrn_app.data.partitions import load_partitions
 from fedmrn_app.data.place import first_line
 from fedmrn_app.errors import ConfigError, FedMRNError
+from fedmrn_app.federation.budget import Budget
 from fedmrn_app.federation.protocol import RunProtocol
+from fedmrn_app.federation.upload import least_reply_bits
 from fedmrn_app.federation.worker import RunSettings, Worker
 from fedmrn_app.learning.flat import FlatModel, trained_parameters
 from fedmrn_app.learning.models.build import build_model, sketch_model
@@ -155,7 +158,8 @@ def task_of(own: Mapping[str, Any], dataset: Mapping[str, Any]) -> Task:
 
 def build_run_method(config: Config) -> Method:
     """Return the method of the run."""
-    bits = config.uplink.bits
+    budget = config.uplink.budget
+    bits = config.uplink.bits if budget is None else budget if isinstance(budget, float | int) else math.nan
     run = RunOptions(
         noise=config.noise,
         seed=derive_seed(config.seed, "frozen"),
@@ -166,17 +170,40 @@ def build_run_method(config: Config) -> Method:
         rounds=config.rounds,
         clients=config.clients,
         secure=config.privacy.secure_aggregation,
+        budget=budget,
     )
     options = {key: value for key, value in config.strategy.items() if key != "name"}
     method = build_method(str(config.strategy.get("name")), options, run)
     fixed = f"{method.name} has no noise whose scale could be set; set uplink.bits=null"
     packed = "uplink.coder=packed is a bit per weight; set uplink.bits=null"
+    unsized = (
+        f"replies of {method.name} have a size that the server cannot set; set uplink.budget=null, or take "
+        "strategy=fedmrn, fedmrns, quantized, topk or fedsparsify"
+    )
+    packed_budget = "uplink.coder=packed is a bit per weight; set uplink.budget=null"
+    unknown = "how many rounds a client takes part in is not known with server=async; set bits per parameter"
+    sized = method.rate_control is not None or method.codec.takes_size
     conflicts = [
-        (bits is not None and method.rate_control is None, "uplink.bits", fixed),
-        (bits is not None and config.uplink.coder == "packed", "uplink.bits", packed),
+        (budget is not None and not sized, "uplink.budget", unsized),
+        (budget is not None and config.uplink.coder == "packed", "uplink.budget", packed_budget),
+        (config.uplink.megabytes is not None and config.server == "async", "uplink.budget", unknown),
+        (budget is None and bits is not None and method.rate_control is None, "uplink.bits", fixed),
+        (budget is None and bits is not None and config.uplink.coder == "packed", "uplink.bits", packed),
     ]
     refuse(config, conflicts)
     return method
+
+
+def _run_budget(config: Config, model: FlatModel) -> Budget | None:
+    """Return the budget of the run in bits per parameter of a reply; None without one."""
+    bits, megabytes = config.uplink.budget, config.uplink.megabytes
+    if bits is None:
+        return None
+    if megabytes is not None:  # of a client, which takes part in some of the rounds
+        replies = config.rounds * config.clients_per_round / config.clients
+        bits = 8e6 * megabytes / replies / model.parameter_count
+    rounds = 0 if config.server == "async" else config.rounds
+    return Budget(float(bits), config.uplink.schedule, rounds)
 
 
 def build_module(config: Config, task: Task, width: float = 1.0, *, trial: bool = True) -> nn.Module:
@@ -215,7 +242,8 @@ def build_flat_model(config: Config, task: Task, method: Method, width: float = 
 
 def build_protocol(config: Config, method: Method, model: FlatModel) -> RunProtocol:
     """Return the run's protocol for a model that holds its initial weights."""
-    return RunProtocol.of(
+    budget = _run_budget(config, model)
+    protocol = RunProtocol.of(
         method,
         model,
         seed=config.seed,
@@ -225,6 +253,11 @@ def build_protocol(config: Config, method: Method, model: FlatModel) -> RunProto
         equal_weights=config.equal_weights,
         **config.server_settings(),
     )
+    if budget is None:
+        return protocol
+    beside = protocol.bits_beside / protocol.parameters
+    least = beside if method.rate_control is None else least_reply_bits(protocol)
+    return replace(protocol, budget=replace(budget, beside=beside, least=least))
 
 
 def build_worker(config: Config, data_path: str | None = None) -> Worker:

@@ -35,11 +35,14 @@ def check_privacy(config: Config, method: Method) -> None:
             "privacy.flip",
             f"follows from privacy.local_epsilon={privacy.local_epsilon or 0:g}; set one of the two",
         ),
-        (
-            private and config.uplink.bits is not None,
-            "uplink.bits",
-            "steers the masks by the sizes of clients' replies, which depend on their data and get no noise; with "
-            "privacy set uplink.bits=null",
+        *(
+            (
+                private and getattr(config.uplink, key) is not None,
+                f"uplink.{key}",
+                "steers the masks by the sizes of clients' replies, which depend on their data and get no noise; with "
+                f"privacy set uplink.{key}=null",
+            )
+            for key in ("budget", "bits")
         ),
         (
             private and config.evaluate_train,
@@ -105,6 +108,11 @@ def check_secure_settings(config: Config) -> None:
     flip = "privacy.flip" if privacy.local_epsilon is None else "privacy.local_epsilon"
     settings = [
         (config.uplink.bits is not None, "uplink.bits=null", "masks of a secure sum take a whole number of bits each"),
+        (
+            config.uplink.budget is not None,
+            "uplink.budget=null",
+            "masks of a secure sum take a whole number of bits each",
+        ),
         (config.uplink.coder != "packed", "uplink.coder=packed", "coded masks cannot be added"),
         (config.uplink.max_norm is not None, "uplink.max_norm=null", unseen),
         (not config.equal_weights, "client_weights=equal", "secure sums weigh all clients alike"),

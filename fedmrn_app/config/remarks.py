@@ -46,6 +46,8 @@ def _rounds(config: Config) -> Iterator[Remark]:
     yield not (noised or flipped), "privacy.noise_seed", private
     yield noised, "client_weights", "with noise all clients weigh the same"
     yield slowness is not None and slowness[1] == 1, "simulation.slow", "a factor of 1 slows no client down"
+    yield config.uplink.budget is None, "uplink.schedule", "it divides a budget; set uplink.budget=0.1"
+    yield config.uplink.budget is not None, "uplink.bits", f"uplink.budget={config.uplink.budget} replaces it"
     yield True, "simulation.own_network", "a run on this machine opens no port"
     yield not config.downlink.on_lattice, "downlink.step", f"downlink.dtype={config.downlink.dtype} has no steps"
     sent_whole = not config.downlink.on_lattice and config.downlink.memory

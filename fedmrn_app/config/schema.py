@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from fedmrn_app.data.partitions import PartitionConfig
 from fedmrn_app.exchange.timeouts import FIRST_TIMEOUT
+from fedmrn_app.federation.budget import Schedule
 from fedmrn_app.federation.downlinks import CHOICES, ON_LATTICE
 from fedmrn_app.federation.protocol import ServerSettings
 from fedmrn_app.learning.sgd import LocalSettings, Precision
@@ -23,6 +24,7 @@ from fedmrn_app.wire.downlink import LATTICE_STEP
 
 Values = dict[str, Any]  # a configuration as nested plain values without interpolations
 
+_MEGABYTES = re.compile(r"(?!0*\.?0*MB)\d+(\.\d+)?MB")
 _Text = Annotated[str, Range(least=1)]
 
 
@@ -34,6 +36,19 @@ class UplinkConfig:
     dense_bits: Literal[4, 5, 6, 7, 8, 16, 32]
     bits: Annotated[float, Range(above=0, most=32)] | None = None
     max_norm: Annotated[float, Range(least=1)] | None = None
+    budget: float | str | None = None
+    schedule: Schedule = "auto"
+
+    def __post_init__(self) -> None:
+        text, number = isinstance(self.budget, str), isinstance(self.budget, int | float)
+        if (text and not _MEGABYTES.fullmatch(str(self.budget))) or (number and not 0 < float(self.budget or 0) <= 32):
+            reason = "must be bits per parameter, above 0 and at most 32, or megabytes per client, such as 20MB"
+            raise refusal("uplink.budget", self.budget, reason, "format")
+
+    @property
+    def megabytes(self) -> float | None:
+        """The megabytes that a client uploads in the whole run, in the mean over clients; None if that is not set."""
+        return float(self.budget.removesuffix("MB")) if isinstance(self.budget, str) else None
 
 
 @dataclass(frozen=True)

@@ -158,8 +158,18 @@ class Channel:
         self._wait = wait or self._clock.sleep
         self._hold = hold
 
-    def ask(self, requests: Sequence[Request], policy: ReplyPolicy) -> list[Answer]:
+    def ask(
+        self,
+        requests: Sequence[Request],
+        policy: ReplyPolicy,
+        on_answer: Callable[[Answer], None] = lambda answer: None,
+    ) -> list[Answer]:
         """Send requests and wait for the replies that a policy needs.
+
+        Args:
+            requests: one for each client.
+            policy: how many replies are needed, and how long they may take.
+            on_answer: called with each answer as it arrives.
 
         Returns:
             One answer for each request, in the order of the requests. A payload of None marks the requests that were
@@ -177,6 +187,7 @@ class Channel:
                     answer = _checked(answer)
                     usable += isinstance(answer.payload, bytes)
                 answers[id(answer.request)] = answer
+                on_answer(answer)
             if self.waits and (policy.needed is None or usable < policy.needed):
                 self.pause()
         open_requests = self.discard()

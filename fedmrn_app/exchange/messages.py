@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.protocol import GlobalState
 
-RATE_STATE, PUBLISHED = "steering", "published"  # names of optional parts of the state in an ArrayRecord
 RECORD = FIELD = ""  # names of the record and field of a payload; longer names cost bytes
 SECURE = "s"  # record of a message of `fedmrn_app/secure/messages.py`
 LOST = "lost"  # field of a reply without a payload
@@ -111,14 +110,14 @@ def by_request(replies: Iterable[Message]) -> dict[str, Message]:
 
 def pack_state(state: GlobalState) -> ArrayRecord:
     """Return the global state as Flower's strategies pass it on."""
-    arrays = {"vector": state.vector, "dense": state.dense, RATE_STATE: state.rate_state, PUBLISHED: state.published}
-    return ArrayRecord({name: to_array(array) for name, array in arrays.items() if array is not None})
+    arrays = {"vector": state.vector, "dense": state.dense, **state.optional()}
+    return ArrayRecord({name: to_array(array) for name, array in arrays.items()})
 
 
 def unpack_state(arrays: ArrayRecord) -> GlobalState:
     """Return the global state in the record of `pack_state`."""
-    rate_state, published = (from_array(arrays[name]) if name in arrays else None for name in (RATE_STATE, PUBLISHED))
-    return GlobalState(from_array(arrays["vector"]), from_array(arrays["dense"]), rate_state, published)
+    found = {name: from_array(array) for name, array in arrays.items()}
+    return GlobalState.of(found["vector"], found["dense"], found)
 
 
 class Content(Protocol):

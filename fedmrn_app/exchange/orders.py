@@ -22,6 +22,7 @@ from fedmrn_app.wire.payload import decode_payload
 
 TASK = "t"  # field of an order on a lattice; the lattice is in FIELD
 _HEAD = struct.Struct("<IIQIIf")  # client, round, seed, round and checksum of the base, scale of the noise or NaN
+_BITS = struct.Struct("<f")  # bits per masked weight of the body, where the server sets them
 
 
 def order_content(order: Order, shared: ArrayRecord | None, config: bytes | None) -> RecordDict:
@@ -35,11 +36,14 @@ def order_content(order: Order, shared: ArrayRecord | None, config: bytes | None
     if isinstance(order.vector, bytes):  # a coded lattice is so short that names and frames would count
         scale = math.nan if order.scale is None else order.scale
         head = _HEAD.pack(order.client, order.server_round, order.seed, order.base, order.checksum, scale)
+        head += b"" if order.bits is None else _BITS.pack(order.bits)
         content = RecordDict({RECORD: ConfigRecord({FIELD: order.vector, TASK: head})})
     else:
         task = ConfigRecord({"client": order.client, "round": order.server_round, "seed": order.seed})
         if order.scale is not None:
             task["scale"] = order.scale
+        if order.bits is not None:
+            task["bits"] = order.bits
         assert order.dense is not None
         arrays = shared or ArrayRecord({"vector": to_array(order.vector), "dense": to_array(order.dense)})
         content = RecordDict({"model": arrays, "task": task})
@@ -57,16 +61,18 @@ def read_order(content: RecordDict) -> Order:
     try:
         short = content.config_records.get(RECORD)
         if short is not None:
-            client, server_round, seed, base, checksum, scale = _HEAD.unpack(cast(bytes, short[TASK]))
-            coded = short[FIELD]
+            coded, head = short[FIELD], cast(bytes, short[TASK])
+            client, server_round, seed, base, checksum, scale = _HEAD.unpack(head[: _HEAD.size])
+            (bits,) = _BITS.unpack(head[_HEAD.size :]) if len(head) > _HEAD.size else (None,)
             if not isinstance(coded, bytes):
                 raise TypeError(f"the lattice is {type(coded).__name__}")
             noise_scale = None if math.isnan(scale) else scale
-            return Order(client, server_round, seed, coded, base=base, checksum=checksum, scale=noise_scale)
+            return Order(client, server_round, seed, coded, base=base, checksum=checksum, scale=noise_scale, bits=bits)
         task, arrays = content.config_records["task"], content.array_records["model"]
         client, server_round, seed = (_whole(task, name) for name in ("client", "round", "seed"))
         vector, dense = (from_array(arrays[name]) for name in ("vector", "dense"))
-        return Order(client, server_round, seed, vector, dense, scale=cast(float | None, task.get("scale")))
+        scale, bits = (cast(float | None, task.get(name)) for name in ("scale", "bits"))
+        return Order(client, server_round, seed, vector, dense, scale=scale, bits=bits)
     except Exception as error:  # NumPy raises many kinds of errors on a malformed header
         reason = str(error).splitlines()[0] if str(error) else ""
         raise PayloadError(f"the order is malformed: {type(error).__name__}: {reason}", code="order") from error

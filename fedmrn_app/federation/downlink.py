@@ -149,7 +149,7 @@ class PackedDownlink(Downlink):
             raise PayloadError(f"the dense part is {received}, expected float32 ({count},)", code="order")
         if not np.isfinite(dense).all():
             raise PayloadError("the dense part holds values that are not finite", code="not-finite")
-        return Download(context.with_scale(order.scale), dense)
+        return Download(context.with_scale(order.scale, order.bits), dense)
 
     def _sizes(self, held: Held) -> list[int]:
         return list(self.protocol.layout.held_sizes(held))
@@ -236,7 +236,7 @@ class LatticeDownlink(Downlink):
             raise PayloadError("the global model has arrays, expected coded bytes", code="order")
         lattice = self.decode(order.vector, held, _base_lattice(order, last))
         context, dense = self.values(lattice, held)
-        return Download(context.with_scale(order.scale), dense, Version(order.server_round, lattice))
+        return Download(context.with_scale(order.scale, order.bits), dense, Version(order.server_round, lattice))
 
     def new_versions(self) -> Versions:
         """Return an empty record of the versions that clients keep."""
@@ -308,7 +308,7 @@ class DownlinkReader:
         shared = isinstance(order.vector, bytes) and order.dense is None and order.base == 0 and held is None
         if not shared or self._downlink.protocol.layout.count > _MAX_CACHED:
             return self._downlink.read(order, held, last)
-        key = order.server_round, order.scale, order.vector
+        key = order.server_round, order.scale, order.bits, order.vector
         if self._last is None or self._last[0] != key:
             self._last = key, self._downlink.read(order, held, last)
         return self._last[1]

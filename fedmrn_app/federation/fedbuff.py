@@ -160,7 +160,7 @@ class FedBuff:
         vector, dense = server_step(self.protocol, self.state, sums, len(used), label=f"version {report.number}")
         sent = next((one for one in self._opened.values() if version_of(one.number) == self.version), None)
         published = self.state.published if sent is None else sent.published
-        self.state = GlobalState(vector, dense, sums.rate_state, published)
+        self.state = GlobalState(vector, dense, sums.rate_state, published, sums.budget_state)
         self.version += 1
         report.decode_seconds = self._seconds + time.perf_counter() - start
         self._forget_flushed()
@@ -183,7 +183,8 @@ class FedBuff:
     def _sum(self, replies: list[BufferedReply]) -> RoundSums:
         """Return the means of replies, each multiplied by the discount of its staleness."""
         old = self.state
-        sums = RoundSums(np.zeros_like(old.vector), np.zeros_like(old.dense), old.dense, old.rate_state)
+        zeros = np.zeros_like(old.vector), np.zeros_like(old.dense)
+        sums = RoundSums(*zeros, old.dense, old.rate_state, old.budget_state)
         weights = round_weights(self.protocol, {one.client: one.upload.payload.header.samples for one in replies})
         processors = [WeightedMean(self.protocol, weights), MoveDense(), RateControlStep(self.protocol)]
         uploads = []

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmrn_app.federation.budget import BudgetState
 from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.federation.upload import CheckedUpload
 from fedmrn_app.layout import Float32Array
@@ -32,6 +33,7 @@ class RoundSums:
         dense: float32 (m,), the sum of weighted dense parts; after the last `finish` the clients' mean dense part.
         sent_dense: float32 (m,), the dense part that the clients were sent.
         rate_state: state of the rate control for the next round; None without rate control.
+        budget_state: what was spent before this round, after the last `finish` with this round; None without a budget.
         epsilon: privacy spent by all rounds so far; NaN where no noise is added.
     """
 
@@ -39,6 +41,7 @@ class RoundSums:
     dense: Float32Array
     sent_dense: Float32Array
     rate_state: Float32Array | None = None
+    budget_state: NDArray[np.float64] | None = None
     epsilon: float = math.nan
 
 
@@ -131,7 +134,7 @@ class CoverageMean(WeightedMean):
 
 
 class RateControlStep(PostProcessor):
-    """Set the noise's scale for the next round from the bytes of this round's replies."""
+    """Divide the run's budget and set the noise's scale for the next round, from the bytes of this round's replies."""
 
     def __init__(self, protocol: RunProtocol) -> None:
         self.protocol = protocol
@@ -142,11 +145,21 @@ class RateControlStep(PostProcessor):
         self.sizes.append((upload.size, len(upload.payload.body)))
 
     def finish(self, sums: RoundSums) -> None:
-        """Compute the next state; without replies it stays as it is."""
-        control, count = self.protocol.method.rate_control, self.protocol.layout.count
-        if control is None or sums.rate_state is None or not self.sizes:
+        """Compute the next states; without replies nothing was spent, and the scale stays as it is."""
+        protocol, scale = self.protocol, sums.rate_state
+        aimed = protocol.reply_bits(sums.budget_state)
+        control, framing = protocol.method.rate_control, protocol.framing_bytes
+        payload, body = np.mean(self.sizes, 0) if self.sizes else (-framing, 0)
+        if sums.budget_state is not None:
+            size = math.nan
+            if control is not None and scale is not None:
+                size = math.exp(2 * control.log_size(scale, 8 * body / protocol.layout.count))
+            elif protocol.method.server.averages_updates:
+                size = float(np.square(sums.total, dtype=np.float64).sum())
+            spent = 8 * (payload + framing) / protocol.parameters
+            sums.budget_state = BudgetState.from_array(sums.budget_state).after(spent, size).to_array()
+        if control is None or scale is None or not self.sizes:
             return
-        payload, body = np.mean(self.sizes, 0)
-        budget, framing = control.bits * self.protocol.parameters, self.protocol.framing_bytes
-        spent, left = mask_bits(budget, count, payload=payload, body=body, framing=framing)
-        sums.rate_state = control.next(sums.rate_state, spent, left)
+        bits, count = protocol.reply_bits(sums.budget_state), protocol.layout.count
+        mask, left = mask_bits(bits * protocol.parameters, count, payload=payload, body=body, framing=framing)
+        sums.rate_state = control.next(scale, mask, left, left + (aimed - bits) * protocol.parameters / count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmrn_app.federation.budget import Budget, BudgetState
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.methods.method import Method
@@ -18,6 +20,9 @@ from fedmrn_app.validation import Range
 from fedmrn_app.wire.dense import usual_dense_bytes
 from fedmrn_app.wire.downlink import LATTICE_STEP
 from fedmrn_app.wire.payload import HEADER_SIZE
+
+# Attributes of `GlobalState` that not every run has, and the names under which they are stored and sent.
+OPTIONAL = {"rate_state": "steering", "published": "published", "budget_state": "budget"}
 
 Aggregation = Literal["mean", "median", "trimmed_mean", "krum"]  # how updates become one, see `robust.py`
 
@@ -59,6 +64,7 @@ class RunProtocol(ServerSettings):
         equal_weights: whether each client counts the same in the mean; otherwise a client counts by its samples.
         confirmed: the operator's number of samples of each client, which replaces what clients state; None without.
         framing_bytes: bytes that the transport adds to a payload, which the rate control counts.
+        budget: budget of bits of the whole run; None if each round has the size that the method's options say.
     """
 
     method: Method
@@ -74,6 +80,7 @@ class RunProtocol(ServerSettings):
     equal_weights: bool = False
     confirmed: Mapping[int, int] | None = None
     framing_bytes: int = 180  # of a Flower message
+    budget: Budget | None = None
 
     @classmethod
     def of(cls, method: Method, model: FlatModel, *, seed: int, dense_bits: int, **settings: Any) -> RunProtocol:
@@ -97,11 +104,27 @@ class RunProtocol(ServerSettings):
 
     def begin(self) -> GlobalState:
         """Return the global state before the first round."""
-        control = self.method.rate_control
+        control, budget_state = self.method.rate_control, None if self.budget is None else BudgetState().to_array()
         rate_state = None
         if control is not None:
-            rate_state = control.first((control.bits * self.parameters - self.bits_beside) / self.layout.count)
-        return GlobalState(self.initial.copy(), self.initial_dense.copy(), rate_state)
+            rate_state = control.first(self.body_bits(self.reply_bits(budget_state)))
+        return GlobalState(self.initial.copy(), self.initial_dense.copy(), rate_state, budget_state=budget_state)
+
+    def reply_bits(self, budget_state: NDArray[np.float64] | None) -> float:
+        """Return the bits per trained parameter that a reply of the next round is to take."""
+        if self.budget is None or budget_state is None:
+            return math.nan if self.method.rate_control is None else self.method.rate_control.bits
+        return self.budget.share(BudgetState.from_array(budget_state))
+
+    def body_bits(self, reply_bits: float) -> float:
+        """Return the bits per masked weight that a reply of this size leaves for the method's body."""
+        return (reply_bits * self.parameters - self.bits_beside) / self.layout.count
+
+    def budget_left(self, state: GlobalState) -> float:
+        """Return the bits per parameter that the budget leaves for all rounds to come; NaN without one."""
+        if self.budget is None or state.budget_state is None:
+            return math.nan
+        return self.budget.left(BudgetState.from_array(state.budget_state))
 
     def context(self, values: Float32Array, held: NDArray[np.bool_] | None) -> SharedContext:
         """Return what both sides know after clients received these float32 values of the weights that they hold."""
@@ -137,12 +160,24 @@ class GlobalState:
         dense: the dense part, float32 (m,).
         rate_state: state of the rate control, see `methods/rate_control.py`; None where the noise's scale is fixed.
         published: the model that was sent last, as `Lattice.to_array`; None where the downlink does not depend on it.
+        budget_state: what the run has spent of its budget, as `BudgetState.to_array`; None without a budget.
     """
 
     vector: Float32Array
     dense: Float32Array
     rate_state: Float32Array | None = None
     published: NDArray[np.int32] | None = None
+    budget_state: NDArray[np.float64] | None = None
+
+    def optional(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays that not every run has, by the names under which they are stored and sent."""
+        found = {name: getattr(self, attribute) for attribute, name in OPTIONAL.items()}
+        return {name: array for name, array in found.items() if array is not None}
+
+    @classmethod
+    def of(cls, vector: Float32Array, dense: Float32Array, optional: Mapping[str, NDArray[Any]]) -> GlobalState:
+        """Return the state with the arrays that `optional` has returned; others are ignored."""
+        return cls(vector, dense, **{key: optional[name] for key, name in OPTIONAL.items() if name in optional})
 
 
 @dataclass(frozen=True)
@@ -158,6 +193,7 @@ class Order:
         base: round of the version from which the lattice is coded; 0 is the initial model.
         checksum: of that version, see `Lattice.checksum`; 0 for the initial model.
         scale: scale of the noise in this round, where the server sets it.
+        bits: bits per masked weight that the method's body is to take, where the server sets it.
     """
 
     client: int
@@ -169,3 +205,4 @@ class Order:
     base: int = 0
     checksum: int = 0
     scale: float | None = None
+    bits: float | None = None

@@ -33,8 +33,10 @@ from fedmrn_app.federation.upload import CheckedUpload, check_upload, codec_erro
 from fedmrn_app.federation.versions import Versions
 from fedmrn_app.federation.weights import counted_samples, lowered_shares, round_weights
 from fedmrn_app.layout import Float32Array
-from fedmrn_app.methods.shared_context import SharedContext
+from fedmrn_app.methods.shared_context import LEAST_BITS, SharedContext
 from fedmrn_app.wire.payload import Header
+
+EARLY_BYTES = 1 << 28  # memory that the replies of a round may take that are decoded before the round is closed
 
 
 class PrivateRound(Protocol):
@@ -84,6 +86,7 @@ class OpenRound:
         self.versions = versions
         self.private = private
         self._context: SharedContext | None = None  # of clients that hold all weights
+        self._early: dict[int, tuple[bytes, tuple[CheckedUpload, Norms] | PayloadError]] = {}
 
     def replace_clients(self, clients: Mapping[int, int]) -> None:
         """Continue the round with other clients, given with their numbers of samples."""
@@ -107,7 +110,7 @@ class OpenRound:
         """
         held = self.submodel_mask(client)
         base = 0 if whole or held is not None or self.versions is None else self.versions.held_by(client)
-        order = Order(client, self.number, self.seed(client), base=base, scale=self._scale)
+        order = Order(client, self.number, self.seed(client), base=base, scale=self._scale, bits=self._bits)
         return self._broadcast.fill(order, held, self.versions)
 
     def context(self, client: int) -> SharedContext:
@@ -120,8 +123,37 @@ class OpenRound:
         return self._context
 
     def release_context(self) -> None:
-        """Free the memory of what `context` has computed; it is computed again when it is needed."""
+        """Free the memory of what `context` and `read_early` have computed; it is computed again when it is needed."""
         self._context = None
+        self._early.clear()
+
+    def read_early(self, client: int, data: bytes) -> None:
+        """Check and decode a reply while others are awaited, unless all replies together would take much memory."""
+        if self.private is None and 4 * self.protocol.layout.count * len(self.clients) <= EARLY_BYTES:
+            try:
+                self._early[client] = data, self._read(client, data)
+            except PayloadError as error:
+                self._early[client] = data, error
+
+    def read(self, client: int, data: bytes) -> tuple[CheckedUpload, Norms]:
+        """Return a checked and decoded reply with its norms, see `check_and_measure`.
+
+        Raises:
+            PayloadError: it is not what the client was asked for, or its codec fails on it.
+        """
+        of, found = self._early.get(client, (b"", None))
+        if found is None or of is not data:
+            return self._read(client, data)
+        if isinstance(found, PayloadError):
+            raise found
+        return found
+
+    def _read(self, client: int, data: bytes) -> tuple[CheckedUpload, Norms]:
+        context = self.context(client)
+        header = self.header(client, context)
+        if self.private is None:
+            return check_and_measure(data, self.protocol, header, context, self.dense)
+        return check_upload(data, self.protocol, header, context, self.dense), {}  # clipped one by one instead
 
     def header(self, client: int, context: SharedContext) -> Header:
         """Return the header that a client's payload must have."""
@@ -151,6 +183,14 @@ class OpenRound:
     @property
     def _scale(self) -> float | None:
         return None if self.state.rate_state is None else float(self.state.rate_state[0])
+
+    @cached_property
+    def _bits(self) -> float | None:
+        """The size of the method's body in this round, for methods that are told a size; see `Order`."""
+        protocol = self.protocol
+        if protocol.budget is None or not protocol.method.codec.takes_size:
+            return None
+        return max(protocol.body_bits(protocol.reply_bits(self.state.budget_state)), LEAST_BITS)
 
     def post_processors(self, weights: Mapping[int, float] | None = None) -> list[PostProcessor]:
         """Return new post-processors for one pass over the replies of this round; see `round_weights`."""
@@ -276,7 +316,7 @@ def finish_round(
         processor.finish(sums)
     report.epsilon = sums.epsilon
     vector, dense = server_step(opened.protocol, opened.state, sums, len(report.used), label=f"round {opened.number}")
-    return GlobalState(vector, dense, sums.rate_state, opened.published)
+    return GlobalState(vector, dense, sums.rate_state, opened.published, sums.budget_state)
 
 
 @dataclass
@@ -333,7 +373,8 @@ def _sum_once(
     expected = [client for client in opened.clients if client not in late and isinstance(replies.get(client), bytes)]
     stated = {client: opened.clients[client] for client in expected}
     weights = None if opened.private is not None else round_weights(opened.protocol, stated)
-    sums = RoundSums(np.zeros_like(state.vector), np.zeros_like(state.dense), opened.dense, state.rate_state)
+    zeros = np.zeros_like(state.vector), np.zeros_like(state.dense)
+    sums = RoundSums(*zeros, opened.dense, state.rate_state, state.budget_state)
     summed = _Summed(sums, RoundReport(opened.number, late=sorted(late)), opened.post_processors(weights))
     if weights is not None:
         summed.report.lowered = lowered_shares(counted_samples(opened.protocol, stated), weights)
@@ -365,17 +406,14 @@ def _check(
     data = replies.get(client, PayloadError("no reply within round_timeout", code="timeout"))
     if isinstance(data, PayloadError):
         return data
-    protocol, context, dense = opened.protocol, opened.context(client), summed.sums.sent_dense
-    header = opened.header(client, context)
     try:
+        upload, norms = opened.read(client, data)
         if opened.private is None:
-            upload, summed.norms[client] = check_and_measure(data, protocol, header, context, dense)
-        else:  # private replies are clipped one by one instead
-            upload = check_upload(data, protocol, header, context, dense)
+            summed.norms[client] = norms
         for processor in summed.processors:
             upload = processor.transform(client, upload, summed.sums)
         return upload
     except PayloadError as error:
         return error
     except Exception as error:  # a contribution may be decoded when it is first used
-        return codec_error(protocol, error)
+        return codec_error(opened.protocol, error)

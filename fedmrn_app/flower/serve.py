@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from fedmrn_app.config.privacy_checks import privacy_facts
 from fedmrn_app.config.resolved import read_resolved
 from fedmrn_app.config.schema import Config, Values
 from fedmrn_app.errors import BudgetSpent, FedMRNError
+from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.flower.baseline import fedavg_bytes
 from fedmrn_app.flower.device_records import DeviceRecords
 from fedmrn_app.flower.prepare import prepare
@@ -24,6 +25,7 @@ from fedmrn_app.learning.flat import state_sha256
 from fedmrn_app.learning.memory import keep_freed_memory
 from fedmrn_app.results.lock import locked
 from fedmrn_app.results.provenance import made_with
+from fedmrn_app.results.round_row import Round
 from fedmrn_app.results.run_folder import RunFolder, failure_lines
 from fedmrn_app.results.summary import summarize
 from fedmrn_app.system.atomic_io import os_reason
@@ -84,6 +86,13 @@ def _read_config(context: Context, report: Report) -> tuple[Values, Config, Task
     return resolve_from_data(compose_values(parse_overrides(str(context.run_config["overrides"]))), report)
 
 
+def budget_facts(protocol: RunProtocol, rounds: Sequence[Round]) -> dict[str, float]:
+    """Return the budget of the uplink, and what is left of it, in bits per parameter and round; nothing without one."""
+    if protocol.budget is None:
+        return {}
+    return {"uplink_budget": protocol.budget.bits, "uplink_budget_left": rounds[-1].budget_left / len(rounds)}
+
+
 def _summarize(run: ServerRun) -> None:
     """Write the summary and log its headline."""
     config, model, task, folder = run.config, run.progress.model, run.progress.task, run.progress.folder
@@ -95,6 +104,7 @@ def _summarize(run: ServerRun) -> None:
         "parameters": model.parameter_count,
         **fedavg_bytes(model),
         **privacy_facts(config, run.privacy, run.protocol),
+        **budget_facts(run.protocol, folder.rounds),
         "made_with": made_with(),
         "weights_sha256": state_sha256(*model.state()),
     }

@@ -70,6 +70,11 @@ class _Round:
             if answer.downlink_bytes:  # a request that was never sent has none
                 self.downlink[client] = self.downlink.get(client, 0) + answer.downlink_bytes
 
+    def read_early(self, answer: Answer) -> None:
+        """Decode a payload while the round waits for others."""
+        if isinstance(answer.payload, bytes):
+            self.opened.read_early(answer.request.client, answer.payload)
+
     def payloads(self) -> dict[int, bytes | PayloadError]:
         """Return payloads, and why there is none, of the clients that the round asks."""
         found = {client: self.answers[client].payload for client in self.opened.clients if client in self.answers}
@@ -229,7 +234,8 @@ class PayloadStrategy(Strategy):
         kept = sum(isinstance(payload, bytes) for payload in current.payloads().values())
         oversampled = self.settings.oversample > 1
         needed = max(0, self.settings.clients_per_round - kept) if oversampled else None
-        answers = channel.ask(self._requests(current, clients), ReplyPolicy(needed, timeout.seconds))
+        policy = ReplyPolicy(needed, timeout.seconds)
+        answers = channel.ask(self._requests(current, clients), policy, current.read_early)
         current.note(answers)
         timeout.note(max((answer.seconds for answer in answers), default=0.0))
         usable = sum(isinstance(payload, bytes) for payload in current.payloads().values())

@@ -97,12 +97,13 @@ class FedMRN(MethodConfig):
     def build(self, run: RunOptions) -> Method:
         """Return training with masked noise, or plain SGD before the only draw, and a codec of masks."""
         kind = MaskKind(self.signed, deterministic=self.masking in ("pm", "dm"))
+        key, value = ("uplink.bits", run.bits) if run.budget is None else ("uplink.budget", run.budget)
         if run.bits is not None and kind.deterministic:
             reason = f"masks by strategy.masking={self.masking} take a bit at any scale of the noise"
-            raise conflict("uplink.bits", run.bits, f"{reason}; set uplink.bits=null")
+            raise conflict(key, value, f"{reason}; set {key}=null")
         shared = self.shared_noise or run.secure
         if shared and run.bits is not None:
-            raise conflict("uplink.bits", run.bits, "masks of shared noise take a bit per weight; set uplink.bits=null")
+            raise conflict(key, value, f"masks of shared noise take a bit per weight; set {key}=null")
         if shared and run.randomized_response is not None:
             flip = run.randomized_response.probability
             raise conflict(

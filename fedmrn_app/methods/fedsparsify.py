@@ -26,9 +26,11 @@ from fedmrn_app.methods.method import (
     TrainContext,
 )
 from fedmrn_app.methods.shared_context import SharedContext
-from fedmrn_app.methods.topk import LargestElements, kept_count
+from fedmrn_app.methods.topk import LargestElements, kept_count, ratio_of
 from fedmrn_app.validation import Count, Share
 from fedmrn_app.wire.mask_model import SideInformation, softsign
+
+_MORE = 1.25  # times as many weights as a size is expected to hold, so that the codec, which knows the size, decides
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class FedSparsify(MethodConfig):
         return Method(
             name=self.name,
             code=self.code,
-            codec=SparseModel(self.ratio, run.coder),
+            codec=SparseModel(self.ratio, run.coder, run.budget is not None),
             training=PrunedTraining(self.ratio, self.prunings),
             server=MeanModel(),
             packing=run.downlink,
@@ -67,24 +69,25 @@ class PrunedTraining(LocalTraining):
 
     def train(self, model: FlatModel, local: TrainContext) -> LocalResult:
         """Train and prune in turns, then prune to the final sparsity."""
-        steps = len(local.batches)
+        steps, bits = len(local.batches), local.context.bits
+        ratio = self.ratio if bits is None else min(_MORE * ratio_of(bits), 1.0)
         every = -(-steps // self.prunings)
         pruner = Pruner(model.weights)
 
         def prune_weights(step: int) -> None:
             if step % every == 0:
-                pruner.prune(kept_count(model.weights.numel(), 1 - self.sparsity(step / steps)))
+                pruner.prune(kept_count(model.weights.numel(), 1 - self.sparsity(step / steps, ratio)))
             else:
                 pruner.apply()
 
         loss = local.sgd(model, before_step=prune_weights)
         pruner.apply()
-        pruner.prune(kept_count(model.weights.numel(), self.ratio))
+        pruner.prune(kept_count(model.weights.numel(), ratio))
         return LocalResult(model.weights.cpu().numpy(), loss)
 
-    def sparsity(self, progress: float) -> float:
-        """Return the fraction of pruned weights at `progress` = t / S of the local training."""
-        return (1 - self.ratio) * (1 - (1 - progress) ** 3)
+    def sparsity(self, progress: float, ratio: float) -> float:
+        """Return the fraction of pruned weights at `progress` = t / S of a training that ends with `ratio` of them."""
+        return (1 - ratio) * (1 - (1 - progress) ** 3)
 
 
 class SparseModel(LargestElements):

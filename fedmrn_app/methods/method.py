@@ -123,6 +123,7 @@ class Codec(ABC):
     """
 
     tells_labels: bool = False  # whether a body says which labels the client has
+    takes_size: ClassVar[bool] = False  # whether bodies take `SharedContext.bits` where the server sets it
 
     @abstractmethod
     def encode(self, x: Float32Array, context: SharedContext, seed: int, private_seed: int) -> Body:
@@ -289,6 +290,8 @@ class RunOptions:
         rounds: number of rounds; 0 if it is unknown.
         clients: number of clients; 0 if it is unknown.
         secure: whether the server learns only the sum of masks.
+        budget: budget of the whole run, as the configuration has it; then the server sets the size of each round's
+            replies. None without.
     """
 
     noise: Noise
@@ -301,6 +304,7 @@ class RunOptions:
     rounds: int = 0
     clients: int = 0
     secure: bool = False
+    budget: float | str | None = None
 
 
 @dataclass(frozen=True)

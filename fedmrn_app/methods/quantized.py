@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -109,6 +109,8 @@ class UniformLevels(Codec):
                            and of the tensors without factors
     """
 
+    takes_size: ClassVar[bool] = True
+
     bits: float
     error: float | None
     coder: Coder
@@ -119,7 +121,8 @@ class UniformLevels(Codec):
     def encode(self, x: Float32Array, context: SharedContext, seed: int, private_seed: int) -> Body:
         """Search the step, and write the levels."""
         exponents = self.exponents(x, context.layout)
-        return self.write(self.search(x, context.layout, trends_of(context.drift), exponents), exponents)
+        found = self.search(x, context.layout, trends_of(context.drift), exponents, context.bits)
+        return self.write(found, exponents)
 
     def write(self, found: Quantization, exponents: Exponents = ONE_STEP) -> Body:
         """Return the body of a quantized update."""
@@ -152,7 +155,14 @@ class UniformLevels(Codec):
         shares = np.maximum(np.array(sizes) / largest, 1e-12)
         return np.clip(np.rint(4 * self.tensor_steps * np.log2(shares)), -127, 0).astype(np.int8)
 
-    def search(self, x: Float32Array, layout: Layout, trends: Trends, exponents: Exponents = ONE_STEP) -> Quantization:
+    def search(
+        self,
+        x: Float32Array,
+        layout: Layout,
+        trends: Trends,
+        exponents: Exponents = ONE_STEP,
+        bits: float | None = None,
+    ) -> Quantization:
         """Return the update quantized with the step that comes closest to the wanted size or error.
 
         Args:
@@ -160,13 +170,14 @@ class UniformLevels(Codec):
             layout: of the tensors.
             trends: see `trends_of`.
             exponents: as the method of this name returns them.
+            bits: size of the body in bits per weight, which replaces the size or error of the options.
         """
         steps = TensorSteps.of(exponents, layout)
         with one_blas_thread():
             quantizer = UpdateQuantizer(x, layout, trends, steps=steps, low_rank=self.low_rank, scale=self.scale)
-            if self.error is not None:
+            if self.error is not None and bits is None:
                 return search(quantizer, error=self.error)
-            wanted = max(self.bits * x.size / 8 - _SCALE.size - exponents.size, _LEAST_BYTES - _SCALE.size)
+            wanted = max((bits or self.bits) * x.size / 8 - _SCALE.size - exponents.size, _LEAST_BYTES - _SCALE.size)
             return search(quantizer, size=wanted)
 
     def decode(self, body: Body, context: SharedContext, seed: int) -> Float32Array:

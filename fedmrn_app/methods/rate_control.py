@@ -56,23 +56,28 @@ class RateControl:
         growth = 1.0 if self.signed else _ratio_of(FIRST_BITS) / _ratio_of(left)
         return np.array([_in_range(self.alpha * growth), np.nan, 0], np.float32)
 
-    def next(self, state: Float32Array, spent: float, left: float) -> Float32Array:
+    def log_size(self, state: Float32Array, spent: float) -> float:
+        """Return the logarithm of the updates' size in a round, see `next`."""
+        ratios, bits = rate_curve()
+        ratio, (scale, size, _) = float(np.interp(spent, bits, ratios)), map(float, state)
+        # above MAX_RATIO masks of any ratio are about as long, and no ratio can be read from them
+        return float(np.log((min(ratio, MAX_RATIO) if np.isnan(size) else ratio) * scale))
+
+    def next(self, state: Float32Array, spent: float, left: float, aimed: float | None = None) -> Float32Array:
         """Return the state of the next round.
 
         Args:
             state: state of this round.
             spent: bits per masked weight of this round's masks, mean over the replies.
-            left: bits per masked weight that the budget leaves for masks.
+            left: bits per masked weight that the next round leaves for masks.
+            aimed: the same of this round, where rounds differ in it.
         """
-        ratios, bits = rate_curve()
         scale, size, trend = map(float, state)
-        ratio = float(np.interp(spent, bits, ratios))
-        if np.isnan(size):  # above MAX_RATIO masks of any ratio are about as long, and no ratio can be read from them
-            observed, most = float(np.log(min(ratio, MAX_RATIO) * scale)), np.inf
-        else:
-            observed, most = float(np.log(ratio * scale)), scale * GROWTH
+        observed, most = self.log_size(state, spent), np.inf if np.isnan(size) else scale * GROWTH
+        if not np.isnan(size):
             trend = float(np.clip(trend + GAIN * (observed - size - trend), -MAX_TREND, MAX_TREND))
-        wanted = np.clip(np.exp(observed + trend) / _ratio_of(left), scale / SHRINKAGE, most)
+        other = 1.0 if aimed is None else _ratio_of(aimed) / _ratio_of(left)  # factor by which the scale is to change
+        wanted = np.clip(np.exp(observed + trend) / _ratio_of(left), scale * other / SHRINKAGE, most * other)
         return np.array([_in_range(wanted), observed, trend], np.float32)
 
 

@@ -13,6 +13,8 @@ from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.noise import MAX_ALPHA, MIN_ALPHA, Noise
 from fedmrn_app.wire.mask_model import SideInformation, softsign
 
+LEAST_BITS = 1e-3  # smallest size of a body that the server asks for, in bits per masked weight
+
 
 @dataclass(eq=False)
 class SharedContext:
@@ -26,6 +28,8 @@ class SharedContext:
         initial: the global vector before the first round, float32 (d,).
         submodel_mask: the weights that this client holds, bool (d,); None if all clients hold all weights.
         scale: scale of the noise in this round; None for that of the distribution.
+        bits: bits per masked weight that a body is to take in this round; None for what the codec's options say. Only
+            the client needs it.
         moved: how far each weight is from its initial value, float32 (d,), where that was sent. None for the difference
             of `vector` and `initial`, whose last bits depend on the processor that computed `initial`.
     """
@@ -36,6 +40,7 @@ class SharedContext:
     submodel_mask: NDArray[np.bool_] | None = None
     _: KW_ONLY
     scale: float | None = None
+    bits: float | None = None
     moved: Float32Array | None = None
     _noise: tuple[Noise, int, Float32Array] | None = field(default=None, init=False, repr=False)
     _drift: Float32Array | None = field(default=None, init=False, repr=False)
@@ -62,14 +67,17 @@ class SharedContext:
         """Return the distribution with the scale of this round."""
         return distribution if self.scale is None else replace(distribution, alpha=self.scale)
 
-    def with_scale(self, scale: float | None) -> SharedContext:
-        """Return this context with the scale of the noise that the server set for the round.
+    def with_scale(self, scale: float | None, bits: float | None = None) -> SharedContext:
+        """Return this context with what the server set for the round: the scale of the noise, or the size of bodies.
 
         Raises:
-            PayloadError: the scale is out of range.
+            PayloadError: one of them is out of range.
         """
+        if bits is not None and not LEAST_BITS <= bits <= 32:
+            reason = f"the server asks for bodies of {bits} bits per weight, outside [{LEAST_BITS}, 32]"
+            raise PayloadError(reason, code="body-bits", key="bits", value=bits)
         if scale is None:
-            return self
+            return self if bits is None else replace(self, bits=bits)
         if not MIN_ALPHA <= scale <= MAX_ALPHA:
             raise PayloadError(
                 f"the server sent the noise scale {scale}, outside [{MIN_ALPHA}, {MAX_ALPHA}]",
@@ -77,7 +85,7 @@ class SharedContext:
                 key="scale",
                 value=scale,
             )
-        return replace(self, scale=scale)
+        return replace(self, scale=scale, bits=bits)
 
     @property
     def drift(self) -> Float32Array:

@@ -22,8 +22,7 @@ from fedmrn_app.system.atomic_io import keep_before, sync_folder, write_durably
 STATE, BEFORE = "model.safetensors", "previous.safetensors"
 ROWS = "rounds.json"  # the rows of a private run, whose state holds none because they tell about clients
 VECTOR = "fedmrn.global_vector"  # the global vector, where it differs from the module's weights
-RATE_STATE = "fedmrn.steering"  # the state of the rate control, where the method has one
-PUBLISHED = "fedmrn.published"  # what clients were sent last, where the downlink depends on it
+OWN = "fedmrn."  # what the names of tensors begin with that are not the module's
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class State:
     """The state of a run as it is stored.
 
     Attributes:
-        tensors: the module's state dict, `VECTOR` and `RATE_STATE`.
+        tensors: the module's state dict, and those of the run, whose names begin with `OWN`.
         facts: a JSON object with the finished rounds (`round`), the run's name (`name`), its configuration (`config`)
             and, unless the run is private, its rows (`rows`); with error feedback also
             `residuals`.
@@ -50,7 +49,7 @@ class State:
     @property
     def model(self) -> dict[str, Tensor]:
         """The module's state dict."""
-        return {name: tensor for name, tensor in self.tensors.items() if name not in (VECTOR, RATE_STATE, PUBLISHED)}
+        return {name: tensor for name, tensor in self.tensors.items() if not name.startswith(OWN)}
 
 
 def write_state(folder: Path, state: State) -> None:

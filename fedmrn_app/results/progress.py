@@ -116,6 +116,7 @@ class Progress:
             epsilon=done.epsilon,
             model_rate=_mean([reply.capacity for reply in done.used]),
             held_share=_mean([reply.held_share for reply in done.used]),
+            budget_left=self.protocol.budget_left(state),
         )
         if self.protocol.method.error_feedback:
             kept = self.folder.residuals

@@ -37,6 +37,7 @@ class Round:
         epsilon: privacy spent by all rounds so far, NaN where no noise is added.
         model_rate: share of the model's channels or weights that a client is assigned, its capacity.
         held_share: share of all weights that a client holds.
+        budget_left: bits per parameter that `uplink.budget` leaves for all rounds to come, NaN without one.
     """
 
     round: int
@@ -60,6 +61,7 @@ class Round:
     epsilon: float = math.nan
     model_rate: float = math.nan
     held_share: float = math.nan
+    budget_left: float = math.nan
 
     @property
     def headline(self) -> float:

@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from omegaconf import OmegaConf
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.federation.protocol import GlobalState
 from fedmrn_app.learning.flat import FlatModel, to_tensor
-from fedmrn_app.results.checkpoint import PUBLISHED, RATE_STATE, VECTOR, State, put_back, write_rows, write_state
+from fedmrn_app.results.checkpoint import OWN, VECTOR, State, put_back, write_rows, write_state
 from fedmrn_app.results.curves import draw_curves
 from fedmrn_app.results.resume import Defaults, must_be_free, resumable
 from fedmrn_app.results.round_row import Round, columns, from_row, to_row
@@ -99,13 +100,13 @@ class RunFolder:
         put_back(self.path, stored)
         model.module.load_state_dict(stored.model)
         weights, dense = model.state()
-        vector, rate_state, published = (stored.tensors.get(name) for name in (VECTOR, RATE_STATE, PUBLISHED))
-        loaded = GlobalState(
-            weights if vector is None else vector.numpy(),
-            dense,
-            state.rate_state if rate_state is None or state.rate_state is None else rate_state.numpy(),
-            None if published is None else published.numpy(),
-        )
+        vector, first = stored.tensors.get(VECTOR), state.optional()
+        kept = {
+            name.removeprefix(OWN): tensor.numpy() for name, tensor in stored.tensors.items() if name.startswith(OWN)
+        }
+        loaded = GlobalState.of(weights if vector is None else vector.numpy(), dense, first | kept)
+        if state.rate_state is None:  # the noise's scale is fixed from now on
+            loaded = replace(loaded, rate_state=None)
         self.name = stored.facts["name"]
         self.rounds = [from_row(row, self.metrics) for row in stored.facts["rows"]]
         self.residuals = {int(client): number for client, number in stored.facts.get("residuals", {}).items()}
@@ -135,10 +136,7 @@ class RunFolder:
         tensors = dict(model.module.state_dict())
         if not np.array_equal(model.state()[0], state.vector):
             tensors[VECTOR] = to_tensor(state.vector)
-        if state.rate_state is not None:
-            tensors[RATE_STATE] = to_tensor(state.rate_state)
-        if state.published is not None:
-            tensors[PUBLISHED] = torch.from_numpy(state.published)
+        tensors |= {f"{OWN}{name}": torch.from_numpy(array) for name, array in state.optional().items()}
         rows = [{name: str(value) for name, value in to_row(row).items()} for row in self.rounds]
         facts = {"round": done, "name": self.name, "config": self._values}
         if self.private:

@@ -117,7 +117,13 @@ def test_more_gpus_than_the_machine_has_are_refused(
 
 @pytest.mark.parametrize(
     "command_line",
-    ["noise.alpha=0", "-m seed=0,1 rounds=0,1", "hydra.run.dir=a=b", "-m seed=0,1 hydra.sweep.dir=a=b"],
+    [
+        "-m seed=0,1 rounds=0,1",
+        *(
+            pytest.param(words, marks=pytest.mark.slow)
+            for words in ("noise.alpha=0", "hydra.run.dir=a=b", "-m seed=0,1 hydra.sweep.dir=a=b")
+        ),
+    ],
 )
 def test_command_refuses_before_anything_starts(command_line: str, tmp_path: Path) -> None:
     command = [FEDMRN, *shlex.split(command_line)]

@@ -4,6 +4,7 @@ import importlib.util
 import re
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from fedmrn_app.config.build import build_worker, find_conf, read_config, resolve_from_data
 from fedmrn_app.config.compose import choices_of, compose_values
@@ -18,6 +19,7 @@ PAPERS = {
     "fedscalar": {"fig2", "fig3"},
     "submodel": {f"fig{n}" for n in (1, 2, 3, 4)} | {f"table{n}" for n in (1, 2, 4, 5, 6, 7, 8)},
 }
+QUICK = ("fedmrn/table2", "fedscalar/fig3", "submodel/fig1")
 OPTUNA = importlib.util.find_spec("hydra_plugins") and importlib.util.find_spec("hydra_plugins.hydra_optuna_sweeper")
 checked: dict[str, Config] = {}  # tables and figures share runs
 
@@ -35,12 +37,16 @@ def header(name: str) -> str:
     return " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
 
 
+def sweep(name: str) -> ParameterSet:
+    return pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+
+
 def test_there_is_one_for_each_table_and_figure() -> None:
     expected = {f"{paper}/{name}" for paper, names in PAPERS.items() for name in names}
     assert set(SWEEPS) == expected | {"tune/learning_rate"}
 
 
-@pytest.mark.parametrize("name", [name for name in SWEEPS if not name.startswith("tune/")])
+@pytest.mark.parametrize("name", [sweep(name) for name in SWEEPS if not name.startswith("tune/")])
 def test_every_run_of_a_sweep_is_a_configuration(name: str) -> None:
     runs = open_sweep([f"experiment={name}"]).runs
     small = open_sweep([f"experiment={name}", "scale=cpu"]).runs
@@ -60,7 +66,7 @@ def test_every_run_of_a_sweep_is_a_configuration(name: str) -> None:
     assert less.clients <= full.clients
 
 
-@pytest.mark.parametrize("name", [name for name in SWEEPS if not name.startswith(("tune/", "fedmrn/table"))])
+@pytest.mark.parametrize("name", [sweep(name) for name in SWEEPS if not name.startswith(("tune/", "fedmrn/table"))])
 def test_a_run_of_each_sweep_trains_on_the_digits(name: str) -> None:
     run = [word for word in open_sweep([f"experiment={name}", "scale=cpu"]).runs[-1] if not word.startswith("model")]
     words = [*run, "rounds=2", "local.steps=2"]

@@ -30,7 +30,7 @@ SCHEMES = [
 
 
 @pytest.mark.parametrize("config", SCHEMES, ids=lambda c: f"{c.name}-{c.labels_per_client}-{c.balancing}")
-@pytest.mark.parametrize("clients", [10, 40])
+@pytest.mark.parametrize("clients", [10, pytest.param(40, marks=pytest.mark.slow)])
 def test_every_row_goes_to_one_client(config: PartitionConfig, clients: int) -> None:
     parts = partition_rows(SAMPLES, config, clients, seed=3)
     assert len(parts) == clients

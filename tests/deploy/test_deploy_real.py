@@ -86,6 +86,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         site.stop()
 
 
+@pytest.mark.long
 def test_keys_decide_which_devices_connect_and_runs_end_cleanly(site: Site, tmp_path: Path) -> None:
     # a key that is not registered, and a server whose certificate is of another authority
     assert site.device(0).wait(60) == 1

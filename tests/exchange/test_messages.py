@@ -29,6 +29,7 @@ from fedmrn_app.exchange.messages import (
     unpack_state,
 )
 from fedmrn_app.exchange.orders import TASK, order_content, read_order
+from fedmrn_app.federation.budget import BudgetState
 from fedmrn_app.federation.protocol import Order
 from fedmrn_app.flower.hosted import Hosted, hosted_content, read_hosted
 from tests.local_nodes import set_message_id
@@ -146,12 +147,14 @@ def test_malformed_orders_are_refused(content: RecordDict) -> None:
 @pytest.mark.parametrize("rate_state", [None, RATE_STATE])
 @pytest.mark.parametrize("published", [None, np.array([1, -2, 3], np.int32)])
 def test_states(rate_state: np.ndarray | None, published: np.ndarray | None) -> None:
-    packed = pack_state(dataclasses.replace(STATE, rate_state=rate_state, published=published))
+    spent = BudgetState(3, 0.6).to_array()
+    packed = pack_state(dataclasses.replace(STATE, rate_state=rate_state, published=published, budget_state=spent))
     assert ("steering" in packed) == (rate_state is not None)  # the name in the records of earlier versions
     back = unpack_state(packed)
     assert (back.published is None) if published is None else np.array_equal(back.published, published)  # type: ignore[arg-type]
     assert np.array_equal(back.vector, STATE.vector)
     assert np.array_equal(back.dense, STATE.dense)
+    assert np.array_equal(back.budget_state, spent)  # type: ignore[arg-type]
     assert (back.rate_state is None) if rate_state is None else np.array_equal(back.rate_state, rate_state)  # type: ignore[arg-type]
 
 

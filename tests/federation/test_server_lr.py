@@ -36,7 +36,7 @@ def in_versions(worker: Worker) -> tuple[GlobalState, GlobalState]:
     return protocol.begin(), buffered.state
 
 
-@pytest.mark.parametrize("times", [0.5, 2.0])
+@pytest.mark.parametrize("times", [0.5, pytest.param(2.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("strategy", ["fedavg", "fedmrn", "drive", "submodel"])
 def test_the_mean_update_is_scaled(strategy: str, times: float) -> None:
     for run in (in_rounds, in_versions) if strategy != "submodel" else (in_rounds,):

@@ -35,6 +35,7 @@ def kill(node: subprocess.Popen[bytes]) -> None:
         process.send_signal(signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_node_that_dies_leaves_the_round_at_once_and_is_used_again(federation: Federation) -> None:
     folder = federation.folder / "run"
     nodes = [federation.node(number, "num-partitions=3") for number in range(3)]

@@ -61,6 +61,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return Run(tmp_path)
 
 
+@pytest.mark.slow
 def test_resumed_run_with_all_residuals_ends_as_a_whole_one_and_without_them_is_refused(run: Run) -> None:
     run.train(4)
     noted = {int(client): number for client, number in read_state(run.folder)[0].facts["residuals"].items()}

@@ -22,6 +22,7 @@ def run(path: Path) -> tuple[int, str]:
     return ended.returncode, ended.stdout
 
 
+@pytest.mark.slow
 def test_runs_of_a_list(tmp_path: Path) -> None:
     path = tmp_path / "list.txt"
     path.write_text("# comment\none seed=1 rounds=2\n\ntwo strategy=topk client_cpus=0\n")
@@ -38,6 +39,7 @@ def test_runs_of_a_list(tmp_path: Path) -> None:
     assert run(path) == (0, "")  # it has its rounds already
 
 
+@pytest.mark.slow
 def test_budget_that_replies_cannot_meet_is_named(tmp_path: Path) -> None:
     path = tmp_path / "list.txt"
     path.write_text("short uplink.bits=0.1 rounds=12\n")

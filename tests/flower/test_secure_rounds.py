@@ -88,7 +88,9 @@ class Run:
         return started(strategy, grid.grid, protocol.begin(), count)
 
 
-@pytest.mark.parametrize("strategy", ["fedmrn", "fedmrns", "fedpm"])
+@pytest.mark.parametrize(
+    "strategy", ["fedmrn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedmrns", "fedpm"))]
+)
 def test_rounds_equal_those_of_the_plain_loop(strategy: str, tmp_path: Path) -> None:
     run = Run(f"strategy={strategy}", "rounds=2", "downlink.memory=false")
     finished = run.rounds(2)

@@ -70,7 +70,9 @@ def test_normal_numbers_are_normal() -> None:
     "noise", ["uniform", *(pytest.param(n, marks=pytest.mark.slow) for n in ("gaussian", "bernoulli"))]
 )
 @pytest.mark.parametrize("name", MASKS)
-@pytest.mark.parametrize("flips", [RandomizedResponse(0.1), RandomizedResponse(0.3, secret=False)])
+@pytest.mark.parametrize(
+    "flips", [pytest.param(RandomizedResponse(0.1), marks=pytest.mark.slow), RandomizedResponse(0.3, secret=False)]
+)
 def test_flipped_masks_have_the_mean_of_the_masks(name: str, flips: RandomizedResponse, noise: str) -> None:
     """In 2,000 draws each element is within 4 standard errors, up to chance; without the correction it would not be."""
     kind = Noise(noise)  # type: ignore[arg-type]

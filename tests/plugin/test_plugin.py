@@ -95,7 +95,9 @@ def test_same_seeds_give_the_same_arrays() -> None:
     ],
     ids=lambda strategy: type(strategy).__name__,
 )
-@pytest.mark.parametrize(("method", "train"), [("eden", plain), ("fedmrn", masked_adamw)])
+@pytest.mark.parametrize(
+    ("method", "train"), [("eden", plain), pytest.param("fedmrn", masked_adamw, marks=pytest.mark.slow)]
+)
 def test_any_strategy_may_be_the_inner_one(strategy: Strategy, method: str, train: Train) -> None:
     """The model has no batch norm, whose counters make some of Flower's strategies fail."""
     compressed = Compressed(copy.deepcopy(strategy), method, alpha=0.1)

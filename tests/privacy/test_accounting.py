@@ -35,6 +35,7 @@ def own(sampling: Sampling, asked: int, clients: int, noise: float, rounds: int)
     return min(float(accountant.get_epsilon(DELTA)), float(together.get_epsilon(DELTA)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sampling", "asked", "clients", "noise", "rounds"), SETTINGS)
 def test_epsilon_is_dp_accountings(sampling: Sampling, asked: int, clients: int, noise: float, rounds: int) -> None:
     release = Release(sampling, asked, clients, noise, 1.0)
@@ -66,7 +67,8 @@ def test_settings_that_changed_are_accounted_as_they_were() -> None:
         epsilon([first, few], DELTA)
 
 
-@pytest.mark.parametrize("target", [2.0, pytest.param(8.0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [2.0, 8.0])
 def test_noise_multiplier_is_the_least_that_fits(target: float) -> None:
     like = Release("poisson", 50, 500, 0.0, 1.0)
     found = find_noise_multiplier([], like, 10, target, DELTA)

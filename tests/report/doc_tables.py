@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import yaml
@@ -86,7 +88,13 @@ def parse(words: str) -> argparse.Namespace:
 
 def _report(words: str) -> list[str]:
     said = parse(words)
-    return table_of(load_runs(*said.folders, rounds=said.rounds), said)
+    return table_of(_loaded(said.rounds, *said.folders), said)
+
+
+@lru_cache
+def _loaded(rounds: int | None, *folders: Path) -> pd.DataFrame:
+    """Return the runs of some folders; several tables of a page show the same ones."""
+    return load_runs(*folders, rounds=rounds)
 
 
 def _claims(file: Path) -> list[str]:
@@ -97,11 +105,11 @@ def _claims(file: Path) -> list[str]:
     """
     rows: list[list[str]] = []
     below: dict[str, None] = {}
-    read: dict[tuple[object, ...], Groups] = {}
+    read: dict[tuple[Any, ...], Groups] = {}
     for entry in yaml.safe_load(file.read_text()):
         said = parse(entry["report"])
         key = (said.rounds, *said.folders)
-        groups = read[key] = read.get(key) or Groups.of(load_runs(*said.folders, rounds=said.rounds))
+        groups = read[key] = read.get(key) or Groups.of(_loaded(*key))
         cells = _difference(entry, against(groups, said.against, said.last), said.last)
         labels = groups.runs["group"].map(groups.table["label"])
         named = groups.runs[[label in cells[0] for label in labels]]

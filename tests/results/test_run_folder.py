@@ -16,7 +16,7 @@ from fedmrn_app.config.build import read_config, resolve_from_data
 from fedmrn_app.config.compose import compose_values, default_values
 from fedmrn_app.errors import RunError
 from fedmrn_app.federation.protocol import GlobalState
-from fedmrn_app.results.checkpoint import RATE_STATE, VECTOR, read_state
+from fedmrn_app.results.checkpoint import OWN, VECTOR, read_state
 from fedmrn_app.results.lock import locked
 from fedmrn_app.results.progress import progress_line
 from fedmrn_app.results.resume import changes, finished
@@ -183,7 +183,7 @@ def test_run_resumes_after_the_last_saved_round(tmp_path: Path) -> None:
     (tmp_path / "previous.safetensors").replace(tmp_path / "model.safetensors")  # as if round 2 had not been saved
     again, loaded, first = RunFolder(tmp_path), model(9), state(9)
     resumed = again.resume({**VALUES, "rounds": 5}, loaded, first)
-    assert RATE_STATE == "fedmrn.steering"  # in the files of earlier versions
+    assert f"{OWN}steering" == "fedmrn.steering"  # in the files of earlier versions
     for array, expected in ((resumed.vector, state(1).vector), (resumed.rate_state, state(1).rate_state)):
         assert np.array_equal(array, expected)  # type: ignore[arg-type]
     assert np.array_equal(first.vector, state(9).vector)  # not written to

@@ -1,0 +1,138 @@
+"""A budget of bits for a whole run, which the server divides over the rounds.
+
+The server decides how many bits a round's replies are to take, says so in its orders, and divides what a round has
+saved or overspent over those that follow. Schedules differ in how they divide the budget:
+
+- `constant`: each round has the same share.
+- `front`: two fine rounds at the start, then equal shares.
+- `both_ends`: two fine rounds at the start and two at the end, equal shares between them.
+- `auto`: shares that grow with the size of the updates. Let the squared error of a round's replies be s_t b_t^-p, with
+  s_t the mean squared norm of the updates and b_t the bits per parameter. The sum of the errors of all rounds is least
+  for b_t in proportion to s_t^(1 / (1 + p)), which a Lagrange multiplier shows. The server does not know the norms of
+  rounds to come, and takes log s_t to fall in proportion to log t, with a slope that it fits to the rounds so far.
+
+`docs/budget.md` derives and compares them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Schedule = Literal["auto", "constant", "front", "both_ends"]
+
+FINE_ROUNDS = 2
+FINE_BITS = 0.8  # per parameter, at which about a tenth of an update's squared norm is lost
+FINE_SHARE = 0.5  # largest share of the whole budget that all fine rounds of a schedule take
+HORIZON = 50  # rounds over which the fine rounds are paid for, where the number of rounds is not known
+LEAST, MOST = 0.1, 2.0  # of a round: as a share of the budget, and in bits per parameter
+ERROR_POWER = 0.66  # p: of 1 / bits in the squared error, for updates of CNNs at 0.05 to 0.8 bits
+PRIOR_SLOPE, PRIOR_WEIGHT = -1.0, 1.0  # of log s_t over log t before the first replies, and its weight in the fit
+STEEPEST = -1.0  # slope that is believed; mean updates shrink faster than replies, which agree less and less
+
+
+@dataclass(frozen=True)
+class BudgetState:
+    """What has been spent after some rounds, and how large their updates were.
+
+    Attributes:
+        rounds: number of finished rounds.
+        spent: sum over these rounds of the bits per parameter of a reply, in the mean over a round's replies.
+        fit: sums over the rounds with replies of 1, x, x^2, y and x y, with x = log t and y = log s_t.
+    """
+
+    rounds: int = 0
+    spent: float = 0.0
+    fit: tuple[float, ...] = (0.0,) * 5
+
+    @classmethod
+    def from_array(cls, array: NDArray[np.float64]) -> BudgetState:
+        """Return the state of an array of `to_array`."""
+        rounds, spent, *fit = map(float, array)
+        return cls(int(rounds), spent, tuple(fit))
+
+    def to_array(self) -> NDArray[np.float64]:
+        """Return the state as float64 (7,)."""
+        return np.array([self.rounds, self.spent, *self.fit])
+
+    def after(self, spent: float, size: float) -> BudgetState:
+        """Return the state after another round.
+
+        Args:
+            spent: bits per parameter of a reply, in the mean over the replies; 0 if there were none.
+            size: mean squared norm of the updates as they were decoded; NaN if it is not known.
+        """
+        rounds, fit = self.rounds + 1, self.fit
+        if size > 0 and math.isfinite(size):
+            x, y = math.log(rounds), math.log(size)
+            fit = tuple(old + new for old, new in zip(fit, (1.0, x, x * x, y, x * y), strict=True))
+        return BudgetState(rounds, self.spent + spent, fit)
+
+    @property
+    def slope(self) -> float:
+        """The slope of log s_t over log t: least squares, drawn to `PRIOR_SLOPE`."""
+        n, x, xx, y, xy = self.fit
+        if not n:
+            return PRIOR_SLOPE
+        spread, common = xx - x * x / n, xy - x * y / n
+        return min(0.0, max(STEEPEST, (common + PRIOR_WEIGHT * PRIOR_SLOPE) / (spread + PRIOR_WEIGHT)))
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Divides a budget over the rounds of a run.
+
+    Attributes:
+        bits: bits per trained parameter of a whole reply, in the mean over the rounds.
+        schedule: how they are divided.
+        rounds: number of rounds of the run; 0 if it is not known.
+        beside: bits per parameter of a reply outside the method's body, which are the same in each round.
+        least: bits per parameter of the shortest reply.
+    """
+
+    bits: float
+    schedule: Schedule = "auto"
+    rounds: int = 0
+    beside: float = 0.0
+    least: float = 0.0
+
+    def share(self, state: BudgetState) -> float:
+        """Return the bits per parameter that a reply of the next round is to take."""
+        done, planned = state.rounds, self._planned(state.rounds)
+        left, remaining = planned - done, self.bits * planned - state.spent
+        equal = remaining / left
+        fine = self._fine(planned)
+        starts, ends = done < FINE_ROUNDS, self.rounds and left <= FINE_ROUNDS
+        if self.schedule == "auto":
+            wanted = self.beside + (remaining - left * self.beside) * self._weight(state, left)
+        elif (self.schedule == "front" and starts) or (self.schedule == "both_ends" and starts and not ends):
+            wanted = fine
+        elif self.schedule == "both_ends" and self.rounds and not ends:
+            wanted = (remaining - FINE_ROUNDS * fine) / (left - FINE_ROUNDS)
+        else:
+            wanted = equal
+        most = max(remaining - (left - 1) * self.least, equal)  # what leaves enough for the rounds to come
+        return max(min(wanted, most, max(MOST, equal)), self.least, LEAST * self.bits)
+
+    def left(self, state: BudgetState) -> float:
+        """Return the bits per parameter that are left for all rounds to come; NaN if their number is not known."""
+        return self.bits * self.rounds - state.spent if self.rounds else math.nan
+
+    def _planned(self, done: int) -> int:
+        """Return the number of rounds over which the budget is divided."""
+        return max(self.rounds, done + 1) if self.rounds else max(HORIZON, done + HORIZON * (done >= HORIZON))
+
+    def _fine(self, planned: int) -> float:
+        """Return the bits per parameter of a fine round."""
+        rounds = 2 * FINE_ROUNDS if self.schedule == "both_ends" and self.rounds else FINE_ROUNDS
+        return max(self.bits, min(FINE_BITS, FINE_SHARE * self.bits * planned / rounds))
+
+    def _weight(self, state: BudgetState, left: int) -> float:
+        """Return the next round's part in what remains for this round and those after it."""
+        first = state.rounds + 1
+        times = np.arange(first, first + left) / first
+        return float(1 / np.sum(times ** (state.slope / (1 + ERROR_POWER))))
