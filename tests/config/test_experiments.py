@@ -81,7 +81,9 @@ def test_a_run_of_each_sweep_trains_on_the_digits(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedmrn/table1", "fedmrn/table3", "submodel/fig1"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("fedmrn/table1", marks=pytest.mark.long), "fedmrn/table3", "submodel/fig1"]
+)
 def test_every_combination_is_a_configuration(name: str) -> None:
     open_sweep([f"experiment={name}"]).check()
 

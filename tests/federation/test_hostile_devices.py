@@ -17,6 +17,7 @@ def test_device_with_four_billion_rows_moves_no_more_than_one_of_three_equals() 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_robust_means_and_a_small_norm_limit_withstand_what_destroys_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     ways = ("scale", "noise", "damage")
     monkeypatch.setattr(hostile, "DEFENCES", ("aggregation=mean", "uplink.max_norm=3", "aggregation=median"))

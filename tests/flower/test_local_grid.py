@@ -140,7 +140,13 @@ def test_an_app_without_a_name_answers_in_this_process_only() -> None:
         LocalGrid(app, 1, processes=2)
 
 
-@pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "way",
+    [
+        signal.SIGKILL,
+        *(pytest.param(way, marks=pytest.mark.slow) for way in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)),
+    ],
+)
 def test_nothing_is_left_when_the_process_with_the_grid_ends(way: signal.Signals) -> None:
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT,

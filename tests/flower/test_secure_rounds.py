@@ -102,7 +102,9 @@ def test_rounds_equal_those_of_the_plain_loop(strategy: str, tmp_path: Path) -> 
     assert not list((tmp_path / "state").rglob("*.secret"))  # all were deleted with the last answer
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(
+    "phase", [pytest.param(phase, marks=() if phase == "masked" else pytest.mark.slow) for phase in PHASES]
+)
 def test_a_client_may_drop_out_in_any_phase(phase: str) -> None:
     (finished,) = Run(
         "downlink.memory=false", loses=lambda client, kind, _: (client, kind) == (3, PHASES[phase])

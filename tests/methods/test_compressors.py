@@ -127,7 +127,8 @@ def test_fedsparsify_prunes_along_its_schedule_and_averages_models() -> None:
 
 
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("size", [1500, pytest.param(2048, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1500, 2048])
 def test_eden_is_unbiased_in_every_direction(bits: int, size: int) -> None:
     """Along both parts of the update, of which one is larger, along a spike, and along random directions."""
     x = GAUSSIAN[:size].copy()

@@ -204,7 +204,7 @@ def global_generators() -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_hostile_bodies_are_refused_or_finite(name: str, data: st.DataObject) -> None:
     """Random bytes, and bytes of a real body changed, cut off or added to."""
@@ -272,6 +272,7 @@ def test_error_feedback_keeps_what_an_upload_leaves_out(name: str) -> None:
     assert plain.encode(x, None, context, 2, 2)[1] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FEEDBACK)
 def test_with_error_feedback_everything_arrives_in_the_long_run(name: str) -> None:
     method, context = make_method(name, error_feedback=True), moved(((50, 100),))

@@ -78,7 +78,7 @@ def test_only_channels_make_models_narrower() -> None:
     assert {selection().width(client, 1) for client in range(9)} == {1.0}
 
 
-@pytest.mark.parametrize("masking", ["random", "rolling"])
+@pytest.mark.parametrize("masking", ["random", pytest.param("rolling", marks=pytest.mark.slow)])
 def test_with_all_weights_it_is_fedavg(masking: str) -> None:
     whole = (*SMALL, "strategy=submodel", f"strategy.masking={masking}", "strategy.capacities=[1.0]")
     assert state_sha256(*final_state(whole)) == state_sha256(*final_state((*SMALL, "strategy=fedavg")))

@@ -30,7 +30,9 @@ def test_examples_start_from_a_checkout(file: Path) -> None:
 
 @pytest.mark.flower
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "strategy"), [("eden", "fedavg"), ("fedmrn", "fedprox")])
+@pytest.mark.parametrize(
+    ("method", "strategy"), [pytest.param("eden", "fedavg", marks=pytest.mark.long), ("fedmrn", "fedprox")]
+)
 def test_quickstart(method: str, strategy: str, tmp_path: Path) -> None:
     config: dict[str, str | int | float] = {"method": method, "strategy": strategy, "num-server-rounds": 3}
     assert run_flower_app(EXAMPLES / "quickstart", config, tmp_path, nodes=5)["accuracy"][-1] > 0.4

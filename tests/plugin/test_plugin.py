@@ -52,7 +52,7 @@ def test_methods_that_compress_after_training_need_no_change_in_the_app(method: 
     assert bits < (60 if method == "fedavg" else 12)  # a model of 4,000 parameters: framing weighs
 
 
-@pytest.mark.parametrize(("train", "least"), [(masked, 0.5), (masked_adamw, 0.8)])
+@pytest.mark.parametrize(("train", "least"), [(masked, 0.5), pytest.param(masked_adamw, 0.8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("options", [{}, {"bits": 4.0}, {"method": "fedmrns"}, {"noise": "gaussian"}], ids=str)
 def test_masks_are_learned_in_the_training_loop_of_the_app(train: Train, least: float, options: dict[str, Any]) -> None:
     result, _ = run(Compressed(inner(), **{"method": "fedmrn", "alpha": 0.1, **options}), train, rounds=8)

@@ -86,7 +86,12 @@ def test_name_of_the_bound_is_flowers() -> None:
 
 @pytest.mark.parametrize(("wrap", "mod"), WRAPPERS)
 @pytest.mark.parametrize(
-    ("method", "options"), [*((method, {}) for method in METHODS), *(("eden", o) for o in EDEN_BITS[1:])]
+    ("method", "options"),
+    [
+        ("eden", {}),
+        *(pytest.param(method, {}, marks=pytest.mark.slow) for method in METHODS[1:]),
+        *(pytest.param("eden", options, marks=pytest.mark.slow) for options in EDEN_BITS[1:]),
+    ],
 )
 def test_decoded_updates_keep_the_norm_that_clients_clip_to(
     method: str, options: dict[str, Any], wrap: Callable[[Strategy], Strategy], mod: Any

@@ -20,7 +20,11 @@ def test_bound_of_known_distributions() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", SETTINGS, ids=IDS)
+@pytest.mark.parametrize(
+    "setting",
+    [pytest.param(one, marks=pytest.mark.long if one.rounds > 1 else ()) for one in SETTINGS],
+    ids=IDS,
+)
 def test_audit_stays_below_what_is_stated(setting: Setting) -> None:
     least, without = audit(setting, RUNS), audit(replace(setting, factor=1e-3), RUNS)
     print(f"\n{setting}: stated {setting.stated:.3f}, at least {least:.3f}, without noise at least {without:.3f}")

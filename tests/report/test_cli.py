@@ -71,6 +71,7 @@ def test_plain_table_has_a_row_for_each_run_in_the_order_of_their_numbers(tmp_pa
     assert "| 0.5124 mean iou | 0.7500 mean iou |" in rows[1]
 
 
+@pytest.mark.slow
 def test_options_choose_the_table_and_write_the_page(tmp_path: Path, report: Report) -> None:
     for n, alpha in enumerate((1, 2)):
         make_run(tmp_path / "runs" / str(n), "eden", 0, (0.5, 0.6), top={"alpha": alpha})
@@ -182,6 +183,7 @@ def test_models_are_evaluated_on_the_test_split(tmp_path: Path, overrides: tuple
     assert (code, err.count("\n"), "model.safetensors" in err) == (2, 1, True)
 
 
+@pytest.mark.slow
 def test_a_reader_may_stop_early() -> None:
     command = [str(Path(sys.executable).with_name("fedmrn-report")), str(ROOT / "results" / "digits" / "methods")]
     closed, end = os.pipe()

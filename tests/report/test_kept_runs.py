@@ -35,7 +35,11 @@ MADE_SINCE = {
 }
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+@pytest.mark.parametrize(
+    "file",
+    [pytest.param(file, marks=() if file.name == "README.md" else pytest.mark.slow) for file in FILES],
+    ids=lambda file: file.name,
+)
 def test_tables_are_what_the_command_prints(file: Path) -> None:
     text = file.read_text()
     assert filled(text) == text
@@ -92,6 +96,7 @@ def test_every_kept_run_is_in_a_table() -> None:
     assert list(load_runs(*folders).index) == list(KEPT.index)
 
 
+@pytest.mark.slow
 def test_changed_claim_is_found(tmp_path: Path) -> None:
     claims = re.search(r"<!-- claims .+ -->\n\n(?:\|.*\n)+", RESULTS)
     assert claims is not None
@@ -137,6 +142,7 @@ def test_runs_of_another_estimator_are_marked() -> None:
         assert bool(run["remark"]) == (one_bit and run["dataset"] != "digits" and not repaired), path
 
 
+@pytest.mark.slow
 def test_commands_send_the_dense_part_as_the_kept_runs_did() -> None:
     kept = KEPT[KEPT["dataset"] != "digits"]
     fedavg = kept["strategy"] == "fedavg"

@@ -153,6 +153,7 @@ def test_interrupted_run_leaves_no_process_and_can_be_resumed(tmp_path: Path) ->
     assert summary(tmp_path / "run")["weights_sha256"] == reference_run((*SMALL, rounds))
 
 
+@pytest.mark.slow
 def test_wrong_configuration_is_refused_before_anything_starts(tmp_path: Path) -> None:
     refused = finish((FEDMRN, "noise.alpha=0"), tmp_path)
     assert (refused.returncode, refused.stdout) == (2, "")
