@@ -32,6 +32,7 @@ from fedmrn_app.learning.models.build import build_model, sketch_model
 from fedmrn_app.learning.sgd import emulates_bfloat16
 from fedmrn_app.methods import build_method
 from fedmrn_app.methods.method import Method, RunOptions
+from fedmrn_app.methods.rate_control import error_power
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.tasks import find_tasks
 from fedmrn_app.tasks.task import Report, Task
@@ -256,8 +257,10 @@ def build_protocol(config: Config, method: Method, model: FlatModel) -> RunProto
     if budget is None:
         return protocol
     beside = protocol.bits_beside / protocol.parameters
-    least = beside if method.rate_control is None else least_reply_bits(protocol)
-    return replace(protocol, budget=replace(budget, beside=beside, least=least))
+    if method.rate_control is None:
+        return replace(protocol, budget=replace(budget, beside=beside, least=beside))
+    least, power = least_reply_bits(protocol), error_power()
+    return replace(protocol, budget=replace(budget, beside=beside, least=least, power=power))
 
 
 def build_worker(config: Config, data_path: str | None = None) -> Worker:

@@ -92,6 +92,7 @@ class Budget:
         rounds: number of rounds of the run; 0 if it is not known.
         beside: bits per parameter of a reply outside the method's body, which are the same in each round.
         least: bits per parameter of the shortest reply.
+        power: p, the power of 1 / bits in the squared error.
     """
 
     bits: float
@@ -99,6 +100,7 @@ class Budget:
     rounds: int = 0
     beside: float = 0.0
     least: float = 0.0
+    power: float = ERROR_POWER
 
     def share(self, state: BudgetState) -> float:
         """Return the bits per parameter that a reply of the next round is to take."""
@@ -135,4 +137,4 @@ class Budget:
         """Return the next round's part in what remains for this round and those after it."""
         first = state.rounds + 1
         times = np.arange(first, first + left) / first
-        return float(1 / np.sum(times ** (state.slope / (1 + ERROR_POWER))))
+        return float(1 / np.sum(times ** (state.slope / (1 + self.power))))

@@ -98,6 +98,17 @@ def least_mask_bits() -> float:
     return float(np.interp(MIN_RATIO, ratios, bits))
 
 
+def error_power() -> float:
+    """Return the power of 1 / bits in the squared error of masked noise, between the shortest and the longest masks.
+
+    A mask m of noise n with the mean u has the squared error u (n - u), so that the error as a share of the update's
+    squared norm falls as 1 / r.
+    """
+    ratios, bits = rate_curve()
+    shortest, longest = (float(np.interp(ratio, ratios, bits)) for ratio in (MIN_RATIO, MAX_RATIO))
+    return float(np.log(MAX_RATIO / MIN_RATIO) / np.log(longest / shortest))
+
+
 @cache
 def rate_curve() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return ratios r, and the bits per weight of a mask at each of them, for Laplace updates under uniform noise.
