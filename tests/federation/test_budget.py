@@ -98,7 +98,7 @@ def test_a_state_is_kept_as_an_array() -> None:
 @pytest.mark.parametrize("strategy", ["fedmrn", "fedmrns", "quantized", "topk", "fedsparsify"])
 @pytest.mark.parametrize("schedule", ["auto", pytest.param("both_ends", marks=pytest.mark.slow)])
 def test_a_run_spends_its_budget(strategy: str, schedule: str) -> None:
-    """With a client that never replies, and one of three rows."""
+    """With a client that never replies."""
     words = (f"strategy={strategy}", "uplink.budget=0.5", f"uplink.schedule={schedule}", "rounds=14", "local.steps=3")
     worker = build_worker(load_config((*words, "clients=6", "clients_per_round=4")))
     states: list[GlobalState] = []
