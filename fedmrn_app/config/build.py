@@ -176,20 +176,19 @@ def build_run_method(config: Config) -> Method:
     options = {key: value for key, value in config.strategy.items() if key != "name"}
     method = build_method(str(config.strategy.get("name")), options, run)
     fixed = f"{method.name} has no noise whose scale could be set; set uplink.bits=null"
-    packed = "uplink.coder=packed is a bit per weight; set uplink.bits=null"
+    key = "uplink.bits" if budget is None else "uplink.budget"
+    packed = f"uplink.coder=packed is a bit per weight; set {key}=null"
     unsized = (
         f"replies of {method.name} have a size that the server cannot set; set uplink.budget=null, or take "
         "strategy=fedmrn, fedmrns, quantized, topk or fedsparsify"
     )
-    packed_budget = "uplink.coder=packed is a bit per weight; set uplink.budget=null"
     unknown = "how many rounds a client takes part in is not known with server=async; set bits per parameter"
     sized = method.rate_control is not None or method.codec.takes_size
     conflicts = [
         (budget is not None and not sized, "uplink.budget", unsized),
-        (budget is not None and config.uplink.coder == "packed", "uplink.budget", packed_budget),
         (config.uplink.megabytes is not None and config.server == "async", "uplink.budget", unknown),
         (budget is None and bits is not None and method.rate_control is None, "uplink.bits", fixed),
-        (budget is None and bits is not None and config.uplink.coder == "packed", "uplink.bits", packed),
+        (bits is not None and config.uplink.coder == "packed", key, packed),
     ]
     refuse(config, conflicts)
     return method

@@ -106,13 +106,10 @@ def check_secure_settings(config: Config) -> None:
         return
     unseen = "the server sees no single reply"
     flip = "privacy.flip" if privacy.local_epsilon is None else "privacy.local_epsilon"
+    whole = "masks of a secure sum take a whole number of bits each"
     settings = [
-        (config.uplink.bits is not None, "uplink.bits=null", "masks of a secure sum take a whole number of bits each"),
-        (
-            config.uplink.budget is not None,
-            "uplink.budget=null",
-            "masks of a secure sum take a whole number of bits each",
-        ),
+        (config.uplink.bits is not None, "uplink.bits=null", whole),
+        (config.uplink.budget is not None, "uplink.budget=null", whole),
         (config.uplink.coder != "packed", "uplink.coder=packed", "coded masks cannot be added"),
         (config.uplink.max_norm is not None, "uplink.max_norm=null", unseen),
         (not config.equal_weights, "client_weights=equal", "secure sums weigh all clients alike"),

@@ -32,7 +32,7 @@ HORIZON = 50  # rounds over which the fine rounds are paid for, where the number
 LEAST, MOST = 0.1, 2.0  # of a round: as a share of the budget, and in bits per parameter
 ERROR_POWER = 0.66  # p: of 1 / bits in the squared error, for updates of CNNs at 0.05 to 0.8 bits
 PRIOR_SLOPE, PRIOR_WEIGHT = -1.0, 1.0  # of log s_t over log t before the first replies, and its weight in the fit
-STEEPEST = -1.0  # slope that is believed; mean updates shrink faster than replies, which agree less and less
+STEEPEST = -1.0  # slope that is used; mean updates shrink faster than replies, which agree less and less
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,9 @@ class Budget:
 
     def _planned(self, done: int) -> int:
         """Return the number of rounds over which the budget is divided."""
-        return max(self.rounds, done + 1) if self.rounds else max(HORIZON, done + HORIZON * (done >= HORIZON))
+        if self.rounds:
+            return max(self.rounds, done + 1)
+        return HORIZON if done < HORIZON else done + HORIZON
 
     def _fine(self, planned: int) -> float:
         """Return the bits per parameter of a fine round."""

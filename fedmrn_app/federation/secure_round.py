@@ -109,13 +109,7 @@ def secure_round(
     used = [UsedReply(client=one, loss=math.nan, train_seconds=math.nan, compress_seconds=math.nan) for one in clients]
     gone = [FailedReply(one, str(error)) for one, error in failed.items() if one not in set(clients)]
     report = RoundReport(opened.number, used=used, failed=gone)
-    sums = RoundSums(
-        counts.astype(np.float32),
-        from_fixed_point(dense),
-        opened.dense,
-        opened.state.rate_state,
-        opened.state.budget_state,
-    )
+    sums = RoundSums(counts.astype(np.float32), from_fixed_point(dense), opened.dense, opened.state.rate_state)
     mean, *others = opened.post_processors()
     assert isinstance(mean, WeightedMean)
     mean.weight = len(clients)

@@ -407,9 +407,7 @@ def _check(
     if isinstance(data, PayloadError):
         return data
     try:
-        upload, norms = opened.read(client, data)
-        if opened.private is None:
-            summed.norms[client] = norms
+        upload, summed.norms[client] = opened.read(client, data)
         for processor in summed.processors:
             upload = processor.transform(client, upload, summed.sums)
         return upload

@@ -122,8 +122,10 @@ def _residual_notes(config: Config, method: Method, folder: RunFolder, report: R
 def budget_lines(protocol: RunProtocol) -> list[str]:
     """Return a line for the log where replies cannot be as short as their budget."""
     control, budget = protocol.method.rate_control, protocol.budget
-    bits, key = (control.bits, "bits") if control is not None and budget is None else (budget and budget.bits, "budget")
-    if control is None or not bits or bits >= (least := least_reply_bits(protocol)):
+    if control is None:
+        return []
+    key, bits = ("bits", control.bits) if budget is None else ("budget", budget.bits)
+    if bits >= (least := least_reply_bits(protocol)):
         return []
     return [
         f"uplink.{key}={bits:g}: replies of this model take at least about {least:.2f} bits per parameter. "

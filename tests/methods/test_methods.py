@@ -204,7 +204,7 @@ def global_generators() -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_hostile_bodies_are_refused_or_finite(name: str, data: st.DataObject) -> None:
     """Random bytes, and bytes of a real body changed, cut off or added to."""
