@@ -26,7 +26,7 @@ PRICE = 0.11  # of a bit, as a share of the squared step: of 0.08 to 0.16 the on
 OFFSETS: Final = struct.Struct("<bbb")  # centroids, see `LevelPart`
 LEFT: Final = struct.Struct("<BBbbbI")  # forms of both parts; centroids and number of bytes of the left vectors
 _GRAIN = 256
-_SHORTEST = 0.5  # of the length along the update: with fewer bits than an update needs, training would come to a halt
+HALF_LENGTH = 32.0  # found by the search in results/length.txt
 _QUARTERS = tuple(2 ** (quarter / 4) for quarter in range(4))
 
 
@@ -96,7 +96,15 @@ class UpdateQuantizer:
     """
 
     def __init__(
-        self, x: Float32Array, layout: Layout, trends: Trends, *, steps: TensorSteps, low_rank: bool, scale: LengthScale
+        self,
+        x: Float32Array,
+        layout: Layout,
+        trends: Trends,
+        *,
+        steps: TensorSteps,
+        low_rank: bool,
+        scale: LengthScale,
+        half_length: float = HALF_LENGTH,
     ) -> None:
         """Prepare an update.
 
@@ -106,10 +114,12 @@ class UpdateQuantizer:
             trends: see `trends_of`.
             steps: of the tensors.
             low_rank: whether matrices may have factors.
-            scale: whether the length is right along the update, or that of the least squared error; `auto` for the
-                latter where there are factors, but not less than half of the former.
+            scale: whether the length is right along the update, or that of the least squared error; `auto` for one
+                between them, see `part_of_length`.
+            half_length: ratio of noise to signal at which `auto` is half of the length.
         """
         self._x, self.layout, self._trends, self._steps, self._scale = x, layout, trends, steps, scale
+        self._half_length = half_length
         self._square = float(np.square(x, dtype=np.float64).sum())
         self._ranks: dict[float, Ranks] = {}  # by the step
         self.even = steps.divided(x)
@@ -199,9 +209,23 @@ class UpdateQuantizer:
         scale = {
             "unbiased": unbiased,
             "least_mse": shorter,
-            "auto": unbiased if left is None else max(shorter, _SHORTEST * unbiased),
+            "auto": part_of_length(error, self._half_length) * unbiased,
         }
         return Quantization(step, scale[self._scale], error, elements, ranks, left)
+
+
+def part_of_length(error: float, half_length: float) -> float:
+    """Return the part of the length along the update that an update with an error is sent at.
+
+    The ratio of noise to signal is error / (1 - error) at any length. The noise of several replies averages out and
+    later rounds correct it, but what is shrunk is missing in all replies; so the length is that of the least error,
+    1 - error, for a ratio of noise to signal that is divided by `half_length`.
+
+    Args:
+        error: squared error at the best length, as a share of the squared norm.
+        half_length: ratio of noise to signal at which the part is a half; 1 for the least squared error of one update.
+    """
+    return half_length * (1 - error) / (half_length * (1 - error) + error)
 
 
 def rebuilt(

@@ -33,6 +33,7 @@ from fedmrn_app.kernels.level_tables import MAX_LEVEL
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.methods.method import Codec, CodecLimits, Method, MethodConfig, RunOptions
 from fedmrn_app.methods.quantization import (
+    HALF_LENGTH,
     LEFT,
     OFFSETS,
     ONE_STEP,
@@ -80,7 +81,8 @@ class Quantized(MethodConfig):
             1 for about the same relative error in each tensor.
         low_rank: whether matrices are sent as products of factors where that takes fewer bits.
         scale: `unbiased` for the length S above, `least_mse` for the shorter one of the least squared error; `auto` for
-            the latter where matrices are sent as factors, but at least half of the former.
+            one between them, which `part_of_length` derives from the error.
+        half_length: ratio of noise to signal in one update at which `auto` is half of S.
     """
 
     name = "quantized"
@@ -91,11 +93,14 @@ class Quantized(MethodConfig):
     tensor_steps: Annotated[float, Range(least=0, most=1)] = 0.0
     low_rank: bool = True
     scale: LengthScale = "auto"
+    half_length: Positive = HALF_LENGTH
     layouts = ({}, {"tensor_steps": 1}, {"low_rank": False})
 
     def build(self, run: RunOptions) -> Method:
         """Return plain SGD with a codec of levels."""
-        codec = UniformLevels(self.bits, self.error, run.coder, self.tensor_steps, self.low_rank, self.scale)
+        codec = UniformLevels(
+            self.bits, self.error, run.coder, self.tensor_steps, self.low_rank, self.scale, self.half_length
+        )
         return self.compressor(run, codec)
 
 
@@ -117,6 +122,7 @@ class UniformLevels(Codec):
     tensor_steps: float = 0.0
     low_rank: bool = True
     scale: LengthScale = "auto"
+    half_length: float = HALF_LENGTH
 
     def encode(self, x: Float32Array, context: SharedContext, seed: int, private_seed: int) -> Body:
         """Search the step, and write the levels."""
@@ -174,7 +180,9 @@ class UniformLevels(Codec):
         """
         steps = TensorSteps.of(exponents, layout)
         with one_blas_thread():
-            quantizer = UpdateQuantizer(x, layout, trends, steps=steps, low_rank=self.low_rank, scale=self.scale)
+            quantizer = UpdateQuantizer(
+                x, layout, trends, steps=steps, low_rank=self.low_rank, scale=self.scale, half_length=self.half_length
+            )
             if self.error is not None and bits is None:
                 return search(quantizer, error=self.error)
             wanted = max((bits or self.bits) * x.size / 8 - _SCALE.size - exponents.size, _LEAST_BYTES - _SCALE.size)
