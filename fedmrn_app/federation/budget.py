@@ -10,6 +10,11 @@ saved or overspent over those that follow. Schedules differ in how they divide t
   s_t the mean squared norm of the updates and b_t the bits per parameter. The sum of the errors of all rounds is least
   for b_t in proportion to s_t^(1 / (1 + p)), which a Lagrange multiplier shows. The server does not know the norms of
   rounds to come, and takes log s_t to fall in proportion to log t, with a slope that it fits to the rounds so far.
+- `feddq`: the absolute error stays the same (FedDQ, arXiv:2110.02291, whose bits are the logarithm of an update's
+  range over a fixed resolution), so that b_t is proportional to s_t^(1 / p). This is steeper than `auto`.
+- `adaquantfl`: the relative error falls with the training loss f_t (AdaQuantFL, arXiv:2102.04487, whose
+  number of levels is proportional to (f_0 / f_t)^(1/2), and the squared error falls with its square), so that b_t is
+  proportional to f_t^(-1 / p). Shares grow during training.
 
 `docs/budget.md` derives and compares them.
 """
@@ -23,7 +28,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Schedule = Literal["auto", "constant", "front", "both_ends"]
+Schedule = Literal["auto", "constant", "front", "both_ends", "feddq", "adaquantfl"]
 
 FINE_ROUNDS = 2
 FINE_BITS = 0.8  # per parameter, at which about a tenth of an update's squared norm is lost
@@ -31,55 +36,74 @@ FINE_SHARE = 0.5  # largest share of the whole budget that all fine rounds of a 
 HORIZON = 50  # rounds over which the fine rounds are paid for, where the number of rounds is not known
 LEAST, MOST = 0.1, 2.0  # of a round: as a share of the budget, and in bits per parameter
 ERROR_POWER = 0.66  # p: of 1 / bits in the squared error, for updates of CNNs at 0.05 to 0.8 bits
-PRIOR_SLOPE, PRIOR_WEIGHT = -1.0, 1.0  # of log s_t over log t before the first replies, and its weight in the fit
+PRIOR_WEIGHT = 1.0  # of the slopes before the first replies, in the fits
+SIZE_SLOPE, LOSS_SLOPE = -1.0, -0.5  # of log s_t and of log f_t over log t before the first replies
 STEEPEST = -1.0  # slope that is used; mean updates shrink faster than replies, which agree less and less
 
 
 @dataclass(frozen=True)
+class Trend:
+    """A positive quantity of the rounds, taken to fall as a power of the round's number t.
+
+    Attributes:
+        sums: over the rounds in which it is known, of 1, x, x^2, y and x y, with x = log t and y its logarithm.
+    """
+
+    sums: tuple[float, ...] = (0.0,) * 5
+
+    def after(self, number: int, value: float) -> Trend:
+        """Return the trend after round `number`, in which the quantity is `value`, or NaN if it is not known."""
+        if not (value > 0 and math.isfinite(value)):
+            return self
+        x, y = math.log(number), math.log(value)
+        new = (1.0, x, x * x, y, x * y)
+        return Trend(tuple(old + more for old, more in zip(self.sums, new, strict=True)))
+
+    def slope(self, prior: float) -> float:
+        """Return the slope of y over x, between `STEEPEST` and 0: least squares, drawn to `prior`."""
+        n, x, xx, y, xy = self.sums
+        if not n:
+            return prior
+        spread, common = xx - x * x / n, xy - x * y / n
+        return min(0.0, max(STEEPEST, (common + PRIOR_WEIGHT * prior) / (spread + PRIOR_WEIGHT)))
+
+
+@dataclass(frozen=True)
 class BudgetState:
-    """What has been spent after some rounds, and how large their updates were.
+    """What has been spent after some rounds, how large their updates were, and what the training loss was.
 
     Attributes:
         rounds: number of finished rounds.
         spent: sum over these rounds of the bits per parameter of a reply, in the mean over a round's replies.
-        fit: sums over the rounds with replies of 1, x, x^2, y and x y, with x = log t and y = log s_t.
+        size: trend of the mean squared norm of the updates.
+        loss: trend of the training loss.
     """
 
     rounds: int = 0
     spent: float = 0.0
-    fit: tuple[float, ...] = (0.0,) * 5
+    size: Trend = Trend()
+    loss: Trend = Trend()
 
     @classmethod
     def from_array(cls, array: NDArray[np.float64]) -> BudgetState:
-        """Return the state of an array of `to_array`."""
-        rounds, spent, *fit = map(float, array)
-        return cls(int(rounds), spent, tuple(fit))
+        """Return the state of an array of `to_array`; older ones are shorter, and know no loss."""
+        rounds, spent, *sums = map(float, array)
+        return cls(int(rounds), spent, Trend(tuple(sums[:5])), Trend(tuple(sums[5:])) if sums[5:] else Trend())
 
     def to_array(self) -> NDArray[np.float64]:
-        """Return the state as float64 (7,)."""
-        return np.array([self.rounds, self.spent, *self.fit])
+        """Return the state as float64 (12,)."""
+        return np.array([self.rounds, self.spent, *self.size.sums, *self.loss.sums])
 
-    def after(self, spent: float, size: float) -> BudgetState:
+    def after(self, spent: float, size: float, loss: float = math.nan) -> BudgetState:
         """Return the state after another round.
 
         Args:
             spent: bits per parameter of a reply, in the mean over the replies; 0 if there were none.
             size: mean squared norm of the updates as they were decoded; NaN if it is not known.
+            loss: mean training loss that clients have told; NaN if it is not known.
         """
-        rounds, fit = self.rounds + 1, self.fit
-        if size > 0 and math.isfinite(size):
-            x, y = math.log(rounds), math.log(size)
-            fit = tuple(old + new for old, new in zip(fit, (1.0, x, x * x, y, x * y), strict=True))
-        return BudgetState(rounds, self.spent + spent, fit)
-
-    @property
-    def slope(self) -> float:
-        """The slope of log s_t over log t: least squares, drawn to `PRIOR_SLOPE`."""
-        n, x, xx, y, xy = self.fit
-        if not n:
-            return PRIOR_SLOPE
-        spread, common = xx - x * x / n, xy - x * y / n
-        return min(0.0, max(STEEPEST, (common + PRIOR_WEIGHT * PRIOR_SLOPE) / (spread + PRIOR_WEIGHT)))
+        rounds = self.rounds + 1
+        return BudgetState(rounds, self.spent + spent, self.size.after(rounds, size), self.loss.after(rounds, loss))
 
 
 @dataclass(frozen=True)
@@ -109,8 +133,8 @@ class Budget:
         equal = remaining / left
         fine = self._fine(planned)
         starts, ends = done < FINE_ROUNDS, self.rounds and left <= FINE_ROUNDS
-        if self.schedule == "auto":
-            wanted = self.beside + (remaining - left * self.beside) * self._weight(state, left)
+        if (power := self._power(state)) is not None:
+            wanted = self.beside + (remaining - left * self.beside) * _first_part(state.rounds + 1, left, power)
         elif (self.schedule == "front" and starts) or (self.schedule == "both_ends" and starts and not ends):
             wanted = fine
         elif self.schedule == "both_ends" and self.rounds and not ends:
@@ -135,8 +159,17 @@ class Budget:
         rounds = 2 * FINE_ROUNDS if self.schedule == "both_ends" and self.rounds else FINE_ROUNDS
         return max(self.bits, min(FINE_BITS, FINE_SHARE * self.bits * planned / rounds))
 
-    def _weight(self, state: BudgetState, left: int) -> float:
-        """Return the next round's part in what remains for this round and those after it."""
-        first = state.rounds + 1
-        times = np.arange(first, first + left) / first
-        return float(1 / np.sum(times ** (state.slope / (1 + self.power))))
+    def _power(self, state: BudgetState) -> float | None:
+        """Return the power of t that the shares of the rounds follow; None where they follow none."""
+        if self.schedule == "auto":
+            return state.size.slope(SIZE_SLOPE) / (1 + self.power)
+        if self.schedule == "feddq":
+            return state.size.slope(SIZE_SLOPE) / self.power
+        if self.schedule == "adaquantfl":
+            return -state.loss.slope(LOSS_SLOPE) / self.power
+        return None
+
+
+def _first_part(first: int, count: int, power: float) -> float:
+    """Return the part of the first of `count` rounds from number `first`, whose shares are proportional to t^power."""
+    return float(1 / np.sum((np.arange(first, first + count) / first) ** power))

@@ -139,10 +139,12 @@ class RateControlStep(PostProcessor):
     def __init__(self, protocol: RunProtocol) -> None:
         self.protocol = protocol
         self.sizes: list[tuple[int, int]] = []
+        self.losses: list[float] = []
 
     def observe(self, client: int, upload: CheckedUpload) -> None:
-        """Note the bytes of the payload and of its body."""
+        """Note the bytes of the payload and of its body, and the training loss."""
         self.sizes.append((upload.size, len(upload.payload.body)))
+        self.losses.append(upload.payload.loss)
 
     def finish(self, sums: RoundSums) -> None:
         """Compute the next states; without replies nothing was spent, and the scale stays as it is."""
@@ -157,7 +159,8 @@ class RateControlStep(PostProcessor):
             elif protocol.method.server.averages_updates:
                 size = float(np.square(sums.total, dtype=np.float64).sum())
             spent = 8 * (payload + framing) / protocol.parameters
-            sums.budget_state = BudgetState.from_array(sums.budget_state).after(spent, size).to_array()
+            loss = float(np.mean(self.losses)) if self.losses else math.nan
+            sums.budget_state = BudgetState.from_array(sums.budget_state).after(spent, size, loss).to_array()
         if control is None or scale is None or not self.sizes:
             return
         bits, count = protocol.reply_bits(sums.budget_state), protocol.layout.count

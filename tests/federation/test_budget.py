@@ -1,6 +1,7 @@
 """A budget of bits for a run: every schedule spends it, and the server's orders say how much a round has."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,22 +11,22 @@ from hypothesis import strategies as st
 from fedmrn_app.config.build import build_worker
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.federation.budget import ERROR_POWER, FINE_BITS, HORIZON, MOST, Budget, BudgetState, Schedule
+from fedmrn_app.federation.budget import ERROR_POWER, FINE_BITS, HORIZON, MOST, Budget, BudgetState, Schedule, Trend
 from fedmrn_app.federation.loop import run_rounds
 from fedmrn_app.federation.protocol import GlobalState, Order
 from fedmrn_app.federation.report import RoundReport
 from fedmrn_app.layout import Layout
 from fedmrn_app.methods.shared_context import SharedContext
 
-SCHEDULES: list[Schedule] = ["auto", "constant", "front", "both_ends"]
+SCHEDULES: list[Schedule] = ["auto", "constant", "front", "both_ends", "feddq", "adaquantfl"]
 
 
-def shares(budget: Budget, rounds: int, size: float = -1.0) -> list[float]:
-    """The shares of rounds that spend exactly what they are told, with updates whose norms fall as a power."""
+def shares(budget: Budget, rounds: int, size: float = -1.0, loss: float = -0.5) -> list[float]:
+    """The shares of rounds that spend exactly what they are told; norms and losses fall as powers."""
     state, found = BudgetState(), []
     for number in range(1, rounds + 1):
         found.append(budget.share(state))
-        state = state.after(found[-1], number**size)
+        state = state.after(found[-1], number**size, number**loss)
     return found
 
 
@@ -45,7 +46,7 @@ def test_what_a_round_overspends_is_divided_over_the_others(
     budget, state = Budget(bits, schedule, rounds), BudgetState()
     for number in range(rounds):
         missed = over[number] if number < rounds - 3 else late
-        state = state.after(budget.share(state) * (1 + missed), sizes[number])
+        state = state.after(budget.share(state) * (1 + missed), sizes[number], sizes[-1 - number])
     assert state.spent == pytest.approx(bits * rounds, rel=0.01 + 0.06 / rounds + (0.12 if bits > MOST / 2 else 0))
 
 
@@ -88,9 +89,25 @@ def test_without_a_number_of_rounds_the_mean_comes_to_the_budget(schedule: Sched
 
 
 def test_a_state_is_kept_as_an_array() -> None:
-    state = BudgetState().after(0.3, 2.0).after(0.0, math.nan).after(0.2, 1.0)
+    state = BudgetState().after(0.3, 2.0, 0.7).after(0.0, math.nan).after(0.2, 1.0)
     assert BudgetState.from_array(state.to_array()) == state
-    assert (state.rounds, state.spent, state.fit[0]) == (3, 0.5, 2.0)
+    assert (state.rounds, state.spent, state.size.sums[0], state.loss.sums[0]) == (3, 0.5, 2.0, 1.0)
+    assert BudgetState.from_array(state.to_array()[:7]) == replace(state, loss=Trend())  # as older versions wrote it
+
+
+@pytest.mark.parametrize(("schedule", "power"), [("feddq", -0.8 / ERROR_POWER), ("adaquantfl", 0.3 / ERROR_POWER)])
+def test_published_rules_keep_the_absolute_error_or_let_the_relative_one_fall_with_the_loss(
+    schedule: Schedule, power: float
+) -> None:
+    state = BudgetState()
+    for number in range(1, 200):
+        state = state.after(0.5, number**-0.8, number**-0.3)
+    budget = Budget(0.5, schedule, 400)
+    first = budget.share(state)
+    later = budget.share(replace(state, rounds=299, spent=0.5 * 299 + first))
+    rest = np.arange(200, 401.0) ** power
+    assert first == pytest.approx((0.5 * 201) * rest[0] / rest.sum(), rel=0.03)
+    assert (later > first) == (schedule == "adaquantfl")
 
 
 @pytest.mark.parametrize("strategy", ["fedmrn", "fedmrns", "quantized", "topk", "fedsparsify"])
