@@ -20,7 +20,7 @@ from fedmrn_app.federation.budget import BudgetState
 from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.federation.upload import CheckedUpload
 from fedmrn_app.layout import Float32Array
-from fedmrn_app.methods.rate_control import mask_bits
+from fedmrn_app.methods.rate_control import least_mask_bits, mask_bits
 from fedmrn_app.methods.shared_context import SharedContext
 
 
@@ -165,4 +165,5 @@ class RateControlStep(PostProcessor):
             return
         bits, count = protocol.reply_bits(sums.budget_state), protocol.layout.count
         mask, left = mask_bits(bits * protocol.parameters, count, payload=payload, body=body, framing=framing)
+        left = max(left, least_mask_bits(count))
         sums.rate_state = control.next(scale, mask, left, left + (aimed - bits) * protocol.parameters / count)

@@ -15,6 +15,7 @@ from fedmrn_app.federation.budget import Budget, BudgetState
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.methods.method import Method
+from fedmrn_app.methods.rate_control import least_mask_bits
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.validation import Range
 from fedmrn_app.wire.dense import usual_dense_bytes
@@ -107,7 +108,8 @@ class RunProtocol(ServerSettings):
         control, budget_state = self.method.rate_control, None if self.budget is None else BudgetState().to_array()
         rate_state = None
         if control is not None:
-            rate_state = control.first(self.body_bits(self.reply_bits(budget_state)))
+            least = least_mask_bits(self.layout.count)
+            rate_state = control.first(max(least, self.body_bits(self.reply_bits(budget_state))))
         return GlobalState(self.initial.copy(), self.initial_dense.copy(), rate_state, budget_state=budget_state)
 
     def reply_bits(self, budget_state: NDArray[np.float64] | None) -> float:

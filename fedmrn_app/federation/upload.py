@@ -72,7 +72,8 @@ def max_payload_bytes(protocol: RunProtocol) -> int:
 
 def least_reply_bits(protocol: RunProtocol) -> float:
     """Return about how many bits per parameter the shortest replies take at which a rate control aims, with framing."""
-    return (protocol.bits_beside + least_mask_bits() * protocol.layout.count) / protocol.parameters
+    count = protocol.layout.count
+    return (protocol.bits_beside + least_mask_bits(count) * count) / protocol.parameters
 
 
 def write_upload(protocol: RunProtocol, header: Header, update: Update, dense: Float32Array) -> bytes:

@@ -29,6 +29,7 @@ from fedmrn_app.noise import MAX_ALPHA, MIN_ALPHA
 # nothing.
 MIN_RATIO, MAX_RATIO = 6e-3, 0.6
 FIRST_BITS = 0.8  # per weight, of the first masks at the default alpha on Fashion-MNIST
+LEAST_BYTES = 125  # of a mask
 GROWTH, SHRINKAGE = 2.5, 8.0  # largest factors of the scale per round after the first; updates shrink quickly at first
 GAIN, MAX_TREND = 0.5, 0.2  # share of a change of the log size that enters its trend, and the largest trend
 
@@ -92,10 +93,15 @@ def _in_range(scale: float) -> float:
     return float(np.clip(scale, 2 * MIN_ALPHA, MAX_ALPHA / 2))
 
 
-def least_mask_bits() -> float:
-    """Return the bits per weight of the shortest masks that the control aims at."""
+def least_mask_bits(count: int) -> float:
+    """Return the bits per weight of the shortest masks of `count` weights that the control aims at.
+
+    In a model of few weights an update is about as large as the weights themselves. The noise of a short mask is many
+    times as large, and the model would learn nothing; and framing alone takes more bytes than such a mask could save.
+    """
     ratios, bits = rate_curve()
-    return float(np.interp(MIN_RATIO, ratios, bits))
+    shortest, longest = (float(np.interp(ratio, ratios, bits)) for ratio in (MIN_RATIO, MAX_RATIO))
+    return min(max(shortest, 8 * LEAST_BYTES / count), longest)
 
 
 def error_power() -> float:
@@ -136,7 +142,7 @@ def mask_bits(budget: float, count: int, *, payload: float, body: float, framing
         framing: bytes that the transport adds.
 
     Returns:
-        Bits per masked weight that the mask took, and those that the budget leaves to it.
+        Bits per masked weight that the mask took, and those that the budget leaves to it, which may be negative.
     """
-    spent, beside = 8 * body / count, 8 * payload / count + 8 * framing / count
-    return float(spent), float(budget / count - (beside - spent))
+    spent, beside = 8 * body / count, 8 * (payload - body) / count + 8 * framing / count
+    return float(spent), float(budget / count - beside)

@@ -16,7 +16,6 @@ from flwr.app import Error, Message, RecordDict
 
 from fedmrn_app.errors import ConfigError, PayloadError, RunError
 from fedmrn_app.exchange.requests import Asked
-from fedmrn_app.methods.rate_control import least_mask_bits
 from fedmrn_app.noise import Distribution
 from fedmrn_app.plugin.arrays import only_arrays
 from fedmrn_app.plugin.replies import (
@@ -290,15 +289,15 @@ class Exchange:
     def _note_rate(self) -> None:
         """Let the rate control see the bits of the last round."""
         if self._control is not None and self._rate is not None and self._last is not None and self._last.spent:
-            body, left = (float(np.mean(bits)) for bits in zip(*self._last.spent, strict=True))
-            if left < (least := least_mask_bits()) and not self._told_least:
+            body, left, least = (float(np.mean(bits)) for bits in zip(*self._last.spent, strict=True))
+            if left < least and not self._told_least:
                 self._told_least = True
                 _log.warning(
                     "bits=%g: leaves masks %.3f bits per weight, beside biases and the like; they take at least %.2f, "
                     "because shorter ones would have so much noise that nothing is learned",
                     self.settings.bits, left, least,
                 )  # fmt: skip
-            self._rate = self._control.next(self._rate, body, left)
+            self._rate = self._control.next(self._rate, body, max(left, least))
         self._last = None
 
     def _restore(self, state: Mapping[str, Any]) -> None:

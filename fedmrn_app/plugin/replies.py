@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.exchange.messages import content_bytes, one_line, remote_reason
 from fedmrn_app.methods.method import Method
-from fedmrn_app.methods.rate_control import mask_bits
+from fedmrn_app.methods.rate_control import least_mask_bits, mask_bits
 from fedmrn_app.plugin.arrays import Values, checked_ways, only_arrays, to_record, to_values, usual_ways
 from fedmrn_app.plugin.scales import read_exponents
 from fedmrn_app.plugin.settings import GRID, RECORD, REFUSED, WITHOUT_MASKS, ClientTask, RoundContext
@@ -47,7 +47,7 @@ def check_answer(reply: Message) -> None:
 
 def decode_payload(
     content: RecordDict, task: ClientTask, method: Method, values: Values, contexts: Contexts
-) -> tuple[float, float] | None:
+) -> tuple[float, float, float] | None:
     """Replace the payload of a reply by the arrays that it stands for, under the same key.
 
     Args:
@@ -58,7 +58,8 @@ def decode_payload(
         contexts: what server and clients know of this round; a missing one is added.
 
     Returns:
-        Bits per coded weight: those of the payload's body, and those that `bits` leaves to it; None without masks.
+        Bits per coded weight: those of the payload's body, those that `bits` leaves to it, and those that it gets at
+        least; None without masks.
 
     Raises:
         PayloadError: the reply is not what was asked for.
@@ -82,7 +83,8 @@ def decode_payload(
     if not masked:
         return None
     budget = parameter_count(values) * (task.settings.bits or 0.0)
-    return mask_bits(budget, max(1, shared.context.count), payload=size, body=len(upload.payload.body))
+    count = max(1, shared.context.count)
+    return *mask_bits(budget, count, payload=size, body=len(upload.payload.body)), least_mask_bits(count)
 
 
 def add_rounding(content: RecordDict, exact: Values, received: Values) -> None:

@@ -63,7 +63,7 @@ class OpenMessages:
     first_error: str = ""
     no_sum: str = ""
     contexts: Contexts = field(default_factory=dict)
-    spent: list[tuple[float, float]] = field(default_factory=list)
+    spent: list[tuple[float, float, float]] = field(default_factory=list)
     plain: dict[int, tuple[ArrayRecord, Values]] = field(default_factory=dict)
 
     def plain_values(self, record: ArrayRecord) -> Values:

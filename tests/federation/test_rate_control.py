@@ -4,13 +4,26 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fedmrn_app.config.build import build_worker
+from fedmrn_app.config.compose import load_config
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.learning.evaluate import evaluate
 from fedmrn_app.methods.fedmrn import FedMRN, FedMRNS
 from fedmrn_app.methods.method import Method, RunOptions
-from fedmrn_app.methods.rate_control import FIRST_BITS, GROWTH, MAX_RATIO, SHRINKAGE, RateControl, rate_curve
+from fedmrn_app.methods.rate_control import (
+    FIRST_BITS,
+    GROWTH,
+    LEAST_BYTES,
+    MAX_RATIO,
+    SHRINKAGE,
+    RateControl,
+    least_mask_bits,
+    rate_curve,
+)
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import DISTRIBUTIONS, MAX_ALPHA, MIN_ALPHA, Distribution, Noise
+from tests.helpers import final_state
 
 LAYOUT = Layout(((200, 150), (40, 40), (12, 500)))
 ZEROS = np.zeros(LAYOUT.count, np.float32)
@@ -107,3 +120,17 @@ def test_nothing_left_for_masks_makes_them_as_short_as_they_get() -> None:
     _, control = controlled(FedMRN)
     least, none = (control.next(control.first(left), 0.3, left) for left in (0.001, -0.2))
     assert np.array_equal(least, none)
+
+
+@pytest.mark.parametrize(("count", "least"), [(300, 0.89), (1_200, 8 * LEAST_BYTES / 1_200), (100_000, 0.058)])
+def test_masks_of_few_weights_are_not_cut_to_nothing(count: int, least: float) -> None:
+    assert least_mask_bits(count) == pytest.approx(least, rel=0.01)
+
+
+def test_a_small_model_learns_with_a_budget_that_framing_alone_exceeds() -> None:
+    words = ("model=mlp", "model.hidden=[16]", "rounds=8", "clients=4", "clients_per_round=4", "uplink.bits=0.5")
+    worker = build_worker(load_config(words))
+    model, protocol = worker.model()
+    assert protocol.bits_beside > 0.5 * protocol.parameters
+    model.load(*final_state(words))
+    assert evaluate(model, worker.task, worker.task.load("test")).headline > 0.8
