@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fedmrn_app.exchange.messages import content_bytes, payload_content
+from fedmrn_app.exchange.content_size import content_bytes
+from fedmrn_app.exchange.messages import payload_content
 from fedmrn_app.exchange.orders import order_content
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.federation.server import OpenRound
