@@ -144,7 +144,7 @@ def state_sha256(weights: Float32Array, dense: Float32Array) -> str:
     """Return the SHA-256 of the little-endian float32 bytes of both vectors, which identifies an exact model."""
     digest = hashlib.sha256()
     for vector in (weights, dense):
-        digest.update(np.ascontiguousarray(vector, "<f4").tobytes())
+        digest.update(np.ascontiguousarray(vector, "<f4").data)
     return digest.hexdigest()
 
 
