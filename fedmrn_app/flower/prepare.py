@@ -90,7 +90,7 @@ def prepare(
         config=config,
         packed=packed,
         protocol=protocol,
-        state=replace(state, dense=model.state()[1]),
+        state=replace(state, dense=model.dense.cpu().numpy().copy()),
         grid=grid,
         nodes=nodes,
         directory=directory,

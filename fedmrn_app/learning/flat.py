@@ -76,7 +76,10 @@ class FlatModel:
         for name, target, source in (("weights", self.weights, weights), ("dense", self.dense, dense)):
             if source.shape != tuple(target.shape):
                 raise ValueError(f"{name} has shape {source.shape}, the model needs {tuple(target.shape)}")
-            target.copy_(to_tensor(source))
+            if target.device.type == "cpu":
+                np.copyto(target.numpy(), source)
+            else:
+                target.copy_(to_tensor(source))
         for buffer, initial in self._integers:
             buffer.copy_(initial)
 

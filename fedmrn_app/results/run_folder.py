@@ -137,7 +137,7 @@ class RunFolder:
     def save_model(self, model: FlatModel, state: GlobalState, done: int) -> None:
         """Write model.safetensors: the module's state dict after `done` rounds, and what else a run resumes from."""
         tensors = dict(model.module.state_dict())
-        if not np.array_equal(model.state()[0], state.vector):
+        if not np.array_equal(model.weights.cpu().numpy(), state.vector):
             tensors[VECTOR] = to_tensor(state.vector)
         tensors |= {f"{OWN}{name}": torch.from_numpy(array) for name, array in state.optional().items()}
         facts: dict[str, Any] = {"round": done, "name": self.name, "config": self._values}
