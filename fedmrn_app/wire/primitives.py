@@ -91,11 +91,15 @@ def finite(values: NDArray[Any], what: str) -> NDArray[Any]:
     Raises:
         PayloadError: values are not finite.
     """
-    flat = values.reshape(-1)
-    blocks = (flat[start : start + _BLOCK] for start in range(0, flat.size, _BLOCK))
-    if not all(np.isfinite(block).all() for block in blocks):
+    if not all_finite(values):
         raise PayloadError(f"{what} holds values that are not finite", code="not-finite")
     return values
+
+
+def all_finite(values: NDArray[Any]) -> bool:
+    """Return whether all values are finite."""
+    flat = values.reshape(-1)
+    return all(np.isfinite(flat[start : start + _BLOCK]).all() for start in range(0, flat.size, _BLOCK))
 
 
 def wrong_length(what: str, body: bytes | memoryview, expected: str) -> PayloadError:
