@@ -8,7 +8,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from fedmrn_app.kernels.compiled import FLOATS, compiled_at_first_call
+from fedmrn_app.kernels.compiled import compiled_at_first_call
 from fedmrn_app.layout import Float32Array
 
 
@@ -19,10 +19,14 @@ def multiply_by_signs(values: Float32Array, bits: NDArray[np.uint8]) -> None:
         values: changed in place.
         bits: eight elements per byte, the lowest bit first, uint8 (ceil(n / 8),).
     """
-    _multiply(values, bits)
+    _flip(values.view(np.uint32), bits)
 
 
-@compiled_at_first_call(types.void(FLOATS, types.Array(types.uint8, 1, "C", readonly=True)))
-def _multiply(values: Any, bits: Any) -> None:
-    for i in range(values.size):
-        values[i] = values[i] if bits[i >> 3] >> (i & 7) & 1 else -values[i]
+@compiled_at_first_call(types.void(types.Array(types.uint32, 1, "C"), types.Array(types.uint8, 1, "C", readonly=True)))
+def _flip(words: Any, bits: Any) -> None:
+    for byte in range(words.size >> 3):
+        flipped, eight = np.uint32(~bits[byte]), words[8 * byte : 8 * byte + 8]
+        for k in range(8):
+            eight[k] ^= (flipped >> np.uint32(k)) << np.uint32(31)
+    for i in range(words.size & ~7, words.size):
+        words[i] ^= np.uint32(~bits[i >> 3] >> (i & 7) & 1) << np.uint32(31)
