@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedmrn_app.errors import RunError
-from fedmrn_app.exchange.messages import content_bytes
+from fedmrn_app.exchange.content_size import content_bytes
 
 App = Callable[[Message, Context], Message]
 

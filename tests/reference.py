@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from fedmrn_app.config.build import build_worker, resolve_from_data
 from fedmrn_app.config.compose import compose_values
-from fedmrn_app.exchange.messages import content_bytes
+from fedmrn_app.exchange.content_size import content_bytes
 from fedmrn_app.exchange.orders import order_content
 from fedmrn_app.federation.downlinks import downlink_of
 from fedmrn_app.federation.loop import run_rounds

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from fedmrn_app import validation
-from fedmrn_app.config.checks import check_data, check_layers, check_rounds, check_weights, refuse
+from fedmrn_app.config.checks import check_data, check_layers, check_rounds, check_saving, check_weights, refuse
 from fedmrn_app.config.privacy_checks import check_privacy, check_secure_settings
 from fedmrn_app.config.schema import Config, Values
 from fedmrn_app.data.partitions import load_partitions
@@ -91,6 +91,7 @@ def check(config: Config) -> None:
         raise refusal("log.name", config.log.name, f"must be one of {', '.join(loggers)}", "choice")
     check_rounds(config, method)
     check_weights(config, method)
+    check_saving(config, method)
     check_privacy(config, method)
     torch_device(config)
     check_data(config, task, method)

@@ -74,6 +74,21 @@ def check_rounds(config: Config, method: Method) -> None:
     refuse(config, conflicts)
 
 
+def saved_each_round(config: Config, method: Method) -> str | None:
+    """Return why the state has to be saved after each round; None where a run may resume some rounds earlier."""
+    if config.privacy.noised:
+        return "each round of a private run is paid for once, so none may be repeated"
+    if method.error_feedback or method.training.keeps_state:
+        return f"clients of strategy={method.name} keep something from round to round, which must fit the saved state"
+    return None
+
+
+def check_saving(config: Config, method: Method) -> None:
+    """Refuse to save the state more rarely than the run can go back."""
+    if (reason := saved_each_round(config, method)) is not None:
+        refuse(config, [((config.save_every or 1) > 1, "save_every", f"{reason}; set save_every=1")])
+
+
 def check_weights(config: Config, method: Method) -> None:
     """Refuse a limit of weights, or a robust mean, where the mean is not one of the updates of a round."""
     limited, robust, asynchronous = config.max_share is not None, config.aggregation != "mean", config.server == "async"

@@ -142,6 +142,7 @@ class Config(ServerSettings):
     resume: Literal[False, True, "anyway"]
     restarts: Annotated[int, Range(least=0, below=1 << 32)]
     evaluate_train: bool
+    save_every: Count | None
     uplink: UplinkConfig
     downlink: DownlinkConfig
     local: LocalSettings

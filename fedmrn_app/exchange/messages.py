@@ -6,10 +6,9 @@ client -> server  {"": payload}  or  {"": what was lost}
 from __future__ import annotations
 
 import io
-import json
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, Protocol, get_args
+from collections.abc import Iterable
+from typing import Any, Literal, get_args
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
@@ -29,8 +28,6 @@ _DEATHS = {  # what Ray says about a process that has died, within pages of advi
     "worker process has died": "its process was killed or crashed, and so was that of a second attempt; often the "
     "machine's memory is full: raise client_cpus, so that fewer clients train at once, or lower local.batch_size",
 }
-_ID = "0" * 64  # stands for the SHA-256 of a record
-_FRAME = len(RecordDict().deflate()) - len("2{}")  # beside ids, and the length and the text of the body
 _STYPE = "numpy.ndarray"  # Flower's name for arrays in the format of np.save
 
 
@@ -118,36 +115,6 @@ def unpack_state(arrays: ArrayRecord) -> GlobalState:
     """Return the global state in the record of `pack_state`."""
     found = {name: from_array(array) for name, array in arrays.items()}
     return GlobalState.of(found["vector"], found["dense"], found)
-
-
-class Content(Protocol):
-    """A message's content, or a part of it, as Flower serializes it."""
-
-    @property
-    def children(self) -> Mapping[str, Any] | None:
-        """Return the parts."""
-
-    def deflate(self) -> bytes:
-        """Return the bytes without those of the parts."""
-
-
-def content_bytes(content: Content) -> int:
-    """Return the number of bytes that Flower sends for a message's content, framing included."""
-    if isinstance(content, RecordDict) and not content.array_records:
-        return _bytes_of_leaves(content)
-    return len(content.deflate()) + sum(content_bytes(child) for child in (content.children or {}).values())
-
-
-def _bytes_of_leaves(content: RecordDict) -> int:
-    """Return `content_bytes` of records without parts, each of which is serialized once.
-
-    Flower frames the records by their names and ids, which have 64 characters each; equal records travel once.
-    """
-    records = [record.deflate() for record in content.values()]
-    distinct = set(records)
-    body = len(json.dumps(dict.fromkeys(content, _ID)))
-    ids = max(0, len(distinct) * (len(_ID) + 1) - 1)
-    return _FRAME + ids + len(str(body)) + body + sum(map(len, distinct))
 
 
 def remote_reason(error: str) -> str:

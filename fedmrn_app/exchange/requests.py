@@ -17,7 +17,8 @@ from typing import Any, Generic, TypeVar
 
 from flwr.app import Message, Metadata, RecordDict
 
-from fedmrn_app.exchange.messages import Lost, by_request, content_bytes, read_lost
+from fedmrn_app.exchange.content_size import content_bytes
+from fedmrn_app.exchange.messages import Lost, by_request, read_lost
 
 
 class Request(ABC):

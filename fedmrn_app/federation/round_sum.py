@@ -19,6 +19,7 @@ from fedmrn_app.system.cores import cores
 
 MAX_COPIES = 4.0  # memory that all threads together may use to decode, in float32 copies of the model
 _BATCH = 4  # replies that a thread decodes before they are added
+_LARGE = 1 << 22  # weights of replies of which a thread decodes one only: decoded ones may be as large as the model
 _PIECE = 1 << 17  # elements of the sum that a thread adds at a time
 _MIN_WORK = 1 << 20  # elements of all replies for which one more thread is worth starting
 _MIN_ELEMENTS = 1 << 17  # smaller replies make threads wait for the interpreter more than they compute
@@ -58,8 +59,10 @@ def thread_count(codec: Codec, elements: int, replies: int) -> int:
 class ReducePool:
     """A pool of threads; with `count=1` the caller's thread does the work."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, elements: int = 0) -> None:
+        """Make the pool for replies of so many weights."""
         self.count = count
+        self._batch = _BATCH if elements < _LARGE else 1
         self._pool = ThreadPoolExecutor(count) if count > 1 else None
 
     def __enter__(self) -> ReducePool:
@@ -75,7 +78,7 @@ class ReducePool:
 
     def batches(self, values: Sequence[T]) -> Iterator[Sequence[T]]:
         """Yield the values in batches that are decoded before they are added."""
-        size = 1 if self._pool is None else _BATCH * self.count
+        size = 1 if self._pool is None else self._batch * self.count
         for start in range(0, len(values), size):
             yield values[start : start + size]
 

@@ -292,7 +292,7 @@ def close_round(
     """
     start = time.perf_counter()
     threads = threads or thread_count(opened.protocol.method.codec, opened.state.vector.size, len(replies))
-    with ReducePool(threads) as pool:
+    with ReducePool(threads, opened.state.vector.size) as pool:
         summed = _sum_replies(opened, replies, late, pool)
     opened.release_context()
     report, sums = summed.report, summed.sums

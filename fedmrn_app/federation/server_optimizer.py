@@ -12,6 +12,7 @@ from fedmrn_app.errors import RunError
 from fedmrn_app.federation.pipeline import RoundSums
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.layout import Float32Array
+from fedmrn_app.wire.primitives import all_finite
 
 
 def server_step(
@@ -38,6 +39,6 @@ def server_step(
         if protocol.server_lr < 1:
             dense = means.sent_dense + rate * (dense - means.sent_dense)
         vector = protocol.method.server.combine(state.vector, means.total, replies)
-    if not (np.isfinite(vector).all() and np.isfinite(dense).all()):
+    if not (all_finite(vector) and all_finite(dense)):
         raise RunError(f"{label}: the global model is no longer finite; take a smaller local.lr", code="not-finite")
     return vector, dense

@@ -11,7 +11,6 @@ works for every Flower app, and uses nothing of this package but the worker proc
 from __future__ import annotations
 
 import itertools
-import pickle
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,7 +25,8 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedmrn_app.flower.worker_process import answer, pack, task_identity
+from fedmrn_app.flower.parts import Parts, pack, unpack
+from fedmrn_app.flower.worker_process import answer, task_identity
 from fedmrn_app.flower.workers import ForkServer, WorkerDiedError, Workers
 
 RUN, SERVER = 1, 1  # Flower's ids of the run and of the ServerApp
@@ -80,7 +80,7 @@ class LocalGrid(Grid):
         self._workers = workers if self._owned is None else Workers(processes, self._owned)
         self._states: dict[int, RecordDict] = {}
         self._numbers = itertools.count(1)
-        self._sent: dict[str, tuple[Message, Future[bytes]]] = {}  # without a pulled reply, by the id of the message
+        self._sent: dict[str, tuple[Message, Future[Parts]]] = {}  # without a pulled reply, by the id of the message
         self._waiting: deque[str] = deque()  # those that this process answers itself
         self._run: Any = SimpleNamespace(run_id=RUN)
         self._identity: AbstractContextManager[None] | None = task_identity(RUN, SERVER)
@@ -192,7 +192,7 @@ class LocalGrid(Grid):
         if self._workers is not None and self._sent:
             wait([future for _, future in self._sent.values()], seconds, FIRST_COMPLETED)
 
-    def _pack(self, message: Message) -> bytes:
+    def _pack(self, message: Message) -> Parts:
         node = message.metadata.dst_node_id
         context = Context(
             run_id=RUN,
@@ -216,7 +216,7 @@ class LocalGrid(Grid):
         """Return the reply to a message, and keep the state of its node."""
         message, future = self._sent.pop(name)
         try:
-            reply, state = pickle.loads(future.result())
+            reply, state = unpack(future.result())
         except (WorkerDiedError, CancelledError) as error:
             return Message(Error(_CRASHED, str(error) or "the worker processes were closed"), reply_to=message)
         node = message.metadata.dst_node_id

@@ -8,6 +8,7 @@ from dataclasses import replace
 from flwr.serverapp import Grid
 
 from fedmrn_app.config.build import build_flat_model, build_protocol, build_run_method, precision_remark
+from fedmrn_app.config.checks import saved_each_round
 from fedmrn_app.config.compose import default_values
 from fedmrn_app.config.privacy_checks import open_privacy, privacy_lines
 from fedmrn_app.config.resolved import pack_config
@@ -26,6 +27,7 @@ from fedmrn_app.privacy.ledger import Ledger
 from fedmrn_app.results.clients_csv import Participants
 from fedmrn_app.results.progress import Progress, Splits
 from fedmrn_app.results.run_folder import RunFolder
+from fedmrn_app.results.saving import Saving
 from fedmrn_app.tasks.task import Task
 from fedmrn_app.tasks.validation import load_evaluation, load_training
 
@@ -61,7 +63,6 @@ def prepare(
     state = protocol.begin()
     ledger = Ledger.open(folder.path, resume=bool(config.resume))
     privacy = open_privacy(config, protocol, ledger)
-    folder.private = privacy is not None
     if config.resume:
         state = folder.resume(values, model, state, defaults=default_values, report=report)
     else:
@@ -89,7 +90,7 @@ def prepare(
         config=config,
         packed=packed,
         protocol=protocol,
-        state=replace(state, dense=model.state()[1]),
+        state=replace(state, dense=model.dense.cpu().numpy().copy()),
         grid=grid,
         nodes=nodes,
         directory=directory,
@@ -100,6 +101,7 @@ def prepare(
             splits=splits,
             folder=folder,
             rounds=config.rounds,
+            saving=Saving(config.save_every, every_round=saved_each_round(config, method) is not None),
             report=report,
         ),
         participants=Participants(folder.path, done),

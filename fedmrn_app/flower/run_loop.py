@@ -86,7 +86,10 @@ def train(run: ServerRun) -> None:
             rejected_uplink=finished.rejected_uplink,
         )  # fmt: skip
 
-    strategy.start(run.grid, pack_state(run.state), run.config.rounds, evaluate_fn=record)
+    try:
+        strategy.start(run.grid, pack_state(run.state), run.config.rounds, evaluate_fn=record)
+    finally:
+        run.progress.save()  # also where the run ends early, so that it resumes after its last round
 
 
 def _strategy(run: ServerRun) -> PayloadStrategy | AsyncStrategy:

@@ -13,8 +13,9 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.exchange.channel import Answer, Channel, ReplyPolicy
+from fedmrn_app.exchange.content_size import content_bytes
 from fedmrn_app.exchange.liveness import LiveNodes
-from fedmrn_app.exchange.messages import by_request, content_bytes, pack_state, read_payload_of, unpack_state
+from fedmrn_app.exchange.messages import by_request, pack_state, read_payload_of, unpack_state
 from fedmrn_app.exchange.orders import OrderRequest, OrderSender
 from fedmrn_app.exchange.timeouts import FIRST_TIMEOUT, MAX_FAILING, FailureLimit, RoundTimeout
 from fedmrn_app.federation.downlinks import downlink_of

@@ -9,12 +9,9 @@ of its socket, kills the workers and exits; a worker whose fork server has died 
 
 from __future__ import annotations
 
-import copyreg
 import importlib
-import io
 import json
 import os
-import pickle
 import signal
 import socket
 import sys
@@ -22,8 +19,9 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing.connection import Connection
 from typing import Any
+
+from fedmrn_app.flower.parts import Parts, pack, receive, send, unpack
 
 _POLL_SECONDS = 0.5
 _LONGEST = 1 << 16  # bytes of a request to fork
@@ -49,33 +47,20 @@ def task_identity(run: int, node: int) -> Iterator[None]:
         identity._run_id, identity._node_id, identity._task_id = before
 
 
-class _Pickler(pickle.Pickler):
-    """Writes memory views too, which Flower's arrays may hold."""
-
-    dispatch_table = copyreg.dispatch_table | {memoryview: lambda view: (memoryview, (pickle.PickleBuffer(view),))}
-
-
-def pack(value: object) -> bytes:
-    """Return a pickled value."""
-    file = io.BytesIO()
-    _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
-    return file.getvalue()
-
-
-def answer(data: bytes, app: Any = None) -> bytes:
+def answer(parts: Parts, app: Any = None) -> Parts:
     """Let a ClientApp answer a message.
 
     Args:
-        data: the pickled name of the ClientApp (`module:attribute`), node's context, message, and the file to which
+        parts: the packed name of the ClientApp (`module:attribute`), node's context, message, and the file to which
             this process writes its output, or None.
         app: the ClientApp where it is in this process; its name is not used then.
 
     Returns:
-        The pickled reply and state of the node. An exception of the app becomes an error reply, as in Flower.
+        The packed reply and state of the node. An exception of the app becomes an error reply, as in Flower.
     """
     from flwr.app import Error, Message
 
-    name, context, message, output = pickle.loads(data)
+    name, context, message, output = unpack(parts)
     if output is not None:
         _write_to(output)
     with task_identity(context.run_id, context.node_id):
@@ -105,13 +90,13 @@ def _write_to(path: str, last: list[str] = [""]) -> None:  # noqa: B006 (the fil
         last[0] = path
 
 
-def work(connection: Connection) -> None:
+def work(connection: socket.socket) -> None:
     """Answer messages until the grid closes the connection; never returns."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process with the grid
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     with suppress(EOFError, OSError):
         while True:
-            connection.send_bytes(answer(connection.recv_bytes()))
+            send(connection, answer(receive(connection)))
     os._exit(0)
 
 
@@ -143,7 +128,7 @@ def serve(control: socket.socket) -> None:
         if child == 0:
             control.close()
             os.environ.update(json.loads(data))
-            work(Connection(files[0]))
+            work(socket.socket(fileno=files[0]))
         os.close(files[0])
         children.add(child)
         with suppress(OSError):

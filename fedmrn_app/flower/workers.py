@@ -15,17 +15,18 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock, Thread
+
+from fedmrn_app.flower.parts import Parts, receive, send
 
 ATTEMPTS = 12  # at a message whose worker dies; a crash that repeats itself costs a fork each time
 _STARTS = 3  # of a fork server in a row
 _END_SECONDS = 5.0
 _PID_BYTES = 8
 
-_Job = tuple[Future[bytes], Callable[[], bytes]]
+_Job = tuple[Future[Parts], Callable[[], Parts]]
 
 
 class WorkerDiedError(Exception):
@@ -47,7 +48,7 @@ class ForkServer:
         self._closed = False
         self._start()
 
-    def fork(self, variables: Mapping[str, str]) -> tuple[Connection, int]:
+    def fork(self, variables: Mapping[str, str]) -> tuple[socket.socket, int]:
         """Return the connection to a new worker, in whose environment `variables` are set, and its process id.
 
         Raises:
@@ -61,7 +62,7 @@ class ForkServer:
                 with suppress(OSError):
                     socket.send_fds(self._control, [json.dumps(variables).encode()], [theirs.fileno()])
                     if len(pid := self._control.recv(_PID_BYTES)) == _PID_BYTES:
-                        return Connection(ours.detach()), int.from_bytes(pid, "little")
+                        return socket.socket(fileno=ours.detach()), int.from_bytes(pid, "little")
                 if not self._closed:
                     self._end()
                     self._start()
@@ -121,7 +122,7 @@ class Workers:
         for number in range(count):
             Thread(target=self._drive, args=(number,), daemon=True).start()
 
-    def submit(self, job: Callable[[], bytes]) -> Future[bytes]:
+    def submit(self, job: Callable[[], Parts]) -> Future[Parts]:
         """Hand a message to the next free worker.
 
         Args:
@@ -130,7 +131,7 @@ class Workers:
         Returns:
             A future of the worker's answer, or of a `WorkerDiedError` if `ATTEMPTS` workers have died of the message.
         """
-        future: Future[bytes] = Future()
+        future: Future[Parts] = Future()
         self._jobs.put((future, job))
         return future
 
@@ -142,7 +143,7 @@ class Workers:
 
     def _drive(self, number: int) -> None:
         """Hand messages to one worker until the pool is closed."""
-        worker: Connection | None = None
+        worker: socket.socket | None = None
         while (taken := self._jobs.get()) is not None:
             future, job = taken
             if self._closed:
@@ -150,12 +151,12 @@ class Workers:
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                data = job()
+                message = job()
                 for attempt in range(1, ATTEMPTS + 1):
                     try:
                         worker = worker or self._fork(number)
-                        worker.send_bytes(data)
-                        found = worker.recv_bytes()
+                        send(worker, message)
+                        found = receive(worker)
                         break
                     except (EOFError, OSError):
                         self._forget(number, worker)
@@ -166,16 +167,17 @@ class Workers:
                             more = f"and so have those of {ATTEMPTS - 1} further attempts"
                             raise WorkerDiedError(f"the worker process has died, {more}") from None
                 future.set_result(found)
+                del message, found  # while this thread waits for the next message
             except BaseException as error:
                 future.set_exception(error)
         self._forget(number, worker)
 
-    def _fork(self, number: int) -> Connection:
+    def _fork(self, number: int) -> socket.socket:
         gpus = {"CUDA_VISIBLE_DEVICES": self.gpus[number % len(self.gpus)]} if self.gpus else {}
         worker, self.pids[number] = self.server.fork(gpus)
         return worker
 
-    def _forget(self, number: int, worker: Connection | None) -> None:
+    def _forget(self, number: int, worker: socket.socket | None) -> None:
         self.pids.pop(number, None)
         if worker is not None:
             with suppress(OSError):

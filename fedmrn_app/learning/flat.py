@@ -76,7 +76,10 @@ class FlatModel:
         for name, target, source in (("weights", self.weights, weights), ("dense", self.dense, dense)):
             if source.shape != tuple(target.shape):
                 raise ValueError(f"{name} has shape {source.shape}, the model needs {tuple(target.shape)}")
-            target.copy_(to_tensor(source))
+            if target.device.type == "cpu":
+                np.copyto(target.numpy(), source)
+            else:
+                target.copy_(to_tensor(source))
         for buffer, initial in self._integers:
             buffer.copy_(initial)
 
@@ -144,7 +147,7 @@ def state_sha256(weights: Float32Array, dense: Float32Array) -> str:
     """Return the SHA-256 of the little-endian float32 bytes of both vectors, which identifies an exact model."""
     digest = hashlib.sha256()
     for vector in (weights, dense):
-        digest.update(np.ascontiguousarray(vector, "<f4").tobytes())
+        digest.update(np.ascontiguousarray(vector, "<f4").data)
     return digest.hexdigest()
 
 

@@ -20,12 +20,13 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedmrn_app.errors import PayloadError
+from fedmrn_app.kernels.signs import multiply_by_signs
 from fedmrn_app.layout import Float32Array, Layout
-from fedmrn_app.methods.hadamard import block_lengths, rotate, rotate_back, stretch_lengths, stretches_of
+from fedmrn_app.methods.hadamard import block_lengths, rotate, rotate_back_in_place, stretch_lengths, stretches_of
 from fedmrn_app.methods.method import Codec, CodecLimits, Method, MethodConfig, RunOptions
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.wire.body import Body
-from fedmrn_app.wire.primitives import pack_bits, pack_floats, packed_size, unpack_bits, unpack_scales
+from fedmrn_app.wire.primitives import all_finite, pack_bits, pack_floats, packed_bits, packed_size, unpack_scales
 
 DriveScale = Literal["least_mse", "unbiased"]
 
@@ -80,7 +81,7 @@ class RotatedSigns(Codec):
             lengths = blocks  # fedmrn 0.1 wrote one scale per block, four bytes fewer where the last has two stretches
         scales, rest = unpack_scales(body.data, len(lengths))
         rotated = np.repeat(scales * np.float32(self.centroid), lengths)
-        rotated *= 2 * unpack_bits(rest, context.count).view(np.int8) - 1
+        multiply_by_signs(rotated, packed_bits(rest, context.count))
         return finite_rotate_back(rotated, seed)
 
     def limits(self, layout: Layout) -> CodecLimits:
@@ -106,13 +107,13 @@ class DriveSigns(RotatedSigns):
 
 
 def finite_rotate_back(rotated: Float32Array, seed: int) -> Float32Array:
-    """Return the update of decoded coordinates, float32 (d,).
+    """Return the update of decoded coordinates, float32 (d,), in their memory.
 
     Raises:
         PayloadError: the update is not finite.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        update = rotate_back(rotated, seed)
-    if not np.isfinite(update).all():
+        rotate_back_in_place(rotated, seed)
+    if not all_finite(rotated):
         raise PayloadError("body has scales so large that the update is not finite", code="not-finite")
-    return update
+    return rotated

@@ -12,7 +12,7 @@ from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.methods.method import Codec, CodecLimits, Method, MethodConfig, RunOptions
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.wire.body import Body
-from fedmrn_app.wire.primitives import pack_floats, unpack_floats
+from fedmrn_app.wire.primitives import floats_as_bytes, unpack_floats
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Floats(Codec):
 
     def encode(self, x: Float32Array, context: SharedContext, seed: int, private_seed: int) -> Body:
         """Return the update."""
-        return Body(pack_floats(x))
+        return Body(floats_as_bytes(x))
 
     def decode(self, body: Body, context: SharedContext, seed: int) -> Float32Array:
         """Return the update; values that are not finite are refused."""

@@ -8,14 +8,16 @@ orthogonal maps that overlap, so nothing is padded.
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Iterator
 
+import numpy as np
+
+from fedmrn_app.kernels.walsh_hadamard import walsh_hadamard
 from fedmrn_app.layout import Float32Array
-from fedmrn_app.noise import generate_noise
+from fedmrn_app.noise import Noise
 
 BLOCK = 1 << 16
-_FACTOR = 6  # a transform is a few products with Hadamard matrices of at most 2^6 rows
+_SIGNS = Noise("bernoulli", 1.0)
 
 
 def block_lengths(size: int) -> list[int]:
@@ -43,51 +45,49 @@ def stretches_of(rotated: Float32Array) -> list[Float32Array]:
 def rotate(x: Float32Array, seed: int) -> Float32Array:
     """Return the rotated vector R x, float32 (d,); R is orthogonal and follows from the 64-bit seed."""
     y = x.astype(np.float32)
-    for window, signs in _windows(y, seed):
+    for window, signs in _blocks(y, seed):
         window *= signs
-        transform(window)
+        walsh_hadamard(window[None])
+    for window, signs in _last_windows(y, seed):
+        window *= signs
+        walsh_hadamard(window[None])
     return y
 
 
 def rotate_back(y: Float32Array, seed: int) -> Float32Array:
     """Return R^-1 y, float32 (d,), so that `rotate_back(rotate(x, seed), seed)` is x up to rounding."""
     x = y.astype(np.float32)
-    for window, signs in reversed(_windows(x, seed)):
-        transform(window)
-        window *= signs
+    rotate_back_in_place(x, seed)
     return x
 
 
-def _windows(y: Float32Array, seed: int) -> list[tuple[Float32Array, Float32Array]]:
-    """Return views of `y`, each (rows, 2^k), with their signs: the whole blocks, and both windows of a last block."""
+def rotate_back_in_place(y: Float32Array, seed: int) -> None:
+    """Replace y by R^-1 y."""
+    for window, signs in _blocks(y, seed):
+        walsh_hadamard(window[None])
+        window *= signs
+    for window, signs in reversed(_last_windows(y, seed)):
+        walsh_hadamard(window[None])
+        window *= signs
+
+
+def _blocks(y: Float32Array, seed: int) -> Iterator[tuple[Float32Array, Float32Array]]:
+    """Yield views of the whole blocks of `y`, each (BLOCK,), with their signs, all of which use the same memory."""
+    signs = np.empty(BLOCK, np.float32)
+    for start, part in _SIGNS.blocks(seed, y.size - y.size % BLOCK):
+        place = start % BLOCK
+        signs[place : place + part.size] = part
+        if place + part.size == BLOCK:
+            yield y[start + part.size - BLOCK : start + part.size], signs
+
+
+def _last_windows(y: Float32Array, seed: int) -> list[tuple[Float32Array, Float32Array]]:
+    """Return views of both windows of a last block of `y`, each (2^k,), with their signs."""
     n = y.size % BLOCK
-    end = y.size - n
-    signs = generate_noise(seed, y.size + n, "bernoulli", 1.0)  # a second set for the overlap in the last block
-    windows = [(y[:end].reshape(-1, BLOCK), signs[:end].reshape(-1, BLOCK))] if end else []
-    if n:
-        size = 1 << (n.bit_length() - 1)
-        windows.append((y[None, end : end + size], signs[None, end : end + size]))
-        if size < n:
-            windows.append((y[None, y.size - size :], signs[None, end + n : end + n + size]))
-    return windows
-
-
-def transform(blocks: Float32Array) -> None:
-    """Apply the orthonormal Walsh-Hadamard transform to each row of `blocks` (rows, 2^k), in place."""
-    rows, n = blocks.shape
-    done = 1
-    y: NDArray[np.float32] = blocks
-    while done < n:
-        size = min(1 << _FACTOR, n // done)
-        y = np.matmul(_hadamard(size), y.reshape(rows * (n // (done * size)), size, done))
-        done *= size
-    blocks[:] = y.reshape(rows, n)
-
-
-def _hadamard(size: int) -> Float32Array:
-    """Return the orthonormal Hadamard matrix in Sylvester's order, (size, size)."""
-    matrix: Float32Array = np.ones((1, 1), np.float32)
-    while len(matrix) < size:
-        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
-    matrix /= np.sqrt(np.float32(size))
-    return matrix
+    if not n:
+        return []
+    end, size = y.size - n, 1 << (n.bit_length() - 1)
+    # a second set for the overlap
+    signs = np.concatenate([part.copy() for _, part in _SIGNS.blocks(seed, y.size + n, end)])
+    first = (y[end : end + size], signs[:size])
+    return [first] if size == n else [first, (y[y.size - size :], signs[n : n + size])]

@@ -96,7 +96,7 @@ class LocalTraining:
         """Train `model`, which holds the global vector, in place."""
         initial = model.weights.clone()
         loss = local.sgd(model)
-        return LocalResult((model.weights - initial).cpu().numpy(), loss)
+        return LocalResult(initial.neg_().add_(model.weights).cpu().numpy(), loss)
 
 
 @dataclass(frozen=True, kw_only=True)

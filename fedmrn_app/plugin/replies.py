@@ -10,7 +10,8 @@ from flwr.app import Message, RecordDict
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.exchange.messages import content_bytes, one_line, remote_reason
+from fedmrn_app.exchange.content_size import content_bytes
+from fedmrn_app.exchange.messages import one_line, remote_reason
 from fedmrn_app.methods.method import Method
 from fedmrn_app.methods.rate_control import least_mask_bits, mask_bits
 from fedmrn_app.plugin.arrays import Values, checked_ways, only_arrays, to_record, to_values, usual_ways

@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
-from safetensors.torch import save
-from torch import Tensor, uint8
+from torch import Tensor
 
 from fedmrn_app.errors import RunError
-from fedmrn_app.system.atomic_io import keep_before, sync_folder, write_durably
+from fedmrn_app.results.tensor_file import bytes_of, write_tensors
+from fedmrn_app.system.atomic_io import keep_before, replace_durably, sync_folder
+from fedmrn_app.system.checksum import block_checksums
 
 STATE, BEFORE = "model.safetensors", "previous.safetensors"
-ROWS = "rounds.json"  # the rows of a private run, whose state holds none because they tell about clients
 VECTOR = "fedmrn.global_vector"  # the global vector, where it differs from the module's weights
+CHECKSUM, _SHA256 = "checksum", "sha256"  # in a file's metadata; the latter is that of earlier versions
 OWN = "fedmrn."  # what the names of tensors begin with that are not the module's
 
 
@@ -31,9 +32,8 @@ class State:
 
     Attributes:
         tensors: the module's state dict, and those of the run, whose names begin with `OWN`.
-        facts: a JSON object with the finished rounds (`round`), the run's name (`name`), its configuration (`config`)
-            and, unless the run is private, its rows (`rows`); with error feedback also
-            `residuals`.
+        facts: a JSON object with the finished rounds (`round`), the run's name (`name`) and its configuration
+            (`config`); with error feedback also `residuals`. Earlier versions wrote the run's `rows` too.
         file: name of the file that holds the state.
     """
 
@@ -53,13 +53,12 @@ class State:
 
 
 def write_state(folder: Path, state: State) -> None:
-    """Write a state durably; the previous file is kept beside it."""
-    # copies, because a module's parameters are views of one buffer, which safetensors refuses
-    tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.tensors.items()}
+    """Write a state durably, tensor by tensor and without copies of them; the previous file is kept beside it."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
     facts = json.dumps(state.facts, separators=(",", ":"))
-    data = save(tensors, {"facts": facts, "sha256": _checksum(tensors, facts)})
+    metadata = {"facts": facts, CHECKSUM: _checksum(tensors, facts)}
     keep_before(folder / STATE, folder / BEFORE)
-    write_durably(folder / STATE, data)
+    replace_durably(folder / STATE, lambda file: write_tensors(file, tensors, metadata))
 
 
 def read_state(folder: Path) -> tuple[State, list[str]]:
@@ -86,31 +85,6 @@ def read_state(folder: Path) -> tuple[State, list[str]]:
         raise RunError(message, code="two-runs", value=str(folder))
     state = max(found, key=lambda state: state.round)
     return state, [f"{line}; resuming from round {state.round} in {state.file}" for line in damaged]
-
-
-def write_rows(folder: Path, name: str, rows: Sequence[Mapping[str, str]]) -> None:
-    """Write the rows of a private run durably, before the state of the last one."""
-    write_durably(folder / ROWS, json.dumps({"name": name, "rows": rows}, separators=(",", ":")).encode())
-
-
-def read_rows(folder: Path, state: State) -> list[dict[str, str]]:
-    """Return the rows of the finished rounds, from the state or from the file beside it.
-
-    Raises:
-        RunError: the file beside a private run's state is missing, damaged or another run's.
-    """
-    if "rows" in state.facts:
-        return list(state.facts["rows"])
-    path, done = folder / ROWS, state.round
-    try:
-        stored = json.loads(path.read_bytes())
-        rows: list[dict[str, str]] = stored["rows"][:done]
-        if stored["name"] != state.facts["name"] or [row["round"] for row in rows] != [*map(str, range(1, done + 1))]:
-            raise ValueError("is that of another run, or lacks rounds")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = f"{path}: the rows of a private run cannot be read ({error}); restore the file, or start a new run"
-        raise RunError(reason, code="no-rows", value=str(path)) from None
-    return rows
 
 
 def finished_rounds(folder: Path) -> int:
@@ -143,17 +117,27 @@ def _read(path: Path) -> State:
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except Exception as error:  # safetensors raises various errors for bytes that it cannot read
         raise ValueError(f"is damaged ({' '.join(str(error).split())})") from None
-    if not {"facts", "sha256"} <= metadata.keys():
+    checksum = _checksum if CHECKSUM in metadata else _sha256
+    if not ("facts" in metadata and (CHECKSUM in metadata or _SHA256 in metadata)):
         raise ValueError("holds no state of a run, or one of an older version")
-    if metadata["sha256"] != _checksum(tensors, metadata["facts"]):
+    if metadata.get(CHECKSUM, metadata.get(_SHA256)) != checksum(tensors, metadata["facts"]):
         raise ValueError("is damaged (its checksum does not match)")
     return State(tensors, json.loads(metadata["facts"]), path.name)
 
 
 def _checksum(tensors: Mapping[str, Tensor], facts: str) -> str:
-    """Return the SHA-256 of the facts and of each tensor with its name, dtype and shape."""
+    """Return the SHA-256 of the facts and, for each tensor, of its name, dtype, shape and checksum."""
     digest = hashlib.sha256(facts.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.reshape(-1).view(uint8).numpy().data if tensor.numel() else b"")
+        digest.update(block_checksums(bytes_of(tensor)))
+    return digest.hexdigest()
+
+
+def _sha256(tensors: Mapping[str, Tensor], facts: str) -> str:
+    """Return the checksum of earlier versions: the SHA-256 of the facts and of each tensor."""
+    digest = hashlib.sha256(facts.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(bytes_of(tensor).data)
     return digest.hexdigest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from fedmrn_app.learning.evaluate import evaluate, measured_norms
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.results.round_row import Round
 from fedmrn_app.results.run_folder import RunFolder
+from fedmrn_app.results.saving import Saving
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.tasks.task import Samples, Task
 
@@ -46,6 +47,7 @@ class Progress:
         splits: the samples for the evaluation.
         folder: the run's folder.
         rounds: number of rounds that the run has in the end.
+        saving: says when the state is saved.
         report: called with a line for each round.
         clock: returns seconds that never go back.
     """
@@ -57,9 +59,11 @@ class Progress:
     folder: RunFolder
     rounds: int
     report: Callable[[str], None]
+    saving: Saving = field(default_factory=Saving)
     clock: Callable[[], float] = time.perf_counter
 
     def __post_init__(self) -> None:
+        self._unsaved: tuple[int, GlobalState] | None = None
         self._finished_before = len(self.folder.rounds)
         self.begin()
 
@@ -86,8 +90,7 @@ class Progress:
             rejected_uplink: bytes of all replies that were read and not used.
         """
         sampled = self._sampled(state, done.number)
-        server, layout = self.protocol.method.server, self.protocol.layout
-        self.model.load(server.weights(downlink_of(self.protocol).model(state), layout), state.dense)
+        self._load(state)
         with measured_norms(self.model, self.task, self.splits.norms):
             reached = evaluate(self.model, self.task, self.splits.test)
             train = None if self.splits.train is None else evaluate(self.model, self.task, self.splits.train)
@@ -121,11 +124,34 @@ class Progress:
         if self.protocol.method.error_feedback:
             kept = self.folder.residuals
             kept |= {reply.client: max(reply.order, kept.get(reply.client, 0)) for reply in done.used}
-        self.folder.add_round(row, self.model, state)
+        self._add(row, state, now)
         left = (now - self._begin) / (done.number - self._finished_before) * (self.rounds - done.number)
         self.report(progress_line(row, self.rounds, left))
         self._round_begin = now
         return dict(reached.metrics)
+
+    def save(self) -> None:
+        """Save the state after the last round, unless it is saved already; the model then holds its weights."""
+        if self._unsaved is not None:
+            number, state = self._unsaved
+            self._load(state)
+            self.folder.save_model(self.model, state, number)
+            self._unsaved = None
+
+    def _add(self, row: Round, state: GlobalState, now: float) -> None:
+        """Add a row, and save the state if that is due; the model holds its weights."""
+        last, size = row.round == self.rounds, 4 * self.model.parameter_count
+        save = last or self.saving.is_due(row.round, size, now)
+        self._unsaved = row.round, state
+        self.folder.add_round(row, self.model, state, save=save)
+        if save:
+            self._unsaved = None
+            self.saving.note(now, self.clock())
+
+    def _load(self, state: GlobalState) -> None:
+        """Load the weights that the global model has on a device."""
+        server, layout = self.protocol.method.server, self.protocol.layout
+        self.model.load(server.weights(downlink_of(self.protocol).model(state), layout), state.dense)
 
     def _sampled(self, state: GlobalState, server_round: int) -> float:
         """Evaluate weights drawn from the distribution that the global vector defines; NaN where it defines none."""

@@ -9,11 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from fedmrn_app.errors import RunError
-from fedmrn_app.results.checkpoint import BEFORE, STATE, State, read_rows, read_state
+from fedmrn_app.results.checkpoint import BEFORE, STATE, State, read_state
+from fedmrn_app.results.stored_rows import read_rows
 from fedmrn_app.validation import changed
 
 # The settings that may change when a run resumes.
-_MAY_CHANGE = ("rounds", "resume", "restarts", "round_timeout", "node_timeout", "min_clients", "min_replies")
+_MAY_CHANGE = (
+    "rounds",
+    "resume",
+    "restarts",
+    "round_timeout",
+    "node_timeout",
+    "min_clients",
+    "min_replies",
+    "save_every",
+)
 _MAY_CHANGE_WITHIN = ("privacy.", "log.", "simulation.", "ray.")
 # Settings that earlier rounds' privacy guarantee depends on but epsilon does not record.
 _MUST_STAY = ("privacy.noise_seed", "privacy.flip", "privacy.local_epsilon")
@@ -95,7 +105,7 @@ def resumable(path: Path, values: Mapping[str, Any], defaults: Defaults) -> tupl
             f"({_OUTPUT_STEP}); start a new run in another folder, hydra.run.dir=FOLDER"
         )
         raise RunError(message, code="output-step", key="rounds", value=rounds)
-    return replace(stored, facts={**stored.facts, "rows": read_rows(path, stored)}), lines
+    return replace(stored, facts={**stored.facts, "rows": read_rows(path, stored.facts)}), lines
 
 
 def changes(before: dict[str, Any], now: Mapping[str, Any], defaults: Defaults) -> Iterator[tuple[str, Any, Any]]:

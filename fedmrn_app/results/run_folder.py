@@ -19,10 +19,11 @@ from omegaconf import OmegaConf
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.federation.protocol import GlobalState
 from fedmrn_app.learning.flat import FlatModel, to_tensor
-from fedmrn_app.results.checkpoint import OWN, VECTOR, State, put_back, write_rows, write_state
+from fedmrn_app.results.checkpoint import OWN, VECTOR, State, put_back, write_state
 from fedmrn_app.results.curves import draw_curves
 from fedmrn_app.results.resume import Defaults, must_be_free, resumable
 from fedmrn_app.results.round_row import Round, columns, from_row, to_row
+from fedmrn_app.results.stored_rows import append_row, start_rows
 from fedmrn_app.system.atomic_io import write_durably
 
 
@@ -35,15 +36,14 @@ def failure_lines(path: Path) -> list[str]:
 class RunFolder:
     """The folder of one run. Every write is on disk when its method returns.
 
-    A run resumes from model.safetensors alone, which holds model, rows and configuration, see `results/checkpoint.py`.
-    Where the models are private it holds no rows, and the run resumes from rounds.json too.
-    config.yaml and rounds.csv repeat them for people and are rewritten when a run resumes.
+    A run resumes from model.safetensors, which holds model and configuration, see `results/checkpoint.py`, and from
+    rounds.jsonl, which holds the rows. config.yaml and rounds.csv repeat them for people and are rewritten when a run
+    resumes. The state need not be saved after each round; a run resumes after the last one that was.
 
     Attributes:
         path: the folder, created if necessary.
         metrics: names of the task's metrics, headline first.
         rounds: the finished rounds.
-        private: whether the models are private; then model.safetensors holds nothing else about clients.
         residuals: number of the last order of each client that keeps a residual of it, see `flower/residual_notes.py`.
         name: random name of the run, by which clients distinguish its states from those of other runs.
     """
@@ -52,7 +52,6 @@ class RunFolder:
         self.path = path
         self.metrics = tuple(metrics)
         self.rounds: list[Round] = []
-        self.private = False
         self.residuals: dict[int, int] = {}
         self.name = ""
         self._values: Mapping[str, Any] = {}
@@ -72,7 +71,8 @@ class RunFolder:
         must_be_free(self.path)
         self.name = secrets.token_hex(8)
         self._values = dict(values)
-        self.save_model(model, state, 0)  # first, because the other files follow from it
+        start_rows(self.path, self.name, [])
+        self.save_model(model, state, 0)  # before the files that follow from it
         self._write_texts()
 
     def resume(
@@ -118,13 +118,16 @@ class RunFolder:
             if not path.is_file() or path.read_bytes() != text.encode():
                 report(f"{path}: differs from the run's state; rewritten")
         self._values = dict(values)
+        start_rows(self.path, self.name, stored.facts["rows"])
         self._write_texts()
         return loaded
 
-    def add_round(self, row: Round, model: FlatModel, state: GlobalState) -> None:
-        """Save the state after a round, which finishes the round, and append its row to rounds.csv."""
+    def add_round(self, row: Round, model: FlatModel, state: GlobalState, *, save: bool = True) -> None:
+        """Append a row, and save the state after its round unless `save` is false."""
         self.rounds.append(row)
-        self.save_model(model, state, row.round)
+        append_row(self.path, {name: str(value) for name, value in to_row(row).items()})
+        if save:
+            self.save_model(model, state, row.round)
         (self.path / "summary.json").unlink(missing_ok=True)  # of fewer rounds, before the run was resumed
         with (self.path / "rounds.csv").open("a", newline="") as file:
             csv.DictWriter(file, columns(self.metrics)).writerow(to_row(row))
@@ -134,15 +137,10 @@ class RunFolder:
     def save_model(self, model: FlatModel, state: GlobalState, done: int) -> None:
         """Write model.safetensors: the module's state dict after `done` rounds, and what else a run resumes from."""
         tensors = dict(model.module.state_dict())
-        if not np.array_equal(model.state()[0], state.vector):
+        if not np.array_equal(model.weights.cpu().numpy(), state.vector):
             tensors[VECTOR] = to_tensor(state.vector)
         tensors |= {f"{OWN}{name}": torch.from_numpy(array) for name, array in state.optional().items()}
-        rows = [{name: str(value) for name, value in to_row(row).items()} for row in self.rounds]
-        facts = {"round": done, "name": self.name, "config": self._values}
-        if self.private:
-            write_rows(self.path, self.name, rows)
-        else:
-            facts["rows"] = rows
+        facts: dict[str, Any] = {"round": done, "name": self.name, "config": self._values}
         if self.residuals:
             facts["residuals"] = {str(client): number for client, number in self.residuals.items()}
         write_state(self.path, State(tensors, facts))

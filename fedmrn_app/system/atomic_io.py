@@ -6,7 +6,9 @@ import contextlib
 import errno
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 NO_SPACE = "no space left on device"
 _PROBE_BYTES = 1 << 16
@@ -43,10 +45,19 @@ def write_durably(path: Path, data: bytes) -> None:
     Raises:
         OSError: the file cannot be written; it names the file.
     """
+    replace_durably(path, lambda file: file.write(data))
+
+
+def replace_durably(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Replace a file by what `write` writes into the file that it is given, as `write_durably` does.
+
+    Raises:
+        OSError: the file cannot be written; it names the file.
+    """
     partial = path.with_name(f"{path.name}.partial")
     try:
         with partial.open("wb") as file:
-            file.write(data)
+            write(file)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.layout import Float32Array
 
+_BLOCK = 1 << 16  # elements that are looked at at a time, so that temporaries stay in cache
+
 
 def packed_size(count: int) -> int:
     """Return the number of bytes that hold `count` bits."""
@@ -49,7 +51,12 @@ def unpack_bits(body: bytes | memoryview, count: int) -> NDArray[np.uint8]:
 
 def pack_floats(values: Float32Array) -> bytes:
     """Return the little-endian float32 bytes of a vector."""
-    return np.ascontiguousarray(values, "<f4").tobytes()
+    return floats_as_bytes(values).tobytes()
+
+
+def floats_as_bytes(values: Float32Array) -> memoryview:
+    """Return the little-endian float32 bytes of a vector without a copy, where the machine has them so."""
+    return np.ascontiguousarray(values, "<f4").data.cast("B")
 
 
 def unpack_floats(body: bytes | memoryview, count: int, what: str = "body") -> Float32Array:
@@ -84,9 +91,15 @@ def finite(values: NDArray[Any], what: str) -> NDArray[Any]:
     Raises:
         PayloadError: values are not finite.
     """
-    if not np.isfinite(values).all():
+    if not all_finite(values):
         raise PayloadError(f"{what} holds values that are not finite", code="not-finite")
     return values
+
+
+def all_finite(values: NDArray[Any]) -> bool:
+    """Return whether all values are finite."""
+    flat = values.reshape(-1)
+    return all(np.isfinite(flat[start : start + _BLOCK]).all() for start in range(0, flat.size, _BLOCK))
 
 
 def wrong_length(what: str, body: bytes | memoryview, expected: str) -> PayloadError:

@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from rich.console import Console
 from rich.table import Table
 
-from fedmrn_app.exchange.messages import content_bytes
+from fedmrn_app.exchange.content_size import content_bytes
 from fedmrn_app.plugin import Compressed
 from scripts.benchmarks.plugin import CLIENTS, QUICKSTART
 from tests.local_nodes import LocalGrid

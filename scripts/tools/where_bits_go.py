@@ -17,7 +17,8 @@ from matplotlib.figure import Figure
 
 from fedmrn_app.config.build import build_worker
 from fedmrn_app.config.compose import load_config
-from fedmrn_app.exchange.messages import content_bytes, payload_content
+from fedmrn_app.exchange.content_size import content_bytes
+from fedmrn_app.exchange.messages import payload_content
 from fedmrn_app.exchange.orders import order_content
 from fedmrn_app.federation.loop import run_rounds
 from fedmrn_app.federation.server import open_round

@@ -7,7 +7,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.exchange.channel import Answer, ReplyPolicy
-from fedmrn_app.exchange.messages import Lost, content_bytes, lost_content, payload_content
+from fedmrn_app.exchange.content_size import content_bytes
+from fedmrn_app.exchange.messages import Lost, lost_content, payload_content
 from fedmrn_app.exchange.requests import Request
 from tests.flower.support import Behaviour, FakeGrid
 

@@ -2,21 +2,20 @@
 
 import dataclasses
 import zlib
-from collections.abc import Iterator
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 from fedmrn_app.config.resolved import pack_config, unpack_config, unpack_run
 from fedmrn_app.errors import PayloadError
+from fedmrn_app.exchange.content_size import content_bytes
 from fedmrn_app.exchange.messages import (
     FIELD,
     LOST,
     RECORD,
     Lost,
-    content_bytes,
     from_array,
     lost_content,
     one_line,
@@ -296,24 +295,3 @@ def test_a_reason_is_taken_out_of_a_traceback() -> None:
         "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.\nSet `RAY_x` to zero."
     )
     assert "low on memory" in remote_reason(low)
-
-
-@pytest.mark.parametrize(
-    "records",
-    [
-        {},
-        {"": ConfigRecord({"": b"payload"})},
-        {"a": ConfigRecord({"x": 1, "y": [1.5, 2.5]}), "bé": MetricRecord({"n": 3})},
-        {"a": ConfigRecord({"x": 1}), "b": ConfigRecord({"x": 1}), "c": ConfigRecord()},
-        {f"record {number}": ConfigRecord({"data": bytes(number)}) for number in range(40)},
-        {"model": ArrayRecord([np.zeros(3)]), "task": ConfigRecord({"seed": 1 << 63})},
-    ],
-)
-def test_bytes_are_those_of_all_objects_that_flower_sends(records: dict[str, Any]) -> None:
-    def objects(item: Any) -> Iterator[bytes]:
-        yield item.deflate()
-        for child in (item.children or {}).values():
-            yield from objects(child)
-
-    content = RecordDict(records)
-    assert content_bytes(content) == sum(map(len, objects(content)))

@@ -3,7 +3,8 @@
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
-from fedmrn_app.exchange.messages import Lost, content_bytes, lost_content, payload_content
+from fedmrn_app.exchange.content_size import content_bytes
+from fedmrn_app.exchange.messages import Lost, lost_content, payload_content
 from fedmrn_app.exchange.requests import Asked, Request, match
 from tests.local_nodes import allow_messages, set_message_id
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.exchange.messages import content_bytes, payload_content
+from fedmrn_app.exchange.content_size import content_bytes
+from fedmrn_app.exchange.messages import payload_content
 from fedmrn_app.federation.client import train_client
 from fedmrn_app.federation.round_sum import ReducePool
 from fedmrn_app.federation.upload import Update, check_upload, header_of, max_payload_bytes, write_upload

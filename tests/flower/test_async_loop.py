@@ -15,7 +15,8 @@ from flwr.app import Error, Message, RecordDict
 from fedmrn_app.config.build import resolve_from_data
 from fedmrn_app.config.compose import compose_values
 from fedmrn_app.errors import PayloadError, RunError
-from fedmrn_app.exchange.messages import content_bytes, lost_content
+from fedmrn_app.exchange.content_size import content_bytes
+from fedmrn_app.exchange.messages import lost_content
 from fedmrn_app.exchange.timeouts import RoundTimeout
 from fedmrn_app.federation.fedbuff import BufferedReply, FedBuff
 from fedmrn_app.federation.protocol import GlobalState, Order

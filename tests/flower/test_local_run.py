@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -11,10 +13,15 @@ import pytest
 from fedmrn_app.config.build import resolve_from_data
 from fedmrn_app.config.compose import compose_values, load_config
 from fedmrn_app.errors import ConfigError, RunError
+from fedmrn_app.federation.protocol import GlobalState
+from fedmrn_app.federation.report import RoundReport
 from fedmrn_app.flower import local_run, shared_workers
 from fedmrn_app.flower.local_run import gpu_places, run_local, worker_count
+from fedmrn_app.results.checkpoint import read_state
+from fedmrn_app.results.progress import Progress
 from tests.paths import ROOT
 from tests.reference import reference_run
+from tests.run_folder import rows_on_disk
 
 SMALL = ("rounds=2", "clients=3", "clients_per_round=3", "local.epochs=1")
 NET = """
@@ -119,3 +126,29 @@ def test_a_breakpoint_in_a_client_stops_there(tmp_path: Path) -> None:
     )  # fmt: skip
     assert "(Pdb)" in done.stdout
     assert "torch.Size([16, 1, 8, 8])" in done.stdout
+
+
+@pytest.mark.parametrize(("killed", "saved"), [(False, 3), (True, 2)])
+def test_a_run_that_ends_between_two_saved_states_resumes_with_the_same_weights(
+    killed: bool, saved: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("rounds=5", "clients=2", "clients_per_round=2", "+local.steps=1", "save_every=2", "downlink.memory=false")
+    values, config, _ = resolve_from_data(compose_values((*words, "simulation.processes=0")))
+    plain = Progress.end_round
+
+    def end_round(progress: Progress, state: GlobalState, done: RoundReport, *rest: Any, **options: Any) -> Any:
+        if done.number == 4:
+            raise RunError("the sensor is broken", code="clients-fail")
+        return plain(progress, state, done, *rest, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Progress, "end_round", end_round)
+        if killed:
+            patched.setattr(Progress, "save", lambda progress: None)
+        with pytest.raises(RunError):
+            run_local(values, config, tmp_path)
+    assert read_state(tmp_path)[0].round == saved
+    assert [entry["round"] for entry in rows_on_disk(tmp_path)] == ["1", "2", "3"]
+    run_local({**values, "resume": True}, replace(config, resume=True), tmp_path)
+    assert json.loads((tmp_path / "summary.json").read_text())["weights_sha256"] == reference_run(words)
+    assert [entry["round"] for entry in rows_on_disk(tmp_path)] == ["1", "2", "3", "4", "5"]

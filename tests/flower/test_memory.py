@@ -16,7 +16,7 @@ from fedmrn_app.config.compose import compose_values
 from fedmrn_app.config.resolved import pack_config
 from fedmrn_app.environment import STATE_FOLDER
 from fedmrn_app.exchange.client_storage import KeptVersions
-from fedmrn_app.exchange.messages import content_bytes
+from fedmrn_app.exchange.content_size import content_bytes
 from fedmrn_app.exchange.orders import order_content, read_order
 from fedmrn_app.exchange.timeouts import RoundTimeout
 from fedmrn_app.federation.loop import run_rounds

@@ -12,7 +12,8 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 from fedmrn_app.errors import RunError
-from fedmrn_app.exchange.messages import FIELD, RECORD, content_bytes, lost_content, pack_state, unpack_state
+from fedmrn_app.exchange.content_size import content_bytes
+from fedmrn_app.exchange.messages import FIELD, RECORD, lost_content, pack_state, unpack_state
 from fedmrn_app.exchange.orders import read_order
 from fedmrn_app.exchange.timeouts import RoundTimeout
 from fedmrn_app.federation.report import FailedReply, RoundReport, UsedReply

@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.serverapp.strategy import FedAvg, Result
 
 from fedmrn_app.errors import ConfigError, PayloadError
-from fedmrn_app.exchange.messages import content_bytes
+from fedmrn_app.exchange.content_size import content_bytes
 from fedmrn_app.plugin import Compressed, compress_uplink
 from fedmrn_app.plugin.arrays import to_record
 from fedmrn_app.plugin.downlink import LatticeSender, read_arrays

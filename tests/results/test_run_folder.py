@@ -1,5 +1,6 @@
 """A run's folder: its rows, state and summary, and resuming from it."""
 
+import hashlib
 import json
 import math
 from dataclasses import replace
@@ -8,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from omegaconf import OmegaConf
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from fedmrn_app.config.build import read_config, resolve_from_data
 from fedmrn_app.config.compose import compose_values, default_values
@@ -22,6 +24,7 @@ from fedmrn_app.results.progress import progress_line
 from fedmrn_app.results.resume import changes, finished
 from fedmrn_app.results.round_row import RowReader, columns, from_row, to_row
 from fedmrn_app.results.run_folder import RunFolder
+from fedmrn_app.results.stored_rows import start_rows
 from fedmrn_app.results.summary import summarize
 from fedmrn_app.validation import changed
 from tests.run_folder import VALUES, model, row, rows_on_disk, state
@@ -209,20 +212,22 @@ def test_other_configurations_and_occupied_folders_are_refused(tmp_path: Path) -
     assert (occupied.value.code, occupied.value.value) == ("holds-run", str(tmp_path))
 
 
-def private_run(path: Path, name: str = "same", **of_clients: float) -> RunFolder:
-    """Leave a private run of three rounds whose models are the same whatever is known about clients."""
+def three_rounds(path: Path, name: str = "same", **of_clients: float) -> RunFolder:
+    """Leave a run of three rounds whose models are the same whatever is known about clients."""
     folder = RunFolder(path)
-    folder.private = True
     folder.create(VALUES, model(), state())
     folder.name = name
+    start_rows(path, name, [])
     for number in (1, 2, 3):
         folder.add_round(replace(row(number, 0.5), **of_clients), model(number), state(number))  # type: ignore[arg-type]
     return folder
 
 
-def test_files_of_private_models_do_not_depend_on_who_replied(tmp_path: Path) -> None:
-    private_run(tmp_path / "a")
-    private_run(tmp_path / "b", uplink_bytes=12345.5, clients_ok=1, clients_failed=9, train_seconds=9.5, model_rate=0.1)
+def test_states_do_not_depend_on_who_replied(tmp_path: Path) -> None:
+    three_rounds(tmp_path / "a")
+    three_rounds(
+        tmp_path / "b", uplink_bytes=12345.5, clients_ok=1, clients_failed=9, train_seconds=9.5, model_rate=0.1
+    )
     for file in ("model.safetensors", "previous.safetensors"):
         opened: list[Any] = [safe_open(tmp_path / name / file, "pt") for name in "ab"]
         a, b = opened
@@ -231,18 +236,16 @@ def test_files_of_private_models_do_not_depend_on_who_replied(tmp_path: Path) ->
         assert a.keys() == b.keys()
         assert all(a.get_tensor(name).equal(b.get_tensor(name)) for name in a.keys())  # noqa: SIM118
     assert rows_on_disk(tmp_path / "a") != rows_on_disk(tmp_path / "b")
-    assert new_run(tmp_path / "c").private is False
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_private_run_resumes_with_its_rows(lost: int, tmp_path: Path) -> None:
+def test_run_resumes_with_its_rows(lost: int, tmp_path: Path) -> None:
     """The last state may be lost; the rows are written before it."""
-    folder = private_run(tmp_path)
+    folder = three_rounds(tmp_path)
     if lost:
         (tmp_path / "model.safetensors").write_bytes(b"")
     (tmp_path / "rounds.csv").unlink()
     again = RunFolder(tmp_path)
-    again.private = True
     loaded = model(9)
     kept = again.resume(VALUES, loaded, state(9))
     assert (again.rounds, again.name) == (folder.rounds[: 3 - lost], folder.name)
@@ -255,19 +258,18 @@ def test_private_run_resumes_with_its_rows(lost: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "another run's", "too short"])
-def test_private_run_without_its_rows_is_refused(damage: str, tmp_path: Path) -> None:
-    private_run(tmp_path / "run")
-    file = tmp_path / "run" / "rounds.json"
+def test_run_without_its_rows_is_refused(damage: str, tmp_path: Path) -> None:
+    three_rounds(tmp_path / "run")
+    file = tmp_path / "run" / "rounds.jsonl"
     if damage == "gone":
         file.unlink()
     elif damage == "cut":
         file.write_bytes(file.read_bytes()[:-9])
     elif damage == "another run's":
-        private_run(tmp_path / "other", name="other")
-        file.write_bytes((tmp_path / "other" / "rounds.json").read_bytes())
+        three_rounds(tmp_path / "other", name="other")
+        file.write_bytes((tmp_path / "other" / "rounds.jsonl").read_bytes())
     else:
-        stored = json.loads(file.read_text())
-        file.write_text(json.dumps({**stored, "rows": stored["rows"][:2]}))
+        file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:3]))
     with pytest.raises(RunError) as refused:
         resume(tmp_path / "run")
     assert (refused.value.code, refused.value.value) == ("no-rows", str(file))
@@ -317,3 +319,41 @@ def test_one_process_at_a_time_holds_a_lock(tmp_path: Path) -> None:
             with pytest.raises(RunError) as refused, locked(tmp_path / "new", "run"):
                 pass
             assert refused.value.code == "locked"
+
+
+def test_runs_of_earlier_versions_resume_with_their_rows(tmp_path: Path) -> None:
+    """These had their rows in the state, or in rounds.json if they were private, and SHA-256 as their checksum."""
+    for number, name in enumerate(("rounds.json", "model.safetensors")):
+        folder = three_rounds(tmp_path / name)
+        stored, _ = read_state(folder.path)
+        rows = [{name: str(value) for name, value in to_row(one).items()} for one in folder.rounds]
+        facts = json.dumps({**stored.facts, "rows": rows} if number else stored.facts)
+        tensors = {name: tensor.clone() for name, tensor in stored.tensors.items()}
+        save_file(tensors, folder.path / "model.safetensors", {"facts": facts, "sha256": sha256(tensors, facts)})
+        (folder.path / "rounds.jsonl").unlink()
+        if not number:
+            (folder.path / name).write_text(json.dumps({"name": folder.name, "rows": rows}))
+        again = RunFolder(folder.path)
+        again.resume({**VALUES, "rounds": 4}, loaded := model(9), state(9))
+        assert again.rounds == folder.rounds
+        again.add_round(row(4, 0.5), loaded, state(4))
+        assert len(resume(folder.path, rounds=5).rounds) == 4
+
+
+def sha256(tensors: dict[str, torch.Tensor], facts: str) -> str:
+    digest = hashlib.sha256(facts.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def test_a_round_costs_the_same_bytes_however_many_came_before(tmp_path: Path) -> None:
+    folder = new_run(tmp_path)
+    sizes = []
+    for number in range(1, 41):
+        folder.add_round(row(number, 0.5), model(), state())
+        sizes.append(((tmp_path / "model.safetensors").stat().st_size, (tmp_path / "rounds.jsonl").stat().st_size))
+    states, rows = zip(*sizes, strict=True)
+    assert max(states) - min(states) <= 8  # digits of the number of the round, and what aligns them
+    assert max(np.diff(rows)) - min(np.diff(rows)) <= 1
