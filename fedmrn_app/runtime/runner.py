@@ -25,6 +25,8 @@ from fedmrn_app.environment import CONNECTION, read_variable
 from fedmrn_app.errors import FedMRNError
 from fedmrn_app.flower.local_run import run_local
 from fedmrn_app.report.console import print_summary
+from fedmrn_app.report.data_table import print_data
+from fedmrn_app.results.data_notes import note_data
 from fedmrn_app.results.lock import locked
 from fedmrn_app.results.loggers.feed import Feed, check_library
 from fedmrn_app.results.resume import finished, holds_run, must_be_free, resumable
@@ -111,10 +113,13 @@ def _check(values: Values, config: Config, task: Task, folder: Path, on: str | N
         must_be_free(folder)
     check_library(config.log.name)
     if on is None:  # devices may have data of their own
+        described = task.describe(console.print)
+        print_data(console, described)
         train = load_training(task, config.validation, config.seed, console.print)
         load_partitions(train, config.partition, config.clients, derive_seed(config.seed, "partition"), task.name)
         labels = None if train.labels is None else int(train.labels.max()) + 1
         load_evaluation(task, config.validation, config.seed, console.print)  # the run may have no network
+        note_data(folder, described)
     console.print(
         f"{config.strategy['name']} on {task.name}, {config.partition.name}: {config.rounds} rounds, "
         f"{config.clients_per_round} of {config.clients} clients per round"
