@@ -218,7 +218,7 @@ class Classification(Task):
         if self.model != "auto" or not known:
             return None if self.model == "auto" else self.model
         if "vocabulary" in known:
-            return "char_lstm"
+            return "word_average" if self.text_column is not None and self.tokenizer == "words" else "char_lstm"
         side = min(known.get("size", (0,)))
         return "cnn4" if side >= 16 else "digits" if side >= 4 else "mlp"
 

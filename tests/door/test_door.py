@@ -11,6 +11,8 @@ from sklearn.linear_model import LogisticRegression
 
 from fedmrn_app.data.samples import Split
 from fedmrn_app.errors import DataError
+from fedmrn_app.learning.models.build import build_model
+from fedmrn_app.learning.models.word_average import word_average
 from fedmrn_app.tasks.classification import Classification
 from tests.door.cases import (
     LABELS,
@@ -340,5 +342,7 @@ def test_texts_of_a_device_have_the_same_ids(tmp_path: Path) -> None:
     mine = parquet_of(sentence=["Good!", "a  GOOD film 1"], label=[1, 1])(tmp_path / "device")
     short, long = np.array(task.local(str(mine)).load("train").x[:])
     assert (short[:2].tolist(), short[2]) == ([0, 0], long[1])
+    assert task.model_name() == "word_average"
+    assert build_model(word_average, {}, task, seed=0)(torch.tensor([[0, 0, 1, 2]])).shape == (1, 2)
     letters = own(parquet_of(**reviews())(tmp_path), tokenizer="characters").measured()
-    assert letters.vocabulary == 257
+    assert (letters.vocabulary, letters.model_name()) == (257, "char_lstm")
