@@ -15,11 +15,11 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fedmrn_app.config.build import resolve_from_data
+from fedmrn_app.config.build import check_single_rows, resolve_from_data
 from fedmrn_app.config.compose import default_values, plain_values
 from fedmrn_app.config.remarks import remarks
 from fedmrn_app.config.schema import Config, Values
-from fedmrn_app.data.partitions import load_partitions
+from fedmrn_app.data.partitions import describe_partition, load_partitions
 from fedmrn_app.data.place import Place
 from fedmrn_app.environment import CONNECTION, read_variable
 from fedmrn_app.errors import FedMRNError
@@ -116,10 +116,15 @@ def _check(values: Values, config: Config, task: Task, folder: Path, on: str | N
         described = task.describe(console.print)
         print_data(console, described)
         train = load_training(task, config.validation, config.seed, console.print)
-        load_partitions(train, config.partition, config.clients, derive_seed(config.seed, "partition"), task.name)
+        seed = derive_seed(config.seed, "partition")
+        partition = load_partitions(train, config.partition, config.clients, seed, task.name)
+        shares = describe_partition(partition)
+        for line in shares:
+            console.print(line)
+        check_single_rows(config, task, partition)
         labels = None if train.labels is None else int(train.labels.max()) + 1
         load_evaluation(task, config.validation, config.seed, console.print)  # the run may have no network
-        note_data(folder, described)
+        note_data(folder, described, shares)
     console.print(
         f"{config.strategy['name']} on {task.name}, {config.partition.name}: {config.rounds} rounds, "
         f"{config.clients_per_round} of {config.clients} clients per round"
