@@ -20,6 +20,7 @@ from fedmrn_app import validation
 from fedmrn_app.config.checks import check_data, check_layers, check_rounds, check_saving, check_weights, refuse
 from fedmrn_app.config.privacy_checks import check_privacy, check_secure_settings
 from fedmrn_app.config.schema import Config, Values
+from fedmrn_app.data.partition import Partition, StoredPartition
 from fedmrn_app.data.partitions import load_partitions
 from fedmrn_app.data.place import first_line
 from fedmrn_app.errors import ConfigError, FedMRNError
@@ -28,7 +29,7 @@ from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.federation.upload import least_reply_bits
 from fedmrn_app.federation.worker import RunSettings, Worker
 from fedmrn_app.learning.flat import FlatModel, trained_parameters
-from fedmrn_app.learning.models.build import build_model, sketch_model
+from fedmrn_app.learning.models.build import build_model, refuses_one_row, sketch_model
 from fedmrn_app.learning.sgd import emulates_bfloat16
 from fedmrn_app.methods import build_method
 from fedmrn_app.methods.method import Method, RunOptions
@@ -232,6 +233,24 @@ def build_module(config: Config, task: Task, width: float = 1.0, *, trial: bool 
     except BaseException as error:  # the model's code may raise anything
         reason = f"cannot be built ({type(error).__name__}: {first_line(error)})"
         raise ConfigError(f"{label}: {reason}", code="target", key=model_key(config)) from error
+
+
+def check_single_rows(config: Config, task: Task, partition: Partition) -> None:
+    """Refuse a model that cannot be trained on one row, where clients have no more.
+
+    Raises:
+        ConfigError: names the number of such clients and the way out.
+    """
+    if not isinstance(partition, StoredPartition) or not (single := int((partition.sizes() == 1).sum())):
+        return
+    if refuses_one_row(build_module(config, task, trial=False), task):
+        way = {"dirichlet": "partition.min_rows=2", "natural": "partition.min_samples=2"}.get(config.partition.name)
+        problem = f"{single} of {len(partition)} clients have one row, and batch norm needs two; "
+        raise ConfigError(
+            f"partition={config.partition.name}: {problem}{f'set {way}' if way else 'take fewer clients'}, or take "
+            "model=mlp or another without batch norm",
+            code="single-row", key="partition", value=config.partition.name,
+        )  # fmt: skip
 
 
 def build_flat_model(config: Config, task: Task, method: Method, width: float = 1.0) -> FlatModel:

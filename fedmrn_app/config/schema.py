@@ -160,7 +160,7 @@ class Config(ServerSettings):
     max_staleness: Annotated[int, Range(least=0, most=1000)] = 16
     client_weights: Literal["samples", "equal"] = "samples"
     static_norm: Literal["batch", "train"] = "batch"
-    validation: Annotated[float, Range(above=0, below=1)] | None = None
+    validation: Annotated[float, Range(above=0, below=1)] | Literal["val"] | None = None
     log: LogConfig = field(default_factory=LogConfig)
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
     ray: RayConfig = field(default_factory=RayConfig)

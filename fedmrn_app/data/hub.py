@@ -18,7 +18,7 @@ def read_split(place: Place, hub: str | None, subset: str | None, split: str, ho
         place: the place; with the key `dataset` the hub is read.
         hub: the data set's name on the hub.
         subset: its configuration there.
-        split: `train` or `test`.
+        split: `train`, `val` or `test`.
         holds: what a place on disk must be, as errors describe it.
 
     Raises:
@@ -39,7 +39,7 @@ def read_split(place: Place, hub: str | None, subset: str | None, split: str, ho
     _require_hub(place, hub)
     disable_progress_bar()
     with place.reading(f"read as '{hub}' of the Hugging Face hub"):
-        return table_of(load_dataset(hub, subset, split=split))
+        return table_of(load_dataset(hub, subset, split={"val": "validation"}.get(split, split)))
 
 
 def _require_hub(place: Place, hub: str) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedmrn_app.data.columns import read_column
 from fedmrn_app.data.place import Place
-from fedmrn_app.data.tables import Table, holds_images, read_column
+from fedmrn_app.data.tables import Table, holds_images
 from fedmrn_app.errors import DataError
 
 LAYOUTS = "a folder with parquet files, or with PascalVOC's JPEGImages, SegmentationClass and ImageSets"

@@ -13,6 +13,8 @@ from fedmrn_app.data.place import Place
 
 LISTED_WORDS = 12  # at most this many names are listed in an error
 MAX_LABEL = 1 << 31
+FEW_CLASSES = 20  # more different whole numbers may be a quantity, such as an age
+ROWS_PER_CLASS = 10  # in the mean, of more classes than that
 
 
 @dataclass(frozen=True)
@@ -62,20 +64,24 @@ def encode_labels(values: NDArray[Any], place: Place, declared: tuple[str, ...] 
         return Labels(index.astype(np.int64), tuple(map(str, names)))
     if values.dtype.kind not in "biu":
         raise place.error("type", f"labels are {values.dtype}; they must be whole numbers or text")
+    if declared is None and np.array_equal(np.unique(values), [-1, 1]):
+        return Labels((values > 0).astype(np.int64), ("-1", "1"))
     index = values.astype(np.int64)
     for row in np.flatnonzero((index < 0) | (index >= (MAX_LABEL if declared is None else len(declared))))[:1]:
-        raise place.error("label", f"row {row} has the label {index[row]}; labels count from 0")
+        negative = "; labels below 0 often stand for none: leave such rows out, or store the labels as text"
+        raise place.error("label", f"row {row} has the label {index[row]}{negative if index[row] < 0 else ''}")
     return Labels(index, declared, declared is not None)
 
 
 def count_classes(labels: Labels, place: Place, classes: int | None = None) -> tuple[tuple[str, ...] | None, int]:
-    """Return the names of the classes, None where they are numbers, and the number of classes.
+    """Return the names of the classes, None where they are the numbers from 0, and the number of classes.
 
-    Names that are all whole numbers are those numbers, so that folders 0 to 9 are the classes 0 to 9. If `classes` is
-    given, there must be as many.
+    Names that are all whole numbers are those numbers, so that folders 0 to 9 are the classes 0 to 9. Numbers with
+    gaps, or that do not begin at 0, are names: labels 1 to 10 are ten classes. If `classes` is given, there must be as
+    many.
 
     Raises:
-        DataError: all rows are of one class, there is another number of names, or a number exceeds the number of rows.
+        DataError: all rows are of one class, there is another number of names, or the numbers may be a quantity.
     """
     present = np.unique(labels.index)
     if len(present) < 2:
@@ -89,14 +95,21 @@ def count_classes(labels: Labels, place: Place, classes: int | None = None) -> t
         if classes not in (None, len(names)):
             raise place.error("classes", f"has {len(names)} classes ({listed(names)}), not {classes}")
         return names, len(names)
-    count = int(numbers.max()) + 1
-    if classes is None and count > len(labels):
+    different = np.unique(numbers)
+    least, most = int(different[0]), int(different[-1])
+    if classes is not None and (most < classes or len(different) != classes):
+        return None, classes
+    regular = least in (0, 1) and most - least + 1 == len(different)
+    few = len(different) <= FEW_CLASSES or (regular and len(labels) >= ROWS_PER_CLASS * len(different))
+    if classes is None and labels.names is None and not few:
         raise place.error(
-            "label",
-            f"labels go up to {count - 1} in {len(labels)} rows; number the classes from 0, store them as text, or set "
-            "dataset.classes",
+            "ambiguous",
+            f"the labels are {len(different)} different whole numbers from {least} to {most}; are they classes or a "
+            f"quantity? dataset.classes={len(different)} makes them classes, dataset=regression predicts the number",
         )
-    return None, classes or count
+    if least == 0 and most + 1 == len(different):
+        return None, most + 1
+    return tuple(map(str, different)), len(different)
 
 
 def fit_labels(
@@ -126,6 +139,14 @@ def fit_labels(
         stored = labels.names or ()
         raise place.error("classes", f"has {len(stored)} classes ({listed(stored)}), not {classes}")
     index = labels.index
+    values = None if names is None or labels.declared else _numbered(names)
+    if values is not None:  # the run's classes are these numbers, and the labels are too
+        places = np.searchsorted(values, index)
+        for row in np.flatnonzero(values[np.minimum(places, len(values) - 1)] != index)[:1]:
+            raise place.error(
+                "label", f"row {row} has the label {index[row]}, which is not among {whose} ({listed(names or ())})"
+            )
+        return places.astype(np.int64)
     if labels.names is not None and not labels.declared:
         numbers = labels.name_numbers()
         if numbers is None:
@@ -137,6 +158,12 @@ def fit_labels(
     for row in np.flatnonzero(index >= classes)[:1]:
         raise place.error("label", f"row {row} has the label {index[row]}; {whose} are 0 to {classes - 1}")
     return index
+
+
+def _numbered(names: tuple[str, ...]) -> NDArray[np.int64] | None:
+    """Return the numbers that all names are, in ascending order; None where they are others."""
+    numbers = Labels(np.arange(len(names)), names).name_numbers()
+    return numbers if numbers is not None and bool(np.all(np.diff(numbers) > 0)) else None
 
 
 def listed(words: Sequence[str]) -> str:

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.data.cache import Arrays, cached_arrays
+from fedmrn_app.data.csv_files import TEXT_SUFFIXES
 from fedmrn_app.data.digits import DIGITS_TEST_SIZE, read_digits
 from fedmrn_app.data.hub import read_split
-from fedmrn_app.data.images import by, image_folder_splits
+from fedmrn_app.data.image_folders import holds_metadata, image_folder_splits
+from fedmrn_app.data.images import SUFFIXES, by
 from fedmrn_app.data.labels import Labels, fit_labels
 from fedmrn_app.data.npz import npz_splits
-from fedmrn_app.data.rows import Form, OpenRows, RowQuery, Splits
+from fedmrn_app.data.rows import Entry, Form, OpenRows, RowQuery, Splits
 from fedmrn_app.data.samples import Report, Rows, Split
-from fedmrn_app.data.tables import columns_rows, open_tables
+from fedmrn_app.data.table_rows import columns_rows
+from fedmrn_app.data.tables import open_tables
 from fedmrn_app.errors import DataError
 
-FORMS = "a folder of images by class, parquet files, a folder of datasets.save_to_disk, or an .npz file"
+FORMS = "a folder of images by class, parquet or CSV files, a folder of datasets.save_to_disk, or an .npz file"
 FORM_WORDS: Mapping[Form, str] = {"image": "images", "table": "a table", "ids": "rows of ids"}
 SHAPE_KEYS: Mapping[Form | None, tuple[str, ...]] = {  # configuration keys of the shape of a row
     "image": ("channels", "height", "width"),
@@ -40,7 +44,8 @@ def open_rows(query: RowQuery) -> tuple[Split, OpenRows]:
     """
     splits = _splits(query)
     split: Split = "train" if "train" in splits else "test"
-    return split, _open(query, splits, split)[0]
+    with query.place.reading(errors=OSError):
+        return split, splits[split]()
 
 
 def load_rows(
@@ -48,9 +53,11 @@ def load_rows(
 ) -> Arrays:
     """Return x, see `OpenRows.inputs`, and y int64 (n,) of a split, mapped read-only; they are read on first use.
 
+    Rows that have groups also have `groups`, int64 (n,).
+
     Args:
         query: where the rows are.
-        split: `train` or `test`.
+        split: `train`, `val` or `test`.
         names: the names of the classes; None where they are numbers.
         classes: the number of classes.
         report: receives a line if reading takes long.
@@ -62,21 +69,35 @@ def load_rows(
     stamp: object = (query.hub, query.subset, query.test_size)
     if place.on_disk:
         stamp = place.stamp(place.find(FORMS))
-    columns = (query.form, query.image_column, query.feature_columns, query.label_column)
+    columns = replace(query, name="", place=replace(place, value=""), whose="", test_share=None)
 
     def read() -> dict[str, NDArray[Any]]:
         splits = _splits(query)
         opened, rows = _open(query, splits, split)
-        if report is not None and split == "test" and "test" not in splits:
+        if report is not None and split == "test" and not {"test", "val"} & set(splits):
             report(f"{place}: no test split; {len(rows)} of the {len(opened.labels)} rows are cut off for testing")
         if query.form not in (None, opened.form):
             wanted = FORM_WORDS[query.form] if query.form else ""
             raise place.error("form", f"holds {FORM_WORDS[opened.form]}, {query.whose} are {wanted}")
-        split_place = replace(place, part="test split: " if split == "test" else "")
+        split_place = replace(place, part="" if split == "train" else f"{split} split: ")
         y = fit_labels(opened.labels, names, classes, split_place, f"{query.whose} classes")
-        return {"x": opened.inputs(rows), "y": np.asarray(y[rows])}
+        groups = {} if opened.groups is None else {"groups": opened.groups.index[rows]}
+        return {"x": opened.inputs(rows), "y": np.asarray(y[rows]), **groups}
 
     return cached_arrays(query.name, (stamp, split, query.test_share, columns, names, classes), read, report)
+
+
+def describe_rows(query: RowQuery) -> tuple[list[Entry], dict[str, int]]:
+    """Return what becomes of each column, array or folder, and the number of rows of each split as it is stored.
+
+    Raises:
+        DataError: the rows cannot be read.
+    """
+    splits = _splits(query)
+    with query.place.reading(errors=OSError):
+        opened = {split: rows() for split, rows in splits.items()}
+    first = opened.get("train") or next(iter(opened.values()))
+    return first.entries(), {split: len(rows.labels) for split, rows in opened.items()}
 
 
 def check_shape(x: NDArray[Any], query: RowQuery, shape: tuple[int, ...], vocabulary: int | None = None) -> None:
@@ -126,13 +147,28 @@ def _splits(query: RowQuery) -> Splits:
     with place.reading(errors=OSError):
         if path.is_file() and path.suffix.lower() == ".npz":
             return npz_splits(path, query)
-        if path.is_file() and path.suffix.lower() != ".parquet":
+        if path.is_file() and path.suffix.lower() not in (".parquet", *TEXT_SUFFIXES):
             raise place.error("kind", f"is a file of an unknown kind ('{path.suffix}'); it must be {FORMS}")
         if path.is_dir() and not any(path.iterdir()):
             raise place.error("empty", f"the folder is empty; it must hold {FORMS}")
-        if tables := open_tables(path, place):
+        if path.is_dir() and holds_metadata(path):
+            return image_folder_splits(path, query)
+        if (tables := open_tables(path, place)) and not (path.is_dir() and _only_images(path)):
             return {split: partial(_open_table, query, table) for split, table in tables.items()}
         return image_folder_splits(path, query)
+
+
+def _only_images(folder: Path) -> bool:
+    """Return whether a folder holds images and no rows but in text files, which may be notes about the images."""
+    kinds = {path.suffix.lower() for path in folder.rglob("*")}
+    return bool(kinds & set(SUFFIXES)) and not kinds & {".parquet", ".arrow"}
+
+
+def stored_split(split: str, splits: Collection[str]) -> str | None:
+    """Return the split that holds the rows of a split; without a test split the model is evaluated on `val`."""
+    if split == "test" and "test" not in splits and "val" in splits:
+        return "val"
+    return split if split in splits else None
 
 
 def _open(query: RowQuery, splits: Splits, split: Split) -> tuple[OpenRows, Rows]:
@@ -140,11 +176,14 @@ def _open(query: RowQuery, splits: Splits, split: Split) -> tuple[OpenRows, Rows
     place, share = query.place, query.test_share
     if split == "train" and "train" not in splits:
         raise place.error("split", "has a test split only; training needs rows of its own")
-    whole = split in splits and ("test" in splits or share is None)
+    if split == "val" and "val" not in splits:
+        raise place.error("split", "has no validation split; validation=0.1 holds out a tenth of the training rows")
+    stored = stored_split(split, splits)
+    whole = stored is not None and (split != "train" or share is None or bool({"test", "val"} & set(splits)))
     if not whole and share is None:
         raise place.error("split", "has no test split")
     with place.reading(errors=OSError):
-        opened = splits[split if whole else "train"]()
+        opened = splits[stored if whole and stored else "train"]()
     rows = np.arange(len(opened.labels))
     if whole or share is None:
         return opened, rows

@@ -1,7 +1,8 @@
-"""Labelled rows in one .npz file: x and y, and x_test and y_test where there is a test split."""
+"""Labelled rows in one .npz file: x and y, Keras' x_train and y_train, or MedMNIST's train_images and train_labels."""
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmrn_app.data.labels import encode_labels
+from fedmrn_app.data.labels import Labels, encode_labels, listed
 from fedmrn_app.data.place import Place
-from fedmrn_app.data.rows import OpenRows, RowQuery, Splits, check_table
+from fedmrn_app.data.rows import Entry, Form, OpenRows, RowQuery, Splits, check_table
+from fedmrn_app.data.samples import Rows
+from fedmrn_app.data.splits import WORDS
+from fedmrn_app.data.table_rows import group_entry, groups_of
 
-KEYS = {"train": ("x", "y"), "test": ("x_test", "y_test")}
+INPUTS = ("x", "images", "data", "features", "inputs")
+LABELS = ("y", "labels", "label", "targets", "target")
 MAX_CHANNELS = 4
 MAX_ID = 1 << 31
 
@@ -22,17 +27,34 @@ def npz_splits(path: Path, query: RowQuery) -> Splits:
     """Return the splits of a file; nothing in it is unpickled.
 
     Raises:
-        DataError: it cannot be read, has neither x nor x_test, or has one of them without its labels.
+        DataError: it cannot be read, has no inputs, has some without their labels, or an array would not be used.
     """
-    names = list(_load(path, query.place))
-    splits = {split: keys for split, keys in KEYS.items() if keys[0] in names}
+    names, place = list(_load(path, query.place)), query.place
+    splits: dict[str, tuple[str, str]] = {}
+    for split in WORDS:
+        x, y = (_called(split, words, names, place) for words in (INPUTS, LABELS))
+        if x is None:
+            continue
+        if y is None:
+            raise place.error("array", f"has {x}, but no array {x.replace('x', 'y')}; it has {', '.join(names)}")
+        splits[split] = x, y
     if not splits:
-        has = ", ".join(names) or "none"
-        raise query.place.error("array", f"has no array x; it has {has}, and must have x and y")
-    for x, y in splits.values():
-        if y not in names:
-            raise query.place.error("array", f"has {x}, but no array {y}; it has {', '.join(names)}")
+        raise place.error("array", f"has no array x; it has {', '.join(names) or 'none'}, and must have x and y")
+    used = {name for pair in splits.values() for name in pair} | {query.group_column} | set(query.ignore)
+    if (left := [name for name in names if name not in used]) and not query.on_device:
+        way = f"dataset.ignore=[{','.join(left)}] leaves {'it' if len(left) == 1 else 'them'} out"
+        raise place.error("unused", f"array{'s' * (len(left) > 1)} {listed(left)} would not be used; {way}")
     return {split: partial(_open, path, keys, query) for split, keys in splits.items()}
+
+
+def _called(split: str, words: tuple[str, ...], names: list[str], place: Place) -> str | None:
+    """Return the array of a split that has one of the words in its name; None where there is none."""
+    allowed = {f"{word}_{part}" for word in words for part in WORDS[split]}
+    allowed |= {f"{part}_{word}" for word in words for part in WORDS[split]}
+    found = [name for name in names if name.lower() in allowed or (split == "train" and name.lower() in words)]
+    if len(found) > 1:
+        raise place.error("array", f"has {' and '.join(found)}, which may be the same; dataset.ignore=[NAME] decides")
+    return found[0] if found else None
 
 
 def _load(path: Path, place: Place, *keys: str) -> dict[str, NDArray[Any]]:
@@ -59,16 +81,68 @@ def _open(path: Path, keys: tuple[str, str], query: RowQuery) -> OpenRows:
     if len(x) != len(y):
         raise place.error("shape", f"{keys[0]} has {len(x)} rows, {keys[1]} has {len(y)}; each row needs one label")
     labels = encode_labels(y, place)
+    groups = _groups(path, len(x), keys[0], query)
+    form = _form_of(x, keys[0], query)
+
+    def inputs(rows: Rows) -> NDArray[Any]:
+        if form == "image":
+            return np.ascontiguousarray(_channels_first(x, place)[rows])
+        return _ids(x, place)[rows] if form == "ids" else check_table(x, place)[rows]
+
+    def entries() -> list[Entry]:
+        kind = {"image": "image", "ids": "token ids", "table": "number"}[form]
+        found = [
+            Entry(keys[0], kind, "input", f"{x.dtype} of shape {x.shape}"),
+            Entry(
+                keys[1],
+                "text" if y.dtype.kind in "US" else "whole numbers",
+                "label",
+                f"{len(np.unique(labels.index))} classes",
+            ),
+        ]
+        if groups is not None:
+            found.append(group_entry(str(query.group_column), "array", groups))
+        return [*found, *(Entry(name, "array", "not used", "dataset.ignore") for name in query.ignore)]
+
+    return OpenRows(form, labels, inputs, groups=groups, entries=entries)
+
+
+def _groups(path: Path, rows: int, x: str, query: RowQuery) -> Labels | None:
+    """Return the groups of the training rows; other splits have none."""
+    key, place = query.group_column, query.place
+    if key is None or not (x.lower() in INPUTS or any(word in x.lower() for word in WORDS["train"])):
+        return None
+    if key not in (names := list(_load(path, place))):
+        raise place.error("array", f"has no array {key} (dataset.group_column); it has {', '.join(names)}")
+    values = _load(path, place, key)[key]
+    if values.shape not in ((rows,), (rows, 1)):
+        raise place.error("shape", f"{key} has shape {values.shape}; each of the {rows} rows needs one group")
+    return groups_of(values.reshape(rows), key, place)
+
+
+def _form_of(x: NDArray[Any], name: str, query: RowQuery) -> Form:
+    """Return what an array holds.
+
+    Raises:
+        DataError: it may hold several things, of which `dataset.form` tells one, or nothing that can be read.
+    """
     if x.dtype == np.uint8 and x.ndim in (3, 4):
-        images = _channels_first(x, place)
-        return OpenRows("image", labels, lambda rows: np.ascontiguousarray(images[rows]))
-    if x.ndim == 2 and x.dtype.kind in "iu" and query.form != "table":
-        return OpenRows("ids", labels, lambda rows: _ids(x, place)[rows])
-    if x.ndim == 2 and x.dtype.kind in "fiub":
-        return OpenRows("table", labels, lambda rows: check_table(x, place)[rows])
-    raise place.error(
+        return "image"
+    if x.ndim == 2 and x.dtype.kind in "iu":
+        if query.form is None:
+            side = math.isqrt(x.shape[1])
+            square = f" or images of {side}x{side} pixels (dataset.form=image)" if side**2 == x.shape[1] > 1 else ""
+            raise query.place.error(
+                "ambiguous",
+                f"{name} holds whole numbers of shape {x.shape}; they may be a table (dataset.form=table), token ids "
+                f"(dataset.form=ids){square}; set one",
+            )
+        return query.form
+    if x.ndim == 2 and x.dtype.kind in "fb":
+        return "table"
+    raise query.place.error(
         "type",
-        f"{keys[0]} is {x.dtype} of shape {x.shape}; images must be uint8 (n, height, width) or with channels, a table "
+        f"{name} is {x.dtype} of shape {x.shape}; images must be uint8 (n, height, width) or with channels, a table "
         "float (n, columns), text ids whole numbers (n, length)",
     )
 
@@ -85,8 +159,14 @@ def _ids(ids: NDArray[Any], place: Place) -> NDArray[np.int64]:
     return np.asarray(ids, np.int64)
 
 
-def _channels_first(x: NDArray[np.uint8], place: Place) -> NDArray[np.uint8]:
-    """Return images (n, height, width) or (n, height, width, channels) as (n, channels, height, width)."""
+def _channels_first(x: NDArray[Any], place: Place) -> NDArray[np.uint8]:
+    """Return images (n, height, width), (n, height, width, channels) or (n, side * side) as channels first."""
+    if x.ndim == 2:
+        side = math.isqrt(x.shape[1])
+        if side**2 != x.shape[1] or x.min() < 0 or x.max() > 255:
+            problem = f"rows of {x.shape[1]} numbers from {x.min()} to {x.max()} are no square images of 8 bits"
+            raise place.error("shape", f"{problem}; store them as uint8 (n, height, width)")
+        x = x.astype(np.uint8).reshape(-1, side, side)
     if 0 in x.shape[1:]:
         raise place.error("shape", f"images of shape {x.shape[1:]} have no pixels")
     if x.ndim == 3:

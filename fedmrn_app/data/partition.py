@@ -43,9 +43,19 @@ class Partition(ABC):
 class StoredPartition(Partition):
     """Rows mapped from the disk; a process holds nothing per client."""
 
-    def __init__(self, rows: Rows, ends: Rows) -> None:
-        """Take the rows of all clients, int64 (n,), one client after the other, and the end of each client's rows."""
-        self._rows, self._ends = np.asarray(rows), np.asarray(ends)
+    def __init__(self, rows: Rows, ends: Rows, moved: tuple[int, int] = (0, 0)) -> None:
+        """Take the rows of all clients, one client after the other.
+
+        Args:
+            rows: int64 (n,).
+            ends: int64 (clients,), the end of each client's rows.
+            moved: the numbers of clients that had too few rows and of rows that were moved to them.
+        """
+        self._rows, self._ends, self.moved = np.asarray(rows), np.asarray(ends), moved
+
+    def sizes(self) -> Rows:
+        """Return the number of rows of each client, int64 (clients,)."""
+        return np.diff(self._ends, prepend=0)
 
     def __len__(self) -> int:
         return len(self._ends)

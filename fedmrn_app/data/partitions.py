@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
@@ -16,11 +17,12 @@ import numpy as np
 from fedmrn_app.data.cache import cached_arrays
 from fedmrn_app.data.partition import DrawnPartition, Floats, Partition, StoredPartition
 from fedmrn_app.data.samples import Rows, Samples
+from fedmrn_app.data.uneven import move_rows, uneven_shares
 from fedmrn_app.errors import ConfigError, DataError, FedMRNError, needs_extra
 from fedmrn_app.validation import Count, Range
 
-_VERSION = 2  # of the algorithms below; a stored partition of another version is not used
-MIN_SAMPLES = 10  # of a Dirichlet client
+_Moved = tuple[int, int]  # numbers of clients and of rows that were moved to them
+_VERSION = 3  # of the algorithms below; a stored partition of another version is not used
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,9 @@ class PartitionConfig:
     # the labels of client i, if each has L of C labels: `drawn` by chance, as Li et al. 2024 describe it; or, as in
     # their code, the `rotating` labels iL, iL + 1, ..., iL + L - 1, modulo C
     label_sets: Literal["drawn", "rotating"] = "drawn"
+    # number of rows that each client of a Dirichlet distribution gets at least, by moving rows from the largest clients
+    # where ten draws of the shares do not give them; with 0 clients may have none, and are then never drawn
+    min_rows: Annotated[int, Range(least=0, below=1 << 24)] = 10
     min_samples: Count = 1  # number of rows that a natural group needs to be a client
     # number of rows drawn for each client, with replacement, for more clients than rows; None shares out each row once
     samples_per_client: Annotated[int, Range(least=1, below=1 << 24)] | None = None
@@ -90,11 +95,13 @@ def load_partitions(samples: Samples, config: PartitionConfig, clients: int, see
     digest = hashlib.sha256(b"" if keys is None else np.ascontiguousarray(keys).tobytes()).hexdigest()
 
     def make() -> dict[str, Rows]:
-        parts = partition_rows(samples, config, clients, seed)
-        return {"rows": np.concatenate(parts), "ends": np.cumsum([len(part) for part in parts])}
+        parts, moved = _share_out(samples, config, clients, seed)
+        ends = np.cumsum([len(part) for part in parts])
+        return {"rows": np.concatenate(parts), "ends": ends, "moved": np.array(moved)}
 
     stored = cached_arrays(f"{name}-partition", (_VERSION, config, clients, seed, len(samples), digest), make, None)
-    return StoredPartition(stored["rows"], stored["ends"])
+    clients_moved, rows_moved = stored["moved"].tolist()
+    return StoredPartition(stored["rows"], stored["ends"], (clients_moved, rows_moved))
 
 
 def partition_rows(samples: Samples, config: PartitionConfig, clients: int, seed: int) -> list[Rows]:
@@ -103,10 +110,36 @@ def partition_rows(samples: Samples, config: PartitionConfig, clients: int, seed
     Raises:
         DataError: the rows cannot be shared out like that.
     """
+    return _share_out(samples, config, clients, seed)[0]
+
+
+def _share_out(
+    samples: Samples, config: PartitionConfig, clients: int, seed: int
+) -> tuple[list[Rows], tuple[int, int]]:
+    """Return the row numbers of each client, and the numbers of clients and of rows that were moved to them."""
     if clients > len(samples):
         way = "partition.samples_per_client=N draws N rows for each client, with replacement"
         raise _error("clients", clients, f"there are only {len(samples)} training rows; {way}")
-    return config.scheme.share_out(samples, config, clients, seed)
+    if not isinstance(config.scheme, Dirichlet):
+        return config.scheme.share_out(samples, config, clients, seed), (0, 0)
+    return config.scheme.share_out_unevenly(samples, config, clients, seed)
+
+
+def describe_partition(partition: Partition) -> list[str]:
+    """Return lines about clients of which some have few rows or none; none where rows are shared out evenly."""
+    if not isinstance(partition, StoredPartition):
+        return []
+    sizes, (poor, moved) = partition.sizes(), partition.moved
+    if sizes.max() <= sizes.min() + 1:
+        return []
+    spread = f"{sizes.min():,} to {sizes.max():,} rows for each client, {int(np.median(sizes)):,} in the median"
+    lines = [f"data: {spread}"]
+    if moved:
+        few = f"{poor} of {len(sizes)} clients had fewer rows than partition.min_rows"
+        lines.append(f"data: {few}; {moved:,} rows of the largest clients were moved to them")
+    if empty := int((sizes == 0).sum()):
+        lines.append(f"data: {empty} of {len(sizes)} clients have no rows and never train")
+    return lines
 
 
 class Scheme:
@@ -176,8 +209,27 @@ class Dirichlet(Scheme):
         from flwr_datasets.partitioner import DirichletPartitioner
 
         alpha, balanced = float(config.alpha or 0), config.balancing == "niid_bench"
-        options = {"min_partition_size": MIN_SAMPLES, "self_balancing": balanced}
+        options = {"min_partition_size": config.min_rows, "self_balancing": balanced}
         return DirichletPartitioner(clients, "label", alpha=alpha, seed=seed, **options)
+
+    def share_out_unevenly(
+        self, samples: Samples, config: PartitionConfig, clients: int, seed: int
+    ) -> tuple[list[Rows], _Moved]:
+        """Return the rows of each client, and the numbers of clients and of rows that were moved to them.
+
+        Raises:
+            DataError: there are fewer rows than all clients need.
+        """
+        labels, least = np.asarray(self.labels(samples)), config.min_rows
+        if clients * least > len(labels):
+            problem = f"{clients} clients need {clients * least:,} rows, and there are {len(labels):,}"
+            raise _error("partition.min_rows", least, f"{problem}; set partition.min_rows={len(labels) // clients}")
+        with suppress(DataError):  # ten draws have left clients with too few rows
+            return self.share_out(samples, config, clients, seed), (0, 0)
+        random, balanced = np.random.default_rng(seed), config.balancing == "niid_bench"
+        parts = uneven_shares(labels, float(config.alpha or 0), clients, balanced=balanced, random=random)
+        parts, poor, moved = move_rows(parts, least)
+        return [np.sort(part) for part in parts], (poor, moved)
 
     def label_weights(self, config: PartitionConfig, counts: Floats, random: np.random.Generator) -> Floats:
         """Draw a Dirichlet share of each label."""

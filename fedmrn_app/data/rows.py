@@ -14,6 +14,27 @@ from fedmrn_app.data.place import Place
 from fedmrn_app.data.samples import Rows
 
 Form = Literal["image", "table", "ids"]
+Use = Literal["input", "label", "group", "not used"]
+ColumnKind = Literal["number", "category", "text", "vector"]
+Folders = Literal["classes", "groups"]  # what the first level of folders of images is, where there are two
+Tokenizer = Literal["words", "characters"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What becomes of one column, array or folder of the data.
+
+    Attributes:
+        name: its name.
+        kind: what it holds, such as `number`, `category`, `text`, `image` or `row numbers`.
+        use: what becomes of it.
+        note: a few more words, such as the number of different values.
+    """
+
+    name: str
+    kind: str
+    use: Use
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +49,30 @@ class RowQuery:
     image_column: str | None = None  # None to find it
     feature_columns: tuple[str, ...] | None = None  # of a table; None for all columns of numbers except the label
     label_column: str | None = None  # None to find it
+    group_column: str | None = None  # the natural group of each row, such as a hospital; None for no groups
+    text_column: str | None = None  # whose tokens are the ids of a row; None to find it
+    ignore: tuple[str, ...] = ()  # columns that are not used
+    kinds: Mapping[str, ColumnKind] | None = None  # of columns; those that are not named are found
+    categories: Mapping[str, tuple[str, ...]] | None = None  # the values of columns of categories; None to find them
+    folders: Folders | None = None  # of images
+    image_mode: str | None = None  # to which all images are converted; None for that which they have
+    image_size: int | None = None  # height and width to which all images are scaled
+    image_max: int | None = None  # of images of 16 bits, the value that becomes 255; None to find it
+    tokenizer: Tokenizer = "words"
+    window: int | None = None  # tokens of a text; None to find it
+    vocabulary: int | None = None  # different tokens of a text
     test_share: float | None = None  # cut off of each class where there is no test split; None to cut nothing
     test_size: int | None = None  # number of test rows, of the digits
     whose: str = "the run's"  # what errors call the rows that these must fit
 
     def advice(self, key: str, value: str = "NAME") -> str:
         """Return how to name a column: a run sets a key of its configuration, a device can only change its files."""
-        return "name it as the run does" if self.place.key == "data-path" else f"set dataset.{key}={value}"
+        return "name it as the run does" if self.on_device else f"set dataset.{key}={value}"
+
+    @property
+    def on_device(self) -> bool:
+        """Whether a device reads rows of its own, of which it uses what the run names."""
+        return self.place.key == "data-path"
 
 
 @dataclass(frozen=True)
@@ -46,15 +84,27 @@ class OpenRows:
         labels: the labels of all rows.
         inputs: reads the given rows: uint8 (n, channels, height, width), float64 (n, columns) or int64 (n, length).
         columns: the names of a table's columns, where they have names.
+        kinds: what each of these columns holds.
+        categories: the values of those that hold categories.
+        groups: the natural group of each row; None where the rows have no groups.
+        entries: tells what becomes of each column, array or folder.
+        text_column: the column of text whose tokens are the ids.
+        indicators: tells which columns of a table are zeros and ones for a value of a category.
     """
 
     form: Form
     labels: Labels
     inputs: Callable[[Rows], NDArray[Any]]
     columns: tuple[str, ...] | None = None
+    kinds: Mapping[str, ColumnKind] | None = None
+    categories: Mapping[str, tuple[str, ...]] | None = None
+    groups: Labels | None = None
+    entries: Callable[[], list[Entry]] = list
+    text_column: str | None = None
+    indicators: Callable[[], NDArray[np.bool_]] | None = None
 
 
-Splits = Mapping[str, Callable[[], OpenRows]]  # `train`, `test` or both; rows that are not split are `train`
+Splits = Mapping[str, Callable[[], OpenRows]]  # of `train`, `val` and `test`; rows that are not split are `train`
 
 
 def check_table(x: NDArray[Any], place: Place, columns: tuple[str, ...] | None = None) -> NDArray[np.float64]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Rows = NDArray[np.int64]  # row numbers, or one number per row
-Split = Literal["train", "test"]
+Split = Literal["train", "val", "test"]
 Report = Callable[[str], None]  # receives one line about work that takes long
 
 

@@ -15,13 +15,16 @@ DIGITS = 6  # significant digits of mean and std
 CHUNK = 4096  # images that are added up at once
 
 
-def measure_rows(form: Form, x: NDArray[Any], place: Place) -> dict[str, Any]:
+def measure_rows(
+    form: Form, x: NDArray[Any], place: Place, indicators: NDArray[np.bool_] | None = None
+) -> dict[str, Any]:
     """Return the configuration keys that describe rows, with their values.
 
     Args:
         form: what the rows are.
         x: images uint8 (n, channels, height, width), a table float64 (n, columns) or ids int64 (n, length).
         place: what errors name.
+        indicators: the columns of a table that are not normalized, bool (columns,); None for no column.
 
     Returns:
         For images channels, height, width, and mean and std of each channel of pixels in [0, 1]; for tables features,
@@ -41,6 +44,8 @@ def measure_rows(form: Form, x: NDArray[Any], place: Place) -> dict[str, Any]:
         for column in np.flatnonzero(~(np.isfinite(mean) & np.isfinite(std)))[:1]:
             raise place.error("range", f"the values of column {column} (from 0) are too large to be normalized")
         std = np.where(x.min(0) == x.max(0), 1.0, std)  # rounding errors give a constant a tiny std
+        if indicators is not None:
+            mean, std = np.where(indicators, 0.0, mean), np.where(indicators, 1.0, std)
         shape = {"features": x.shape[1]}
     pairs = [_rounded(float(m), float(s)) for m, s in zip(mean, np.where(std > 0, std, 1.0), strict=True)]
     return {**shape, "mean": tuple(m for m, _ in pairs), "std": tuple(s for _, s in pairs)}

@@ -40,7 +40,8 @@ def run_rounds(
     settings = worker.settings
     _, protocol = worker.model()
     state = protocol.begin()
-    samples = {client: worker.sample_count(client) for client in range(settings.clients)}
+    counts = {client: worker.sample_count(client) for client in range(settings.clients)}
+    samples = {client: count for client, count in counts.items() if count}
     versions = downlink_of(protocol).new_versions() if settings.keeps_versions else None
     client_states: dict[int, ClientState] = {}
 

@@ -72,7 +72,7 @@ def prepare(
         ledger.must_hold(done, privacy.typical)
     report(f"run folder {folder.path}" + (f", going on after round {done}" if done else ""))
     if config.validation is not None:
-        report(f"evaluated on {len(splits.test)} rows held out of the training data, not on the test split")
+        report(f"evaluated on {len(splits.test)} rows {_held_out(config)}, not on the test split")
     if devices is None and (remark := precision_remark(config)) is not None:
         report(remark)  # devices have other processors, and log this themselves
     for line in (*budget_lines(protocol), *privacy_lines(config, privacy, protocol)):
@@ -109,6 +109,11 @@ def prepare(
         finished_rounds=done,
         privacy=privacy,
     )
+
+
+def _held_out(config: Config) -> str:
+    """Return where the rows of the evaluation come from."""
+    return "of the validation split" if config.validation == "val" else "held out of the training data"
 
 
 def _residual_notes(config: Config, method: Method, folder: RunFolder, report: Report) -> ResidualNotes | None:

@@ -25,7 +25,7 @@ def start_early(words: Sequence[str]) -> None:
             later where that proves wrong.
     """
     elsewhere = ("--on", "--help", "-h", "--hydra-help", "--version", "--info", "-i", "--cfg", "-c", "hydra/launcher=")
-    if any(word.startswith(("simulation.processes=0", *elsewhere)) for word in words):
+    if words[:1] == ["data"] or any(word.startswith(("simulation.processes=0", *elsewhere)) for word in words):
         return
     found = [int(match[1]) for word in words if (match := _CPUS.fullmatch(word))]
     chosen = [word for word in words if word.startswith("strategy=")]

@@ -34,6 +34,7 @@ from fedmrn_app.environment import set_connection
 from fedmrn_app.errors import ConfigError, FedMRNError
 from fedmrn_app.report.console import print_outcomes
 from fedmrn_app.runtime.claim import claimed
+from fedmrn_app.runtime.data_command import COMMAND, show_data
 from fedmrn_app.runtime.remote import take_on
 from fedmrn_app.runtime.runner import console, errors, task
 from fedmrn_app.runtime.sweeps import forget_outcomes, read_best, read_outcomes
@@ -45,7 +46,10 @@ _INFORMS = {"--help", "-h", "--hydra-help", "--version", "--info", "-i", "--cfg"
 
 
 def main() -> None:
-    """Run the `fedmrn` command; exit with 0 if every run completed, 1 if one failed, 2 on a wrong configuration."""
+    """Run the `fedmrn` command; exit with 0 if every run completed, 1 if one failed, 2 on a wrong configuration.
+
+    `fedmrn data` shows data without a run.
+    """
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # for models and tasks of the user's own
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra passes errors on, instead of printing a traceback itself
@@ -53,6 +57,8 @@ def main() -> None:
     folder: Path | None
     try:
         with ExitStack() as folders:
+            if sys.argv[1:2] == [COMMAND]:
+                return show_data(sys.argv[2:], console)
             folders.enter_context(late_help())
             arguments, on = take_on(sys.argv[1:])
             _check_options(arguments)

@@ -15,16 +15,18 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fedmrn_app.config.build import resolve_from_data
+from fedmrn_app.config.build import check_single_rows, resolve_from_data
 from fedmrn_app.config.compose import default_values, plain_values
 from fedmrn_app.config.remarks import remarks
 from fedmrn_app.config.schema import Config, Values
-from fedmrn_app.data.partitions import load_partitions
+from fedmrn_app.data.partitions import describe_partition, load_partitions
 from fedmrn_app.data.place import Place
 from fedmrn_app.environment import CONNECTION, read_variable
 from fedmrn_app.errors import FedMRNError
 from fedmrn_app.flower.local_run import run_local
 from fedmrn_app.report.console import print_summary
+from fedmrn_app.report.data_table import print_data
+from fedmrn_app.results.data_notes import note_data
 from fedmrn_app.results.lock import locked
 from fedmrn_app.results.loggers.feed import Feed, check_library
 from fedmrn_app.results.resume import finished, holds_run, must_be_free, resumable
@@ -111,10 +113,18 @@ def _check(values: Values, config: Config, task: Task, folder: Path, on: str | N
         must_be_free(folder)
     check_library(config.log.name)
     if on is None:  # devices may have data of their own
+        described = task.describe(console.print)
+        print_data(console, described)
         train = load_training(task, config.validation, config.seed, console.print)
-        load_partitions(train, config.partition, config.clients, derive_seed(config.seed, "partition"), task.name)
+        seed = derive_seed(config.seed, "partition")
+        partition = load_partitions(train, config.partition, config.clients, seed, task.name)
+        shares = describe_partition(partition)
+        for line in shares:
+            console.print(line)
+        check_single_rows(config, task, partition)
         labels = None if train.labels is None else int(train.labels.max()) + 1
         load_evaluation(task, config.validation, config.seed, console.print)  # the run may have no network
+        note_data(folder, described, shares)
     console.print(
         f"{config.strategy['name']} on {task.name}, {config.partition.name}: {config.rounds} rounds, "
         f"{config.clients_per_round} of {config.clients} clients per round"

@@ -10,22 +10,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedmrn_app.data.digits import DIGITS_TEST_SIZES
+from fedmrn_app.data.images import by
 from fedmrn_app.data.labels import count_classes
-from fedmrn_app.data.load import FORM_WORDS, SHAPE_KEYS, check_shape, load_rows, open_rows
+from fedmrn_app.data.load import FORM_WORDS, SHAPE_KEYS, check_shape, describe_rows, load_rows, open_rows
 from fedmrn_app.data.place import Place
-from fedmrn_app.data.rows import Form, RowQuery
+from fedmrn_app.data.rows import ColumnKind, Folders, Form, RowQuery, Tokenizer
 from fedmrn_app.data.statistics import measure_rows
+from fedmrn_app.data.summary import DataSummary, SplitRows
+from fedmrn_app.data.texts import VOCABULARY
 from fedmrn_app.errors import ConfigError, DataError
 from fedmrn_app.tasks.augmentation import crop_flip, normalize
 from fedmrn_app.tasks.task import Report, Samples, Split, Task, convert
 from fedmrn_app.validation import Count, Range
 
 CROP_PADDING = (4, 4)  # in the published code of Li et al. 2024: a random crop of the image's own size after padding
-_QUERY_KEYS = ("name", "hub", "subset", "image_column", "feature_columns", "label_column", "test_share", "test_size")
+_TABLE_KEYS = ("image_column", "feature_columns", "label_column", "group_column", "text_column", "ignore", "kinds")
+_OTHER_KEYS = ("categories", "folders", "image_mode", "image_size", "image_max", "tokenizer", "window", "vocabulary")
+_QUERY_KEYS = ("name", "hub", "subset", "test_share", "test_size", *_TABLE_KEYS, *_OTHER_KEYS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +43,7 @@ class Classification(Task):
     """
 
     kind: ClassVar[str] = "classification"
+    splits: ClassVar[tuple[Split, ...]] = ("train", "val", "test")
 
     task: Literal["classification"] = "classification"
     hub: str | None = None
@@ -45,6 +52,16 @@ class Classification(Task):
     image_column: str | None = None  # of parquet files and saved data sets; None for the only one of images
     feature_columns: tuple[str, ...] | None = None  # of a table; None for all columns of numbers except the label
     label_column: str | None = None  # None for the one called label, labels, target, class or y
+    group_column: str | None = None  # the natural group of each row
+    text_column: str | None = None  # whose tokens are the ids of a row; None for the only one of text
+    ignore: tuple[str, ...] = ()  # columns, arrays or folders that are not used
+    kinds: Mapping[str, ColumnKind] | None = None  # of columns: number, category, text or vector
+    categories: Mapping[str, tuple[str, ...]] | None = None  # the values of each column of categories
+    folders: Folders | None = None  # what the first level of folders of images is
+    image_mode: Literal["L", "LA", "RGB", "RGBA"] | None = None  # to which images are converted
+    image_size: Count | None = None  # height and width to which images are scaled
+    image_max: Count | None = None  # of images of 16 bits, the value that becomes 255
+    tokenizer: Tokenizer = "words"
     test_share: Annotated[float, Range(above=0, below=1)] = 0.2  # cut off where `path` has no test split
     form: Form | None = None
     channels: Count | None = None
@@ -112,7 +129,7 @@ class Classification(Task):
         inputs, query = self._known_inputs(), self._query()
         stored = load_rows(query, split, self.names, int(self.classes or 0), report)
         check_shape(stored["x"], query, inputs["shape"], inputs.get("vocabulary"))
-        return Samples(stored["x"], stored["y"], stored["y"])
+        return Samples(stored["x"], stored["y"], stored["y"], stored.get("groups"))
 
     def measured(self, report: Report | None = None) -> Classification:
         """Fill in what is None from the training split, or from the test split where it is the only one.
@@ -135,12 +152,38 @@ class Classification(Task):
             names=names,
             classes=classes if names is None else len(names),
             feature_columns=opened.columns or self.feature_columns,
+            kinds=opened.kinds or self.kinds,
+            categories=opened.categories or self.categories,
+            text_column=opened.text_column or self.text_column,
+            vocabulary=self.vocabulary or (VOCABULARY[self.tokenizer] if opened.text_column else None),
         )
         x = load_rows(task._query(), split, task.names, int(task.classes or 0), report)["x"]
-        found = measure_rows(opened.form, x, place)
+        found = measure_rows(opened.form, x, place, None if opened.indicators is None else opened.indicators())
         task = replace(task, **{key: value for key, value in found.items() if getattr(task, key) is None})
         check_shape(x, task._query(), task.inputs()["shape"], task.inputs().get("vocabulary"))
         return task
+
+    def describe(self, report: Report | None = None) -> DataSummary:
+        """Return what becomes of each column, and the rows and classes of each split."""
+        query, shape = self._query(), self.inputs()["shape"]
+        known = query.place.on_disk  # columns of data sets of the hub are named in their files in conf/dataset/
+        entries, stored = describe_rows(query) if known else ([], {"train": 0, "test": 0})
+        words = {"image": f"images of {by(shape)}", "table": f"a table of {shape[0]} inputs"}
+        splits = [self._split_rows("train", "training", report)]
+        cut = f"cut off from the training rows (dataset.test_share={self.test_share:g})"
+        if "val" in stored:
+            alone = "evaluation, because there is no test split"
+            use = "held out; validation=val evaluates on it" if "test" in stored else alone
+            splits.append(self._split_rows("val", use, report))
+        if "test" in stored or "val" not in stored:
+            splits.append(self._split_rows("test", "evaluation" if "test" in stored else f"evaluation, {cut}", report))
+        return DataSummary(str(query.place), words.get(str(self._form()), f"rows of {shape[0]} ids"), entries, splits)
+
+    def _split_rows(self, split: Split, use: str, report: Report | None) -> SplitRows:
+        labels = self.load(split, report).y[:]
+        names = self.names or tuple(map(str, range(int(self.classes or 0))))
+        counts = np.bincount(labels, minlength=len(names)).tolist()
+        return SplitRows(split, len(labels), use, dict(zip(names, counts, strict=True)))
 
     def local(self, path: str) -> Classification:
         """Return the same task on a device's rows, in any form; `load` checks them against what was measured."""
@@ -175,7 +218,7 @@ class Classification(Task):
         if self.model != "auto" or not known:
             return None if self.model == "auto" else self.model
         if "vocabulary" in known:
-            return "char_lstm"
+            return "word_average" if self.text_column is not None and self.tokenizer == "words" else "char_lstm"
         side = min(known.get("size", (0,)))
         return "cnn4" if side >= 16 else "digits" if side >= 4 else "mlp"
 

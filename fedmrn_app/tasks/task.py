@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedmrn_app.data.samples import Column, Report, Rows, Samples, Split
+from fedmrn_app.data.summary import DataSummary, SplitRows
 from fedmrn_app.errors import DataError
 
 __all__ = ["Column", "Report", "Rows", "Samples", "Split", "Task"]
@@ -31,6 +32,7 @@ class Task(ABC):
 
     kind: ClassVar[str]  # its name in conf/dataset/*.yaml
     metrics: ClassVar[tuple[str, ...]] = ("accuracy",)  # what `read` returns; more is better, the first is the headline
+    splits: ClassVar[tuple[Split, ...]] = ("train", "test")  # what `load` takes
     path_key: ClassVar[str] = "dataset.path"  # what errors call the path of the rows
 
     name: str = "own"  # of the data set
@@ -42,6 +44,16 @@ class Task(ABC):
         Raises:
             DataError: the source cannot be reached, or does not hold what the configuration says.
         """
+
+    def describe(self, report: Report | None = None) -> DataSummary:
+        """Return what the rows are and what becomes of them, after `measured`; by default what their splits tell.
+
+        Raises:
+            DataError: as `load`.
+        """
+        uses: dict[Split, str] = {"train": "training", "test": "evaluation"}
+        splits = [SplitRows(split, len(self.load(split, report)), use, {}) for split, use in uses.items()]
+        return DataSummary(f"dataset={self.name}", getattr(self, "kind", "rows of a task of your own"), (), splits)
 
     @abstractmethod
     def inputs(self) -> Mapping[str, Any]:

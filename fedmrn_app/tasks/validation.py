@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,12 +27,15 @@ class _Subset:
         return self.column[self.rows[rows]]
 
 
-def load_training(task: Task, share: float | None, run_seed: int, report: Report | None = None) -> Samples:
+HeldOut = float | Literal["val"] | None
+
+
+def load_training(task: Task, share: HeldOut, run_seed: int, report: Report | None = None) -> Samples:
     """Return the rows that clients train on: the training split without the rows that are held out.
 
     Args:
         task: the task.
-        share: share of the training rows that is held out; None for no rows.
+        share: share of the training rows that is held out; None for no rows, `val` for the data's own split.
         run_seed: seed of the run, which draws them.
         report: receives a line if reading takes long.
 
@@ -41,16 +44,21 @@ def load_training(task: Task, share: float | None, run_seed: int, report: Report
         DataError: the data cannot be read.
     """
     samples = task.load("train", report)
-    return samples if share is None else _subset(samples, ~_held_out(samples, share, run_seed))
+    return samples if share is None or share == "val" else _subset(samples, ~_held_out(samples, share, run_seed))
 
 
-def load_evaluation(task: Task, share: float | None, run_seed: int, report: Report | None = None) -> Samples:
-    """Return the rows on which the global model is evaluated: the rows held out, or without a share the test split.
+def load_evaluation(task: Task, share: HeldOut, run_seed: int, report: Report | None = None) -> Samples:
+    """Return the rows on which the global model is evaluated: the rows held out, or without any the test split.
 
     Arguments and errors are those of `load_training`.
     """
     if share is None:
         return task.load("test", report)
+    if share == "val":
+        if share not in task.splits:
+            problem = f"{task.name} has no validation split; validation=0.1 holds out a tenth of the training rows"
+            raise ConfigError(f"validation=val: {problem}", code="split", key="validation", value=share)
+        return task.load(share, report)
     samples = task.load("train", report)
     return _subset(samples, _held_out(samples, share, run_seed))
 

@@ -157,7 +157,7 @@ def test_npz_ids(tmp_path: Path) -> None:
     x = np.random.default_rng(0).integers(0, 30, (20, 7)).astype(np.int16)
     x[0, 0] = 29
     path = write_npz(tmp_path / "rows.npz", x=x, y=["a", "b"] * 10, x_test=x[:4] * 0, y_test=["b"] * 4)
-    task = travelled(own(path).measured())
+    task = travelled(own(path, form="ids").measured())
     assert task.inputs() == {"vocabulary": 30, "window": 7, "classes": 2, "shape": (7,)}
     assert (task.model_name(), task.mean) == ("char_lstm", None)
     inputs, _ = task.batch(torch.from_numpy(rows_of(task)[0]), torch.zeros(20))

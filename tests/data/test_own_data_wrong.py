@@ -1,5 +1,6 @@
 """Labelled rows that make no sense are refused in one line that names key and value, for a run and for a device."""
 
+import datetime
 import io
 import zipfile
 from pathlib import Path
@@ -26,6 +27,7 @@ from tests.own_rows import (
 )
 
 X = np.zeros((6, 3))
+DAY = datetime.date(2026, 1, 2)
 IDS = X.astype(int)
 Y = [0, 1] * 3
 NAN = np.where(np.arange(18).reshape(6, 3) == 10, np.nan, 0.0)
@@ -69,7 +71,8 @@ WRONG: list[tuple[str, Make, str]] = [
     ("empty folder", empty_folder, "empty"),
     ("a class without images", lambda p: empty_folder(p).parent, "empty"),
     ("no folder for each class", lambda p: write_images(p, {".": PIXELS}), "empty"),
-    ("csv", file("rows.csv"), "kind"),
+    ("text file", file("rows.txt"), "kind"),
+    ("csv without labels", file("rows.csv", b"a,b\n1,2"), "column"),
     ("text as npz", file("rows.npz"), "unreadable"),
     ("one array", file("rows.npz", as_npy(np.eye(3))), "unreadable"),
     ("huge header", huge_header, "unreadable"),
@@ -90,21 +93,19 @@ WRONG: list[tuple[str, Make, str]] = [
     ("scalar y", npz(x=X, y=np.array(1)), "shape"),
     ("objects", npz(x=X, y=np.array(Y, object)), "pickle"),
     ("negative label", npz(x=X, y=[-1, *Y[1:]]), "label"),
-    ("large label", npz(x=X, y=[99, *Y[1:]]), "label"),
     ("float labels", npz(x=X, y=np.array(Y) / 2), "type"),
     ("label matrix", npz(x=X, y=np.eye(6)), "shape"),
     ("no rows", npz(x=X[:0], y=np.array(Y[:0], int)), "empty"),
     ("no columns", npz(x=X[:, :0], y=Y), "empty"),
     ("nan", npz(x=NAN, y=Y, x_test=X, y_test=Y), "not-finite"),
-    ("negative id", npz(x=IDS - 1, y=Y), "id"),
+    ("whole numbers", npz(x=IDS, y=Y), "ambiguous"),
     ("float images", npz(x=np.ones((6, 4, 4)), y=Y), "type"),
     ("nine channels", npz(x=random_pixels(6, 9, 9, 9), y=Y), "shape"),
     ("new label in test", npz(x=X, y=Y, x_test=X, y_test=[0, 1, 2] * 2), "label"),
-    ("new id in test", npz(x=IDS, y=Y, x_test=IDS + 8, y_test=Y), "id"),
     ("fewer columns in test", npz(x=X, y=Y, x_test=X[:, :2], y_test=Y), "shape"),
     ("no label column", table(a=[1, 2], b=[0, 1]), "column"),
     ("two label columns", table(y=[1, 2], label=[0, 1]), "column"),
-    ("no features", table(a=["x", "z"], y=[0, 1]), "column"),
+    ("no features", table(y=[0, 1]), "column"),
     ("null label", table(a=[1, 2, 3], y=[0, None, 1]), "label"),
     ("null feature", table(a=[1, None, 3] * 2, y=Y), "not-finite"),
     ("float label column", table(a=[1, 2], y=[0.5, 1]), "type"),
@@ -121,12 +122,24 @@ def test_wrong_rows_are_refused_in_one_line(make: Make, code: str, tmp_path: Pat
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("x_test", [IDS + 8, IDS - 1])
+def test_wrong_ids_are_refused(x_test: Any, tmp_path: Path) -> None:
+    path = write_npz(tmp_path / "a.npz", x=IDS, y=Y, x_test=x_test, y_test=Y)
+    with pytest.raises(DataError) as error:
+        own(path, form="ids").measured().load("test")
+    assert (error.value.code, error.value.key) == ("id", "dataset.path")
+
+
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
         ({"label_column": "z"}, "column"),
         ({"feature_columns": ["z"]}, "column"),
-        ({"feature_columns": ["b"]}, "type"),
+        ({"feature_columns": ["day"]}, "type"),
+        ({"feature_columns": ["a"], "kinds": {"a": "vector"}}, "type"),
+        ({"text_column": "a"}, "type"),
+        ({"group_column": "z"}, "column"),
+        ({"ignore": ["z"]}, "column"),
         ({"feature_columns": ["a", "y"]}, "column"),
         ({"image_column": "a"}, "type"),
         ({"form": "image"}, "column"),
@@ -134,7 +147,7 @@ def test_wrong_rows_are_refused_in_one_line(make: Make, code: str, tmp_path: Pat
     ],
 )
 def test_wrong_keys_are_refused(changes: dict[str, Any], code: str, tmp_path: Path) -> None:
-    path = write_table(tmp_path / "rows.parquet", a=[1, 2], b=["u", "v"], y=[0, 1])
+    path = write_table(tmp_path / "rows.parquet", a=[1, 2], b=["u", "v"], day=[DAY] * 2, y=[0, 1])
     with pytest.raises(DataError) as error:
         own(**{"path": path, **changes}).measured()
     assert error.value.code == code

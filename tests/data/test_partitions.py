@@ -1,12 +1,13 @@
 """Every row goes to exactly one client, the same one for the same seed, in the shares that the scheme says."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedmrn_app.data.partitions import PartitionConfig, load_partitions, partition_rows
+from fedmrn_app.data.partitions import PartitionConfig, describe_partition, load_partitions, partition_rows
 from fedmrn_app.data.samples import Samples
 from fedmrn_app.errors import ConfigError, DataError
 
@@ -55,6 +56,27 @@ def test_less_alpha_is_more_uneven() -> None:
         return float(np.mean([np.bincount(LABELS[rows]).max() / len(rows) for rows in parts]))
 
     assert 0.1 < largest_share(1000) < 0.2 < largest_share(1) < largest_share(0.1)
+
+
+@pytest.mark.parametrize("balancing", ["none", "niid_bench"])
+@pytest.mark.parametrize(("alpha", "clients"), [(0.01, 100), (0.1, 300), (1e-30, 20)])
+def test_uneven_shares_always_end(alpha: float, clients: int, balancing: Any) -> None:
+    config = PartitionConfig(name="dirichlet", alpha=alpha, balancing=balancing, min_rows=7)
+    parts, again = (partition_rows(SAMPLES, config, clients, seed=3) for _ in range(2))
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(LABELS)))
+    assert min(map(len, parts)) == 7
+    assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+
+
+def test_moved_rows_and_empty_clients_are_said() -> None:
+    config = PartitionConfig(name="dirichlet", alpha=0.01)
+    moved = describe_partition(load_partitions(SAMPLES, config, 100, 3, "moved"))
+    assert "rows of the largest clients were moved" in moved[1]
+    empty = load_partitions(SAMPLES, replace(config, min_rows=0), 100, 3, "empty")
+    sizes = [empty.size(client) for client in range(100)]
+    assert f"{sizes.count(0)} of 100 clients have no rows" in describe_partition(empty)[1]
+    assert 0 < sizes.count(0) < 100
+    assert describe_partition(load_partitions(SAMPLES, PartitionConfig(name="iid"), 30, 3, "even")) == []
 
 
 @pytest.mark.parametrize(("clients", "labels"), [(8, 3), (9, 2), (4, 3), (5, 2), (1, 10), (3, 9)])
@@ -124,7 +146,7 @@ IMPOSSIBLE = [
     (UNLABELLED, {"name": "dirichlet", "alpha": 1.0}, 4, "partition", "dirichlet"),
     (UNLABELLED, {"name": "natural"}, 4, "partition", "natural"),
     (SAMPLES, {"name": "iid"}, 5000, "clients", 5000),
-    (SAMPLES, {"name": "dirichlet", "alpha": 0.001}, 300, "partition", "dirichlet"),
+    (SAMPLES, {"name": "dirichlet", "alpha": 0.1}, 500, "partition.min_rows", 10),
 ]
 
 

@@ -113,6 +113,19 @@ def _try(module: nn.Module, task: Task) -> str | None:
     return task.check_outputs(outputs, 2)
 
 
+def refuses_one_row(module: nn.Module, task: Task) -> bool:
+    """Return whether training on a batch of one row fails, as in batch norm without further values of a channel."""
+    before = module.training
+    try:
+        with torch.no_grad():
+            module.train()(task.example(1))
+    except ValueError:
+        return True
+    finally:
+        module.train(before)
+    return False
+
+
 def _misfit(name: str, problem: str) -> ConfigError:
     key, _, value = name.partition("=")
     return ConfigError(f"{name}: {problem}", code="model", key=key, value=value)

@@ -1,0 +1,72 @@
+"""Tables in text files: values separated by commas, semicolons, tabs or bars, with a line of names."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedmrn_app.data.place import Place, first_line
+from fedmrn_app.errors import needs_extra
+
+TEXT_SUFFIXES = (".csv", ".tsv")
+_SEPARATORS = ",;\t|"
+_LARGEST_BLOCK = (1 << 31) - 1  # bytes that PyArrow reads at once
+
+
+def read_csv_files(files: Sequence[Path], place: Place) -> Any:
+    """Return the rows of all files as one `pyarrow.Table`.
+
+    Types are found from all values of a file, not from its first ones.
+
+    Raises:
+        DataError: a file cannot be read, has no line of names, or has other columns than the first.
+    """
+    with needs_extra("data", place.key, place.value):
+        import pyarrow
+
+    tables = [_read(file, place) for file in files]
+    for file, table in zip(files, tables, strict=True):
+        if set(table.column_names) != set(tables[0].column_names):
+            odd = sorted(set(table.column_names) ^ set(tables[0].column_names))
+            problem = f"column {odd[0]} is in only one of {files[0].name} and {file.name}"
+            raise place.error("column", f"{problem}; all files must have the same columns")
+    with place.reading():
+        return pyarrow.concat_tables(tables, promote_options="permissive")
+
+
+def _read(file: Path, place: Place) -> Any:
+    from pyarrow import ArrowException
+    from pyarrow import csv as arrow
+
+    with place.reading():
+        with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
+            first = lines.readline()
+        size = file.stat().st_size
+    separator = max(_SEPARATORS, key=first.count)
+    names = next(csv.reader([first.strip()], delimiter=separator), [])
+    if not any(name.strip() for name in names):
+        raise place.error("empty", f"{file.name} has no line of names")
+    if values := [name.strip() for name in names if _is_number(name)]:
+        problem = f"the first line of {file.name} holds values, such as {values[0]}, and not the names of the columns"
+        raise place.error("names", f"{problem}; add a line of names")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise place.error("names", f"{file.name} has two columns called {twice!r}; rename one")
+    try:
+        return arrow.read_csv(
+            file,
+            read_options=arrow.ReadOptions(block_size=min(size + 1, _LARGEST_BLOCK)),
+            parse_options=arrow.ParseOptions(delimiter=separator, newlines_in_values=True),
+        ).rename_columns([name.strip() for name in names])
+    except (ArrowException, ValueError) as error:
+        raise place.error("unreadable", f"{file.name} cannot be read as CSV: {first_line(error)}") from error
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,165 @@
+"""Folders of images: one folder for each class, also below a folder for each group, or a table of files and labels."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmrn_app.data.csv_files import read_csv_files
+from fedmrn_app.data.images import SUFFIXES, ImageForm, stack_images
+from fedmrn_app.data.labels import Labels, listed
+from fedmrn_app.data.place import Place
+from fedmrn_app.data.rows import Entry, OpenRows, RowQuery, Splits
+from fedmrn_app.data.samples import Rows
+from fedmrn_app.data.splits import split_of_name
+from fedmrn_app.data.table_rows import columns_rows, group_entry
+from fedmrn_app.errors import needs_extra
+
+METADATA = "metadata.csv"  # beside images, with their file names, as the hub's imagefolder has it
+FILE_COLUMN = "file_name"
+
+
+def image_folder_splits(folder: Path, query: RowQuery) -> Splits:
+    """Return the splits of `train/CLASS/`, `val/CLASS/` and `test/CLASS/`, or of `CLASS/` alone.
+
+    Instead of the folders of classes there may be a `metadata.csv`, and with `dataset.folders=groups` there is a folder
+    of each group above them.
+
+    Raises:
+        DataError: a folder beside the splits would not be used.
+    """
+    found: dict[str, Path] = {}
+    for place in _folders(folder):
+        if (split := split_of_name(place.name)) and _holds_rows(place):
+            found.setdefault(split, place)
+    if not {"train", "test"} & set(found):
+        found = {"train": folder}
+    elif not query.on_device:
+        left = [p.name for p in _folders(folder) if p not in found.values() and p.name not in query.ignore]
+        if left:
+            way = f"dataset.ignore=[{','.join(left)}] leaves {'it' if len(left) == 1 else 'them'} out"
+            splits = ", ".join(place.name for place in found.values())
+            raise query.place.error("unused", f"{listed(left)} beside {splits} would not be used; {way}")
+    return {split: partial(_open_folder, place, query) for split, place in found.items()}
+
+
+def holds_metadata(folder: Path) -> bool:
+    """Return whether images lie in a folder, or in its splits, with a table of their labels."""
+    return any((place / METADATA).is_file() for place in (folder, *_folders(folder)))
+
+
+def _holds_rows(folder: Path) -> bool:
+    """Return whether a folder called `train` is a split, and not the pictures of a class of trains."""
+    return (folder / METADATA).is_file() or (bool(_folders(folder)) and not any(map(_is_image, folder.iterdir())))
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith((".", "__")))
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+
+
+def _open_folder(folder: Path, query: RowQuery) -> OpenRows:
+    """Open a folder of classes or of groups, each in alphabetical order, and so are the images in them."""
+    if (folder / METADATA).is_file():
+        return _open_metadata(folder, query)
+    if query.folders == "groups":
+        return _open_groups(folder, query)
+    classes = [one for one in _folders(folder) if one.name not in query.ignore]
+    if not classes:
+        raise query.place.error(
+            "empty", f"{folder} has no folder for each class, such as cat/ and dog/ with images each"
+        )
+    if query.folders is None and not query.on_device:
+        _refuse_levels(folder, classes, query.place)
+    files, index = _collect(classes, {one.name: number for number, one in enumerate(classes)}, query.place)
+    return _rows(folder, files, Labels(index, tuple(one.name for one in classes)), None, query)
+
+
+def _open_groups(folder: Path, query: RowQuery) -> OpenRows:
+    """Open a folder of groups, each with a folder for each class."""
+    groups = [one for one in _folders(folder) if one.name not in query.ignore]
+    names = sorted({one.name for group in groups for one in _folders(group)})
+    number = {name: place for place, name in enumerate(names)}
+    files: list[Path] = []
+    labels, owners = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for owner, group in enumerate(groups):
+        if loose := next(filter(_is_image, group.iterdir()), None):
+            raise query.place.error("kind", f"{loose} is in no folder of a class; dataset.folders=groups needs one")
+        found, index = _collect(_folders(group), number, query.place)
+        files += found
+        labels.append(index)
+        owners.append(np.full(len(found), owner))
+    index, owner_of = np.concatenate(labels), np.concatenate(owners)
+    return _rows(folder, files, Labels(index, tuple(names)), Labels(owner_of, tuple(one.name for one in groups)), query)
+
+
+def _refuse_levels(folder: Path, classes: list[Path], place: Place) -> None:
+    """Refuse images that lie two levels deep, because the first level may be groups or classes."""
+    for one in classes:
+        below = _folders(one)
+        if below and not any(map(_is_image, one.iterdir())) and any(_is_image(p) for p in one.rglob("*")):
+            raise place.error(
+                "ambiguous",
+                f"{one.name}/ holds folders ({listed([b.name for b in below])}); is {one.name} a class or a group such "
+                "as a site? dataset.folders=groups takes the first level as groups and the second as classes, "
+                "dataset.folders=classes the first as classes",
+            )
+
+
+def _collect(classes: list[Path], number: dict[str, int], place: Place) -> tuple[list[Path], NDArray[np.int64]]:
+    """Return the images of all classes, and the number of each image's class."""
+    files: list[Path] = []
+    index: list[int] = []
+    for one in classes:
+        below = sorted(path for path in one.rglob("*") if path.is_file() and not path.name.startswith("."))
+        images = [path for path in below if _is_image(path)]
+        if below and not images:  # an empty folder is a class of which this party has no rows
+            raise place.error("kind", f"{one} holds no images ({', '.join(SUFFIXES)}), but {below[0].name}")
+        files += images
+        index += [number[one.name]] * len(images)
+    return files, np.array(index, np.int64)
+
+
+def _rows(folder: Path, files: list[Path], labels: Labels, groups: Labels | None, query: RowQuery) -> OpenRows:
+    place = query.place
+    if not files:
+        raise place.error("empty", f"{folder} holds no images ({', '.join(SUFFIXES)})")
+
+    def inputs(rows: Rows) -> NDArray[np.uint8]:
+        return stack_images(((str(files[row]), files[row]) for row in rows), len(rows), place, ImageForm.of(query))
+
+    def entries() -> list[Entry]:
+        kinds = sorted({file.suffix.lower() for file in files})
+        found = [Entry("files", "image", "input", f"{len(files):,} of {', '.join(kinds)}")]
+        level = "names of folders" if groups is None else "second level of folders"
+        found.append(Entry(level, "folders", "label", f"{len(labels.names or ())} classes"))
+        if groups is not None:
+            found.append(group_entry("first level of folders", "folders", groups))
+        return found
+
+    return OpenRows("image", labels, inputs, groups=groups, entries=entries)
+
+
+def _open_metadata(folder: Path, query: RowQuery) -> OpenRows:
+    """Open the images that a table names, with the table's columns as labels and groups."""
+    with needs_extra("data", query.place.key, query.place.value):
+        import pyarrow
+        from pyarrow import dataset
+
+    table = read_csv_files([folder / METADATA], query.place)
+    if FILE_COLUMN not in table.column_names:
+        columns = listed(table.column_names)
+        raise query.place.error("column", f"{METADATA} has no column {FILE_COLUMN}; its columns are {columns}")
+    paths = [folder / str(name) for name in table.column(FILE_COLUMN).to_pylist()]
+    if missing := next((path for path in paths if not path.is_file()), None):
+        raise query.place.error("missing", f"has no file {missing}, which {METADATA} names")
+    image = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    cells = pyarrow.array([{"bytes": None, "path": str(path)} for path in paths], image)
+    table = table.set_column(table.column_names.index(FILE_COLUMN), FILE_COLUMN, cells)
+    return columns_rows(dataset.dataset(table), query)

@@ -1,0 +1,1 @@
+from tests.data.conftest import cache as cache
