@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
@@ -24,6 +25,12 @@ class Way(IntEnum):
     DENSE = 2  # in `dense_bits` per value
     EXACT = 3  # byte for byte
     TIED = 4  # not at all, because it equals an earlier coded tensor
+    BOUNDED = 5  # with a bound on the error of each value, see `plugin/bounded.py`
+    BESIDE = 6  # as Flower sends it, because the array that was sent is empty
+
+
+FROM_ZERO = 8  # is added to the way of a tensor whose values are coded, and not their differences from those sent
+_KINDS = FROM_ZERO - 1  # the bits of a way
 
 
 def only_arrays(content: RecordDict) -> tuple[str, ArrayRecord]:
@@ -34,8 +41,8 @@ def only_arrays(content: RecordDict) -> tuple[str, ArrayRecord]:
     """
     found = list(content.array_records.items())
     if len(found) != 1:
-        reason = f"a message holds {len(found)} ArrayRecords; one is needed, the model's arrays"
-        raise RunError(reason, code="records", value=len(found))
+        reason = f"a message holds {len(found)} ArrayRecords; a downlink on a grid and secure sums need exactly one"
+        raise RunError(f"{reason}; leave downlink and secure out", code="records", value=len(found))
     return found[0]
 
 
@@ -55,9 +62,9 @@ def check_finite(sent: Values, trained: Values) -> None:
     Raises:
         RunError: one is not; the line names it and how many of its values are not finite.
     """
-    for name, before in sent.items():
-        after = trained[name]
-        if not np.issubdtype(before.dtype, np.inexact) or np.array_equal(before, after):
+    for name, after in trained.items():
+        before = sent[name]
+        if not np.issubdtype(after.dtype, np.inexact) or np.array_equal(before, after, equal_nan=True):
             continue
         for what, array in (("was sent", before), ("came back", after)):
             wrong = int(np.count_nonzero(~np.isfinite(array)))
@@ -85,9 +92,13 @@ def checked_ways(data: bytes, values: Values) -> NDArray[np.uint8]:
     """
     ways, usual = np.frombuffer(data, np.uint8), usual_ways(values)
     if ways.shape == usual.shape:
-        plainer = (usual != Way.EXACT) & np.isin(ways, (Way.UNCHANGED, Way.DENSE))
-        tied = (usual == Way.CODED) & (ways == Way.TIED)
-        if np.all((ways == usual) | plainer | tied):
+        kinds, floats = ways & _KINDS, usual != Way.EXACT
+        real = np.array([np.issubdtype(value.dtype, np.floating) for value in values.values()], np.bool_)
+        empty = np.array([value.size == 0 for value in values.values()], np.bool_)
+        always = np.isin(kinds, (Way.UNCHANGED, Way.EXACT)) | ((kinds == Way.BESIDE) & empty)
+        plainer = floats & np.isin(kinds, (Way.DENSE, Way.BOUNDED))
+        coded = (usual == Way.CODED) & np.isin(kinds, (Way.CODED, Way.TIED))
+        if np.all((ways <= (FROM_ZERO | _KINDS)) & (always | plainer | coded) & (real | (ways < FROM_ZERO))):
             return ways
     raise PayloadError("reply names ways of sending that its tensors do not allow", code="ways")
 
@@ -101,6 +112,8 @@ class Parts:
         dense: names of the tensors that make up the dense part (m,), in its order.
         exact: names of the tensors that are sent byte for byte.
         tied: for each tied tensor, the name of the coded tensor that it equals.
+        bounded: names of the tensors that are sent with a bound on the error of each value.
+        beside: names of the tensors that Flower sends.
         layout: of the coded tensors.
         dense_sizes: number of elements of each dense tensor.
     """
@@ -111,6 +124,8 @@ class Parts:
     tied: Mapping[str, str]
     layout: Layout
     dense_sizes: Sequence[int]
+    bounded: Sequence[str] = ()
+    beside: Sequence[str] = ()
 
     @classmethod
     def of(cls, values: Values, ways: NDArray[np.uint8]) -> Parts:
@@ -119,9 +134,9 @@ class Parts:
         Raises:
             PayloadError: a tied tensor was sent with other values than all coded ones.
         """
-        names: dict[int, list[str]] = {way: [] for way in Way}
+        names: dict[int, list[str]] = {number: [] for number in range(FROM_ZERO)}
         for name, way in zip(values, ways, strict=True):
-            names[int(way)].append(name)
+            names[int(way) & _KINDS].append(name)
         coded, dense, tied = names[Way.CODED], names[Way.DENSE], {}
         for name in names[Way.TIED]:
             other = find_tied(name, values, coded)
@@ -135,11 +150,31 @@ class Parts:
             tied=tied,
             layout=Layout(tuple(values[name].shape for name in coded)),
             dense_sizes=[values[name].size for name in dense],
+            bounded=names[Way.BOUNDED],
+            beside=names[Way.BESIDE],
         )
 
     def vector(self, values: Values) -> Float32Array:
         """Return the coded tensors as one vector, float32 (d,)."""
         return _join([values[name].transpose(memory_order(values[name].shape)) for name in self.coded])
+
+    def update(self, base: Values, trained: Values) -> Float32Array:
+        """Return the differences of the coded tensors, float32 (d,); those of float64 arrays are taken in float64."""
+        changes = []
+        for name in self.coded:
+            order = memory_order(base[name].shape)
+            before, after = (_at_least_float32(values[name]).transpose(order) for values in (base, trained))
+            changes.append(after - before)
+        return _join(changes)
+
+    def moved_in_float64(self, values: Values, update: Float32Array) -> dict[str, NDArray[np.generic]]:
+        """Return the coded tensors of float64 plus their updates, float32 (d,), which are added in float64."""
+        parts = zip(self.coded, self.layout.split(update), strict=True)
+        return {
+            name: np.add(values[name], _in_shape(part, values[name].shape), dtype=np.float64)
+            for name, part in parts
+            if values[name].dtype == np.float64
+        }
 
     def dense_vector(self, values: Values) -> Float32Array:
         """Return the dense tensors as one vector, float32 (m,)."""
@@ -159,9 +194,7 @@ class Parts:
         """
         changed = dict(values)
         for name, part in zip(self.coded, self.layout.split(vector), strict=True):
-            shape = values[name].shape
-            back = np.argsort(memory_order(shape))
-            changed[name] = placed(part, shape).transpose(back).astype(values[name].dtype)
+            changed[name] = _in_shape(part, values[name].shape).astype(values[name].dtype)
         for name, place in zip(self.dense, slices(self.dense_sizes), strict=True):
             changed[name] = dense[place].reshape(values[name].shape).astype(values[name].dtype)
         places = slices(values[name].nbytes for name in self.exact)
@@ -174,6 +207,11 @@ class Parts:
         return {name: changed[self.tied.get(name, name)] for name in values}
 
 
+def _in_shape(part: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return the elements of a coded tensor in its shape."""
+    return placed(part, shape).transpose(np.argsort(memory_order(shape)))
+
+
 def find_tied(name: str, values: Values, others: Sequence[str]) -> str | None:
     """Return the first of other tensors that holds the same values; None if none does."""
     return next((other for other in others if other != name and np.array_equal(values[other], values[name])), None)
@@ -181,7 +219,7 @@ def find_tied(name: str, values: Values, others: Sequence[str]) -> str | None:
 
 def is_unmoved(before: NDArray[np.generic], after: NDArray[np.generic]) -> bool:
     """Return whether a tensor is as it was sent, or as a bfloat16 model holds what it was sent in float32."""
-    if np.array_equal(before, after):
+    if np.array_equal(before, after, equal_nan=np.issubdtype(before.dtype, np.inexact)):
         return True
     if before.dtype != np.float32 or after.dtype != np.float32:
         return False
@@ -189,6 +227,10 @@ def is_unmoved(before: NDArray[np.generic], after: NDArray[np.generic]) -> bool:
     bits = before.view(np.uint32)
     rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) & 0xFFFF0000
     return bool(np.array_equal(rounded, after.view(np.uint32)))
+
+
+def _at_least_float32(array: NDArray[np.generic]) -> NDArray[Any]:
+    return array.astype(np.result_type(array.dtype, np.float32), copy=False)
 
 
 def _join(arrays: Sequence[NDArray[np.generic]]) -> Float32Array:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import RunError, VersionError
@@ -15,23 +15,29 @@ from fedmrn_app.exchange.messages import lost_content
 from fedmrn_app.federation.upload import Update, header_of, write_upload
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.plugin.arrays import (
+    FROM_ZERO,
     Values,
     Way,
     check_finite,
     find_tied,
     is_unmoved,
-    only_arrays,
+    to_record,
     to_values,
     usual_ways,
 )
+from fedmrn_app.plugin.bounded import pack_bounded
 from fedmrn_app.plugin.client_round import ClientRound, RoundContent, in_sent_types, no_masks, read_bound
 from fedmrn_app.plugin.difference import check_returned, distance, moved_towards
+from fedmrn_app.plugin.fidelity import evened
+from fedmrn_app.plugin.reply_form import ReplyForm, base_key, default_key, ways_for_reply
 from fedmrn_app.plugin.scales import SCALES
 from fedmrn_app.plugin.settings import (
+    BESIDE,
     GRID,
     RECORD,
     REFUSED,
     SECURE,
+    WITHOUT_ARRAYS,
     WITHOUT_MASKS,
     ClientTask,
     OtherFormatError,
@@ -81,8 +87,9 @@ def compress_uplink(message: Message, context: Context, call_next: Callable[[Mes
         if on_grid and reply.has_content():
             reply.content[GRID] = ConfigRecord()  # says that the app had the arrays of the grid
         return reply
-    values = to_values(only_arrays(message.content)[1])
-    client_round = ClientRound(task, task.settings.build(), values, read_bound(message.content))
+    records = {key: to_values(record) for key, record in message.content.array_records.items()}
+    values: Values = next(iter(records.values()), {})
+    client_round = ClientRound(task, task.settings.build(), values, read_bound(message.content), records=records)
     del message.content[RECORD]
     message.content = RoundContent(message.content, client_round)
     reply = call_next(message, context)
@@ -92,13 +99,62 @@ def compress_uplink(message: Message, context: Context, call_next: Callable[[Mes
 
 
 def _compress(reply: Message, client_round: ClientRound, context: Context) -> None:
-    """Replace the arrays of a reply by the record that the server reads, under the same key."""
-    key, arrays = only_arrays(reply.content)
-    sent, learned = client_round.values, client_round.learned
-    trained = in_sent_types(sent, to_values(arrays))
+    """Replace the arrays of a reply by records that the server reads, under the same keys.
+
+    An ArrayRecord that the message has no arrays for is sent as it is.
+
+    Raises:
+        RunError: the reply's only ArrayRecord is none of the message's.
+    """
+    content, records = reply.content, client_round.records
+    replied = {key: to_values(record) for key, record in content.array_records.items()}
+    coded: dict[str, ConfigRecord] = {}
+    beside: dict[str, ArrayRecord] = {}
+    for key, arrays in replied.items():
+        base = base_key(key, arrays, records, alone=len(replied) == 1)
+        if base is None and len(replied) == 1 and any(records.values()):
+            unknown = sorted(set(arrays) - {name for values in records.values() for name in values})
+            other = ", ".join(unknown[:3]) or key
+            raise RunError(f"the reply has other arrays than were sent: {other}", code="names", value=other)
+        if base is None:
+            continue
+        record, plain = _compress_record(arrays, base, client_round, context)
+        if base != default_key(key, records):
+            record["of"] = base
+        coded[key] = record
+        if plain:
+            beside[f"{BESIDE}{key}"] = to_record(plain)
+    whole = {key: coded.get(key, record) for key, record in content.items()}
+    marks = {} if coded else {RECORD: ConfigRecord({WITHOUT_ARRAYS: True})}
+    reply.content = RecordDict({**whole, **beside, **marks})
+
+
+def _compress_record(
+    arrays: Values, base: str, client_round: ClientRound, context: Context
+) -> tuple[ConfigRecord, Values]:
+    """Return what the server reads instead of an ArrayRecord, and the arrays of it that Flower sends.
+
+    Args:
+        arrays: of the reply.
+        base: key of the arrays in the message.
+        client_round: of the message.
+        context: of the node.
+    """
+    sent, first = client_round.records[base], base == next(iter(client_round.records))
+    masks = client_round.method.training.learns_masks
+    if not first:
+        if client_round.bound is not None:
+            reason = f"the server asks for updates of norm {client_round.bound:g} or less of a single ArrayRecord"
+            raise RunError(f"{reason}; send one, or clip on the server", code="clipping", value=client_round.bound)
+        client_round = client_round.without_masks(sent)
+    learned = client_round.learned
+    form, trained = ReplyForm.of(sent, arrays), {name: arrays[name] for name in sent if name in arrays}
+    if not client_round.task.forms:
+        trained = dict(in_sent_types(sent, arrays))
+        form = ReplyForm.of(sent, trained)
     check_finite(sent, trained)
-    residual = _residual_of(client_round, context)
-    coded = _code(client_round, trained, None if residual is None else residual.read())
+    residual = _residual_of(client_round, context) if first else None
+    coded = _code(client_round, form, trained, None if residual is None else residual.read())
     if learned is not None:
         expected = learned.left_in_model() or coded.decoded()
         try:
@@ -106,13 +162,13 @@ def _compress(reply: Message, client_round: ClientRound, context: Context) -> No
         except RunError:
             if learned.on_difference == "error":
                 raise
-            task = client_round.task.without_masks()
-            coded = _code(ClientRound(task, task.settings.build(), sent), trained, None)
-            coded.record[WITHOUT_MASKS] = True
+            learned, coded = None, _code(client_round.without_masks(sent), form, trained, None)
+    if masks and learned is None:
+        coded.record[WITHOUT_MASKS] = True
     if coded.residual is not None and residual is not None:
         residual.write(coded.residual)
-    del reply.content[key]
-    reply.content[key] = coded.record
+    form.write(coded.record, sent)
+    return coded.record, {name: trained[name] for name in coded.beside}
 
 
 def _residual_of(client_round: ClientRound, context: Context) -> NodeResidual | None:
@@ -131,73 +187,97 @@ class _Coded:
     Attributes:
         record: what the server reads.
         residual: what the method leaves out, with error feedback.
-        decoded: returns the arrays that the server will read.
+        decoded: returns the arrays that the server will read, without those that Flower sends.
+        beside: names of the arrays that Flower sends.
     """
 
     record: ConfigRecord
     residual: Float32Array | None
     decoded: Callable[[], Values]
+    beside: Sequence[str]
 
 
-def _code(client_round: ClientRound, trained: Values, before: Float32Array | None) -> _Coded:
+def _code(client_round: ClientRound, form: ReplyForm, trained: Values, before: Float32Array | None) -> _Coded:
     """Code what was trained, and shorten it until the decoded update keeps the bound.
 
     Raises:
         RunError: it does not keep the bound however short it is.
     """
-    bound, sent, factor = client_round.bound, client_round.values, 1.0
-    coded = _code_once(client_round, trained, before)
+    bound, factor = client_round.bound, 1.0
+    coded = _code_once(client_round, form, trained, before)
+    base = form.base(client_round.values) if bound is not None else {}
     for _ in range(_ATTEMPTS if bound is not None else 0):
-        norm = distance(coded.decoded(), sent)
+        norm = distance(coded.decoded(), base)
         if norm <= cast(float, bound):
             return coded
         factor *= 0.999 * cast(float, bound) / norm
         shorter = None if before is None else before * np.float32(factor)
-        coded = _code_once(client_round, moved_towards(sent, trained, factor), shorter)
+        coded = _code_once(client_round, form, moved_towards(base, trained, factor), shorter)
     if bound is not None:
         reason = f"{client_round.method.name} cannot code an update within the norm {bound:g} to which the server clips"
         raise RunError(f"{reason}; clip to a larger norm, or say method='eden'", code="clipping", value=bound)
     return coded
 
 
-def _code_once(client_round: ClientRound, trained: Values, before: Float32Array | None) -> _Coded:
-    task, method, sent = client_round.task, client_round.method, client_round.values
-    ways = _choose_ways(client_round, trained)
-    shared = RoundContext.of(method, task, sent, ways)
+def _code_once(client_round: ClientRound, form: ReplyForm, trained: Values, before: Float32Array | None) -> _Coded:
+    task, method = client_round.task, client_round.method
+    ways = _choose_ways(client_round, form, trained)
+    base = form.base(client_round.values, ways)
+    shared = RoundContext.of(method, task, base, ways)
     parts, learned = shared.parts, client_round.learned
-    x = learned.update() if learned else parts.vector(trained) - parts.vector(sent)
+    x = learned.update() if learned else parts.update(base, trained)
     if before is not None and before.size != x.size:
         before = None  # other tensors were trained in the last round
+    exponents = None if learned is None or learned.scales is None else learned.scales.exponents
+    if task.even and parts.coded:
+        x, exponents = evened(x, parts.layout)
     body, residual = shared.protocol.method.encode(x, before, shared.context, task.seed, client_round.private_seed)
     header = header_of(shared.protocol, task.seed, 1, shared.context.count)
     payload = write_upload(shared.protocol, header, Update(body, parts.dense_vector(trained)), shared.dense)
     record, exact = ConfigRecord({"": payload}), parts.exact_bytes(trained)
-    if not np.array_equal(ways, usual_ways(sent)):
+    bounded = pack_bounded(parts.bounded, base, trained)
+    if not np.array_equal(ways, usual_ways(base)):
         record["ways"] = ways.tobytes()
     if parts.exact:
         record["exact"] = exact
-    exponents = None if learned is None or learned.scales is None else learned.scales.exponents
+    if bounded:
+        record["bounded"] = bounded
     if exponents is not None:
         record[SCALES] = exponents.tobytes()
-    return _Coded(record, residual, lambda: shared.decode(sent, task.seed, payload, exact, exponents)[0])
+
+    def decoded() -> Values:
+        return shared.decode(base, task.seed, payload, exact, exponents, bounded)[0]
+
+    return _Coded(record, residual, decoded, parts.beside)
 
 
-def _choose_ways(client_round: ClientRound, trained: Values) -> NDArray[np.uint8]:
-    """Return how each tensor is sent: unchanged ones not at all, and those without a learned mask densely."""
-    method, sent = client_round.method, client_round.values
+def _choose_ways(client_round: ClientRound, form: ReplyForm, trained: Values) -> NDArray[np.uint8]:
+    """Return how each tensor is sent: unchanged ones not at all, and those without a learned mask densely.
+
+    Raises:
+        RunError: the server asks for masks, and none were learned; or one was learned of a tensor that is not returned.
+    """
+    method, base, task = client_round.method, form.base(client_round.values), client_round.task
     learned: Sequence[str] = ()
     if client_round.learned is not None:
         learned = client_round.learned.names
+        if missing := sorted(set(learned) - set(trained)):
+            reason = f"{missing[0]}: is learned as a mask and not returned; return all arrays that were sent"
+            raise RunError(f"{reason}, or say Compressed(..., method='eden')", code="names", value=missing[0])
     elif method.training.learns_masks:
         raise no_masks(method)
-    ways = usual_ways(sent)
-    for number, (name, before) in enumerate(sent.items()):
-        if learned and ways[number] == Way.CODED:
+    ways = ways_for_reply(base, trained) if task.forms else usual_ways(base)
+    for number, (name, before) in enumerate(base.items()):
+        way, from_zero = int(ways[number]) & (FROM_ZERO - 1), int(ways[number]) & FROM_ZERO
+        if learned and way == Way.CODED:
+            ways[number] = way
             if name in learned:
                 continue
-            other = find_tied(name, sent, learned)
+            other = find_tied(name, base, learned)
             tied = other is not None and np.array_equal(trained[other], trained[name])
-            ways[number] = Way.TIED if tied else Way.DENSE
-        if ways[number] in (Way.CODED, Way.DENSE) and is_unmoved(before, trained[name]):
-            ways[number] = Way.UNCHANGED
+            ways[number] = Way.TIED if tied else Way.DENSE | from_zero
+        start = np.zeros_like(before) if from_zero else before
+        sent_as_is = () if task.forms else (Way.EXACT,)
+        if way not in (Way.BESIDE, *sent_as_is) and is_unmoved(start, trained[name]):
+            ways[number] = Way.UNCHANGED | from_zero
     return ways

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+import numpy as np
 from flwr.app import Message, RecordDict
 
 from fedmrn_app.errors import RunError
@@ -49,10 +50,11 @@ class ClientRound:
     Attributes:
         task: what the server asks.
         method: of the run.
-        values: the arrays that were sent.
+        values: the arrays that were sent; of several ArrayRecords those of the first.
         bound: largest norm of an update that the server asks for; None for any.
         learned: what an optimizer learns as masks; None for other trainings.
         client: number of the client in a secure sum; None without.
+        records: the arrays of all ArrayRecords by their keys.
     """
 
     task: ClientTask
@@ -61,6 +63,12 @@ class ClientRound:
     bound: float | None = None
     learned: Learned | None = None
     client: int | None = None
+    records: Mapping[str, Values] = field(default_factory=dict)
+
+    def without_masks(self, values: Values) -> ClientRound:
+        """Return the round of arrays for which no masks are learned."""
+        task = self.task.without_masks() if self.method.training.learns_masks else self.task
+        return ClientRound(task, task.settings.build(), values, self.bound, records=self.records)
 
     @property
     def private_seed(self) -> int:
@@ -116,7 +124,7 @@ def in_sent_types(sent: Values, trained: Values) -> Values:
     """Return the trained tensors in the dtypes and shapes that were sent; Flower's mean changes those of counters.
 
     Raises:
-        RunError: the names or shapes are not those that were sent.
+        RunError: the names or shapes are not those that were sent, or integers were sent and came back with fractions.
     """
     if list(sent) != list(trained):
         other = ", ".join(sorted(set(sent) ^ set(trained))[:3]) or "in another order"
@@ -125,4 +133,10 @@ def in_sent_types(sent: Values, trained: Values) -> Values:
         if before.size != trained[name].size or (before.shape != trained[name].shape and before.size > 1):
             reason = f"{name}: was sent with the shape {before.shape} and came back with {trained[name].shape}"
             raise RunError(reason, code="shape", key=name, value=trained[name].shape)
-    return {name: trained[name].astype(before.dtype).reshape(before.shape) for name, before in sent.items()}
+    converted = {name: trained[name].astype(before.dtype).reshape(before.shape) for name, before in sent.items()}
+    for name, after in trained.items():
+        whole = not np.issubdtype(sent[name].dtype, np.inexact) and np.issubdtype(after.dtype, np.inexact)
+        if whole and not np.array_equal(converted[name].reshape(after.shape), after):
+            reason = f"{name}: was sent as {sent[name].dtype} and came back as {after.dtype} with fractions"
+            raise RunError(f"{reason}; send it as {after.dtype} from the first round on", code="dtype", key=name)
+    return converted

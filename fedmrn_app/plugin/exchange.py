@@ -9,6 +9,7 @@ import logging
 import math
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -16,13 +17,17 @@ from flwr.app import Error, Message, RecordDict
 
 from fedmrn_app.errors import ConfigError, PayloadError, RunError
 from fedmrn_app.exchange.requests import Asked
+from fedmrn_app.methods.method import Method
 from fedmrn_app.noise import Distribution
-from fedmrn_app.plugin.arrays import only_arrays
+from fedmrn_app.plugin.arrays import only_arrays, to_values
+from fedmrn_app.plugin.fidelity import bits_of_round
 from fedmrn_app.plugin.replies import (
     add_counts,
     add_rounding,
     check_plain,
     decode_payload,
+    has_payload,
+    parameter_count,
 )
 from fedmrn_app.plugin.request import ArraysRequest, Fleet, OpenMessages
 from fedmrn_app.plugin.settings import (
@@ -33,6 +38,8 @@ from fedmrn_app.plugin.settings import (
     ClientTask,
     PluginSettings,
     check_own_scales,
+    sets_own_scales,
+    usual_options,
 )
 from fedmrn_app.validation import Positive, Range
 from fedmrn_app.wire.downlink import LATTICE_STEP
@@ -60,7 +67,7 @@ class Exchange:
         *,
         bits: Annotated[float, Range(above=0, most=32)] | None = None,
         noise: Distribution = "uniform",
-        alpha: float | Literal["auto"] = DEFAULT_ALPHA,
+        alpha: float | Literal["auto"] | None = None,
         dense_bits: int = 6,
         seed: Annotated[int, Range(least=0, below=1 << 56)] = 0,
         downlink: str = "float32",
@@ -72,27 +79,38 @@ class Exchange:
         secure: bool = False,
         secure_bits: Annotated[int, Range(least=8, most=32)] = SECURE_BITS,
         secure_bound: Positive = SECURE_BOUND,
+        even: bool = False,
+        exact_norms: bool = False,
     ) -> None:
         if alpha == "auto" and bits is not None:
             reason = f"alpha=auto: the server sets the scale of the noise so that replies take bits={bits:g}"
             raise ConfigError(f"{reason}; leave one of the two out", code="conflict", key="alpha", value=alpha)
-        options = dict(options or {})
+        options = usual_options(method, options or {}, secure=secure)
         if secure:
             from fedmrn_app.plugin.secure_rounds import SecureSums, check_options  # few runs add up in secret
 
-            check_options(method, bits=bits, alpha=alpha, dense_bits=dense_bits, downlink=downlink, options=options)
-            options |= {"shared_noise": True} if method in ("fedmrn", "fedmrns") else {}
+            check_options(
+                method,
+                bits=bits,
+                alpha=alpha or DEFAULT_ALPHA,
+                dense_bits=dense_bits,
+                downlink=downlink,
+                options=options,
+            )
         elif (secure_bits, secure_bound) != (SECURE_BITS, SECURE_BOUND):
             reason = "secure_bits and secure_bound: are used with secure=True only"
             raise ConfigError(f"{reason}; leave them out, or say secure=True", code="unused", key="secure_bits")
         self.settings = PluginSettings(
             method=method, options=options, distribution=noise, bits=bits, dense_bits=dense_bits,
-            seed=seed, alpha=DEFAULT_ALPHA if alpha == "auto" else alpha,
+            seed=seed, alpha=DEFAULT_ALPHA if alpha in ("auto", None) else float(alpha),
         )  # fmt: skip
         self._method = self.settings.build(secure=secure)
+        self._even, self._exact_norms = even, exact_norms
         self.sums: SecureSums | None = None
         if secure:
             self.sums = SecureSums(self._method, secure_bits, secure_bound)
+        if alpha is None and bits is None and not secure and sets_own_scales(self._method):
+            alpha = "auto"
         if alpha == "auto" and self.has_noise:
             check_own_scales(self._method)
         # None where no masks are learned
@@ -106,7 +124,7 @@ class Exchange:
             self._sender = LatticeSender(downlink, step)
         self._fleet, self._max_failed = Fleet(sender=self._sender, plain_replies=plain_replies), max_failed_rounds
         self._last: OpenMessages | None = None  # whose bits the rate control has not seen
-        self._told_least = False  # whether the log has said that the budget is too small
+        self._told_least = self._told_most = False  # whether the log has said that the budget is too small
         self._number = self._failed = 0
         self._run = secrets.token_hex(8) if self._method.error_feedback else None
         if state is not None:
@@ -120,6 +138,7 @@ class Exchange:
     def __str__(self) -> str:
         """Return the settings that have an effect, for the log."""
         settings, words = self.settings, [self.settings.method]
+        words += ["the error of each tensor"] if self._even else []
         words += [f"{name}={value}" for name, value in settings.options.items()]
         if self.has_noise:
             alpha = "auto" if self._own_scales else f"{settings.alpha:g}"
@@ -140,7 +159,7 @@ class Exchange:
 
         Raises:
             ConfigError: clients are sent different arrays on a grid.
-            RunError: a message has no arrays, or several ArrayRecords.
+            RunError: a message of a secure round has no arrays, or several ArrayRecords.
         """
         kinds = {id(message): message.metadata.message_type.split(".")[0] for message in messages}
         trained = [message for message in messages if kinds[id(message)] == "train"]
@@ -148,13 +167,14 @@ class Exchange:
         if trained:
             self._note_rate()
             self._number += 1
-        opened = OpenMessages(number=self._number, waiting=len(trained))
-        scale = None if self._rate is None else float(self._rate[0])
+        settings, method = self._of_round(len(trained))
+        opened = OpenMessages(number=self._number, method=method, waiting=len(trained))
+        scale = self._scale(trained)
         requests = []
         for client, message in enumerate(sorted(trained, key=lambda message: message.metadata.dst_node_id)):
-            seed = self._method.client_seed(self.settings.seed, self._number, client)
+            seed = method.client_seed(settings.seed, self._number, client)
             task = ClientTask(
-                self.settings, seed, scale, self._own_scales, server_round=self._number, client=client, run=self._run
+                settings, seed, scale, self._own_scales, self._number, client, run=self._run, even=self._even
             )
             requests.append(ArraysRequest(client, message, opened, task, self._fleet))
         requests += [
@@ -235,25 +255,31 @@ class Exchange:
         request, content = asked.request, reply.content
         content.pop(GRID, None)
         if request.task is not None:
-            if content.array_records:
-                self._accept_plain(request, content)
-            else:
-                spent = decode_payload(content, request.task, self._method, request.values, request.opened.contexts)
+            coded = has_payload(content)
+            if coded:
+                spent = decode_payload(
+                    content, request.task, request.opened.method, request.records, request.opened.contexts
+                )
                 if request.on_grid:
                     add_rounding(content, request.exact, request.values)
                 request.opened.spent += [] if spent is None else [spent]
-            add_counts(content, asked.uplink_bytes, asked.downlink_bytes, request.values)
+            else:
+                self._accept_plain(request, content)
+            parameters = sum(parameter_count(values) for values in request.records.values())
+            add_counts(content, asked.uplink_bytes, asked.downlink_bytes, parameters)
         if request.on_grid and self._sender is not None and request.opened.lattice is not None:
             self._sender.note(request.opened.lattice, request.node)
-        elif asked.sent > 1 and (request.task is None or content.array_records):
+        elif asked.sent > 1:
             self._fleet.off_grid.add(request.node)
         self._count(request, None)
         return reply if asked.sent == 1 else Message(content, reply_to=request.first)
 
     def _accept_plain(self, request: ArraysRequest, content: RecordDict) -> None:
+        if not content.array_records:
+            raise PayloadError("reply holds neither a payload nor arrays", code="records")
         if not self._fleet.plain_replies:
             raise PayloadError("answered with plain arrays; its ClientApp needs mods=[compress_uplink]", code="no-mod")
-        check_plain(content, request.values)
+        check_plain(content, request.records)
         if not request.refused and request.node not in self._fleet.plain:
             self._fleet.plain.add(request.node)
             _log.warning(
@@ -285,6 +311,36 @@ class Exchange:
                 code="all-failed",
                 value=self._failed,
             ) from None
+
+    def _of_round(self, clients: int) -> tuple[PluginSettings, Method]:
+        """Return the settings and the method of a round with so many clients; only the default changes them."""
+        if not self._even:
+            return self.settings, self._method
+        bits = bits_of_round(self._number, clients, exact_norms=self._exact_norms)
+        settings = replace(self.settings, options={"bits": bits} if bits > 1 else {})
+        return settings, settings.build()
+
+    def _scale(self, trained: Sequence[Message]) -> float | None:
+        """Return the scale of the noise in a round; None without a rate control.
+
+        It is limited like the scales that clients set by themselves: larger noise drowns the weights.
+        """
+        if self._rate is None:
+            return None
+        if trained:
+            from fedmrn_app.plugin.scale_limit import largest_scale  # few runs have a rate control
+
+            most = largest_scale(to_values(next(iter(trained[0].content.array_records.values()))))
+            if self._rate[0] > most:
+                if not self._told_most:
+                    self._told_most = True
+                    _log.warning(
+                        "round %s: bits=%g: asks for noise of the scale %.3g, and weights of this size bear %.3g; "
+                        "replies are longer than that. Raise bits, or leave bits out for alpha=auto",
+                        self._number, self.settings.bits, self._rate[0], most,
+                    )  # fmt: skip
+                self._rate = np.array([most, *self._rate[1:]], np.float32)
+        return float(self._rate[0])
 
     def _note_rate(self) -> None:
         """Let the rate control see the bits of the last round."""

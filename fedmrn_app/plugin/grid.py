@@ -14,7 +14,7 @@ from fedmrn_app.errors import RunError
 from fedmrn_app.exchange.requests import match
 from fedmrn_app.plugin.exchange import AskedArrays, Exchange
 from fedmrn_app.plugin.options import Options, new_exchange
-from fedmrn_app.plugin.settings import default_method
+from fedmrn_app.plugin.request import take_arrays
 
 
 class CompressedGrid(Grid):
@@ -34,7 +34,7 @@ class CompressedGrid(Grid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Send messages in the order of the nodes, and return replies with arrays, in this order too."""
-        sending = sorted(messages, key=lambda message: message.metadata.dst_node_id)
+        sending = sorted(take_arrays(messages), key=lambda message: message.metadata.dst_node_id)
         waiting = self._exchange.open(sending)
         if self._exchange.sums is not None and waiting:
             return self._send_and_add(sending, waiting, timeout)
@@ -69,7 +69,7 @@ class CompressedGrid(Grid):
         Raises:
             RunError: a message is to be trained in a secure round.
         """
-        messages = list(messages)
+        messages = take_arrays(messages)
         if self._exchange.sums is not None:
             if any(message.metadata.message_type.split(".")[0] == "train" for message in messages):
                 reason = "secure=True: a secure round exchanges four messages with all of its clients together"
@@ -167,4 +167,4 @@ def compressed_grid(grid: Grid, method: str | None = None, **options: Unpack[Opt
     Raises:
         ConfigError: the method or an option does not work on an app's arrays.
     """
-    yield CompressedGrid(grid, new_exchange(method or default_method(options), options))
+    yield CompressedGrid(grid, new_exchange(method, options))

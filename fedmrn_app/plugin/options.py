@@ -10,7 +10,8 @@ import numpy as np
 
 from fedmrn_app.noise import Distribution
 from fedmrn_app.plugin.exchange import Exchange
-from fedmrn_app.plugin.settings import DEFAULT_ALPHA
+from fedmrn_app.plugin.fidelity import uses_norms
+from fedmrn_app.plugin.settings import DEFAULT_METHOD, default_method
 from fedmrn_app.validation import check_call, refusal
 
 _log = logging.getLogger("flwr")
@@ -23,9 +24,10 @@ class Options(TypedDict, total=False):
         bits: bits per parameter that a whole reply is to take; the scale of the noise is set accordingly. Only methods
             that learn masks allow it. None, the default, keeps the scale.
         noise: distribution of the seeded noise: `uniform` (default), `gaussian` or `bernoulli`.
-        alpha: scale of the noise, about the size of one round's updates (0.01); with `bits` the first scale follows
-            from it. `auto` lets each client set the scale of each tensor by what it learns, up to about twice the root
-            mean square of the tensor's weights; it excludes `bits`, and needs uniform noise and stochastic masks.
+        alpha: scale of the noise, about the size of one round's updates; with `bits` the first scale follows from it
+            (0.01). `auto`, the default where it is possible, lets each client set the scale of each tensor by what it
+            learns, up to about twice the root mean square of the tensor's weights; it excludes `bits` and `secure`, and
+            needs uniform noise and stochastic masks.
         dense_bits: bits per value of the dense part: 4 to 8 (6), 16 (float16) or 32 (float32).
         seed: seed of all noise (0).
         downlink: `float32` (default) sends the arrays as they are. `grid` rounds them to a grid around the first arrays
@@ -57,17 +59,27 @@ class Options(TypedDict, total=False):
     secure_bound: float
 
 
-def new_exchange(method: str, options: Options) -> Exchange:
+def new_exchange(method: str | None, options: Options, strategy: object = None) -> Exchange:
     """Return the compression of a run, and log a line for each option that is given and has no effect.
+
+    Args:
+        method: of the run; None for the default.
+        options: of the run.
+        strategy: that aggregates replies; None if it is not known.
 
     Raises:
         ConfigError: an option is unknown, has a wrong type or is out of range, or `Exchange` refuses it.
     """
     given = {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
-    alpha = given.get("alpha", DEFAULT_ALPHA)
+    alpha = given.get("alpha")
     if isinstance(alpha, str) and alpha != "auto":
         raise refusal("alpha", alpha, "must be a number, or auto", "choice")
-    exchange = Exchange(**check_call(Exchange, {"method": method, **given}, ""))
+    name = method or default_method(given)
+    if hidden := sorted({"even", "exact_norms"} & set(given)):
+        raise refusal(hidden[0], given[hidden[0]], "is no option; leave it out", "unknown")
+    if method is None and name == DEFAULT_METHOD:
+        given |= {"even": True, "exact_norms": uses_norms(strategy)}
+    exchange = Exchange(**check_call(Exchange, {"method": name, **given}, ""))
     for line in _remarks(given, exchange):
         _log.warning("Compressed: %s", line)
     return exchange

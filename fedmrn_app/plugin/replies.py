@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
-from flwr.app import Message, RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
@@ -15,10 +15,21 @@ from fedmrn_app.exchange.messages import one_line, remote_reason
 from fedmrn_app.methods.method import Method
 from fedmrn_app.methods.rate_control import least_mask_bits, mask_bits
 from fedmrn_app.plugin.arrays import Values, checked_ways, only_arrays, to_record, to_values, usual_ways
+from fedmrn_app.plugin.reply_form import ReplyForm, base_key, default_key
 from fedmrn_app.plugin.scales import read_exponents
-from fedmrn_app.plugin.settings import GRID, RECORD, REFUSED, WITHOUT_MASKS, ClientTask, RoundContext
+from fedmrn_app.plugin.settings import (
+    BESIDE,
+    GRID,
+    RECORD,
+    REFUSED,
+    WITHOUT_ARRAYS,
+    WITHOUT_MASKS,
+    ClientTask,
+    RoundContext,
+)
 
-Contexts = dict[tuple[int, bytes, bool], RoundContext]  # by the arrays, the ways they are sent back, and masks or none
+# By the arrays, how they are sent back, the form of the reply, and masks or none; with what is coded from.
+Contexts = dict[tuple[int, bytes, ReplyForm, bool], tuple[RoundContext, Values]]
 
 
 def read_refusal(reply: Message) -> str | None:
@@ -32,8 +43,7 @@ def has_read_grid(reply: Message) -> bool:
     """Return whether a reply to arrays on the grid comes from a client that has read them: only the mod can."""
     if reply.has_error():
         return False
-    payload = any(isinstance(record.get(""), bytes) for record in reply.content.config_records.values())
-    return GRID in reply.content or (payload and not reply.content.array_records)
+    return GRID in reply.content or has_payload(reply.content)
 
 
 def check_answer(reply: Message) -> None:
@@ -46,46 +56,104 @@ def check_answer(reply: Message) -> None:
         raise PayloadError(f"failed with: {remote_reason(str(reply.error.reason))}", code="client")
 
 
+def has_payload(content: RecordDict) -> bool:
+    """Return whether a reply comes from a client with the mod: it has a payload, or notes that it has no arrays."""
+    records = content.config_records.values()
+    return any("" in record or WITHOUT_ARRAYS in record for record in records)
+
+
 def decode_payload(
-    content: RecordDict, task: ClientTask, method: Method, values: Values, contexts: Contexts
+    content: RecordDict, task: ClientTask, method: Method, records: Mapping[str, Values], contexts: Contexts
 ) -> tuple[float, float, float] | None:
-    """Replace the payload of a reply by the arrays that it stands for, under the same key.
+    """Replace the payloads of a reply by the arrays that they stand for, under the same keys.
 
     Args:
         content: of the reply.
         task: what the client was asked.
         method: of the run.
-        values: the arrays that the client was sent.
-        contexts: what server and clients know of this round; a missing one is added.
+        records: the arrays that the client was sent, by the keys of their ArrayRecords.
+        contexts: what server and clients know of this round; missing ones are added.
 
     Returns:
-        Bits per coded weight: those of the payload's body, those that `bits` leaves to it, and those that it gets at
-        least; None without masks.
+        Bits per coded weight: those of the body of the first payload, those that `bits` leaves to it, and those that it
+        gets at least; None without masks.
 
     Raises:
         PayloadError: the reply is not what was asked for.
     """
-    size = content_bytes(content)
-    key, data, exact, named = _read_payload(content)
-    ways = checked_ways(named, values) if named else usual_ways(values)
-    record = cast(Mapping[str, Any], content[key])
+    size, spent = content_bytes(content), None
+    payloads = {key: cast(Mapping[str, Any], record) for key, record in content.config_records.items() if "" in record}
+    content.pop(RECORD, None)  # the note of a reply without payloads
+    found: dict[str, ArrayRecord] = {}
+    for key, payload in payloads.items():
+        beside = content.array_records.get(f"{BESIDE}{key}")
+        sent = records.get(str(payload.get("of", default_key(key, records))))
+        if sent is None:
+            raise PayloadError("reply is coded from arrays that were not sent", code="records")
+        found[key], bits = _decode_record(payload, beside, task, method, sent, contexts, size)
+        spent = spent or bits
+        if beside is not None:
+            del content[f"{BESIDE}{key}"]
+    whole = {key: found.get(key, record) for key, record in content.items()}  # in the order of the app's reply
+    for key in list(content):
+        del content[key]
+    content.update(whole)
+    return spent
+
+
+def _decode_record(
+    record: Mapping[str, Any],
+    beside: ArrayRecord | None,
+    task: ClientTask,
+    method: Method,
+    sent: Values,
+    contexts: Contexts,
+    size: int,
+) -> tuple[ArrayRecord, tuple[float, float, float] | None]:
+    """Return the arrays of one payload, and the bits as `decode_payload` does.
+
+    Args:
+        record: with the payload.
+        beside: the arrays that Flower sent as they are.
+        task: what the client was asked.
+        method: of the run.
+        sent: the arrays that the client was sent.
+        contexts: see `decode_payload`.
+        size: bytes of the whole reply.
+
+    Raises:
+        PayloadError: the record is not what was asked for.
+    """
+    data, exact, named, bounded = (record.get(field, b"") for field in ("", "exact", "ways", "bounded"))
+    if not all(isinstance(part, bytes) for part in (data, exact, named, bounded)):
+        raise PayloadError("reply holds something else than bytes", code="records")
+    form = ReplyForm.read(record, sent)
+    base = form.base(sent)
+    ways = checked_ways(named, base) if named else usual_ways(base)
     masked = WITHOUT_MASKS not in record
     if not masked and not method.training.learns_masks:
         raise PayloadError(f"reply was coded without masks, which {method.name} has none of", code="method")
-    kind = (id(values), ways.tobytes(), masked)
+    kind = (id(sent), ways.tobytes(), form, masked)
     if kind not in contexts:
         asked = task if masked else task.without_masks()
-        contexts[kind] = RoundContext.of(method if masked else asked.settings.build(), asked, values, ways)
-    shared = contexts[kind]
-    exponents = read_exponents(record, len(shared.parts.coded) if masked and method.training.learns_masks else 0)
-    replaced, upload = shared.decode(values, task.seed, data, exact, exponents)
-    del content[key]
-    content[key] = to_record(replaced)
+        start: Values = form.base(sent, ways)
+        contexts[kind] = RoundContext.of(method if masked else asked.settings.build(), asked, start, ways), start
+    shared, start = contexts[kind]
+    scaled = task.even or (masked and method.training.learns_masks)
+    exponents = read_exponents(record, len(shared.parts.coded) if scaled else 0)
+    replaced, upload = shared.decode(start, task.seed, data, exact, exponents, bounded)
+    arrays = dict(to_record(replaced).items())
+    for name in shared.parts.beside:
+        if beside is None or name not in beside:
+            raise PayloadError(f"{name}: is missing beside the payload", code="records", key=name)
+        arrays[name] = beside[name]
+    found = ArrayRecord({name: arrays[name] for name in form.names})
     if not masked:
-        return None
-    budget = parameter_count(values) * (task.settings.bits or 0.0)
+        return found, None
+    budget = parameter_count(sent) * (task.settings.bits or 0.0)
     count = max(1, shared.context.count)
-    return *mask_bits(budget, count, payload=size, body=len(upload.payload.body)), least_mask_bits(count)
+    spent, left = mask_bits(budget, count, payload=size, body=len(upload.payload.body))
+    return found, (spent, left, least_mask_bits(count))
 
 
 def add_rounding(content: RecordDict, exact: Values, received: Values) -> None:
@@ -107,48 +175,43 @@ def add_rounding(content: RecordDict, exact: Values, received: Values) -> None:
     content[key] = to_record(values)
 
 
-def check_plain(content: RecordDict, values: Values) -> None:
+def check_plain(content: RecordDict, records: Mapping[str, Values]) -> None:
     """Check the plain arrays of a client without the mod.
 
     Raises:
         PayloadError: they have other names or shapes than those that were sent, or are not finite.
-        RunError: there is not exactly one ArrayRecord.
     """
-    found = to_values(only_arrays(content)[1])
-    for name in dict.fromkeys((*values, *found)):
-        shapes = [some[name].shape if name in some else None for some in (values, found)]
-        if shapes[0] != shapes[1] and not {shapes[0], shapes[1]} <= {(), (1,)}:  # Flower's mean changes counters
-            reason = f"{name}: was sent with the shape {shapes[0]} and came back with {shapes[1]}"
-            raise PayloadError(reason, code="shape", key=name, value=shapes[1])
-        if not np.isfinite(cast(NDArray[Any], found[name])).all():
-            raise PayloadError(f"{name}: is not finite", code="not-finite", key=name)
-    if len(content.metric_records) != 1:
-        raise PayloadError("reply does not hold exactly one MetricRecord", code="records")
+    replied = {key: to_values(record) for key, record in content.array_records.items()}
+    for key, found in replied.items():
+        base = base_key(key, found, records, alone=len(replied) == 1)
+        values = records.get(base or "", {})
+        if base is None and (len(replied) > 1 or not any(records.values())):
+            continue
+        for name, after in found.items():
+            before = values.get(name)
+            shapes = [None if some is None else some.shape for some in (before, after)]
+            single = {shapes[0], shapes[1]} <= {(), (1,)}  # Flower's mean changes counters
+            if shapes[0] != shapes[1] and not single and (before is None or before.size):
+                reason = f"{name}: was sent with the shape {shapes[0]} and came back with {shapes[1]}"
+                raise PayloadError(reason, code="shape", key=name, value=shapes[1])
+            if before is not None and np.issubdtype(after.dtype, np.inexact):
+                unmoved = np.array_equal(before, after, equal_nan=np.issubdtype(before.dtype, np.inexact))
+                if not unmoved and not np.isfinite(cast(NDArray[Any], after)).all():
+                    raise PayloadError(f"{name}: is not finite", code="not-finite", key=name)
 
 
-def add_counts(content: RecordDict, uplink: int, downlink: int, values: Values) -> None:
-    """Add the bytes of a reply and of the message to the reply's metrics, which must be the same for all clients."""
-    metrics = next(iter(content.metric_records.values()))
+def add_counts(content: RecordDict, uplink: int, downlink: int, parameters: int) -> None:
+    """Add the bytes of a reply and of the message to the reply's first MetricRecord, if it has one.
+
+    Flower asks for the same metrics of all clients.
+    """
+    metrics = next(iter(content.metric_records.values()), None)
+    if metrics is None:
+        return
     metrics["uplink_bytes"], metrics["downlink_bytes"] = uplink, downlink
-    metrics["uplink_bits_per_parameter"] = 8 * uplink / max(1, parameter_count(values))
+    metrics["uplink_bits_per_parameter"] = 8 * uplink / max(1, parameters)
 
 
 def parameter_count(values: Values) -> int:
     """Return the number of floating-point values."""
     return sum(value.size for value in values.values() if np.issubdtype(value.dtype, np.floating))
-
-
-def _read_payload(content: RecordDict) -> tuple[str, bytes, bytes, bytes]:
-    """Return the payload's key in a reply, the payload, the tensors that are sent exactly, and the ways of sending.
-
-    Raises:
-        PayloadError: the reply does not hold these and metrics.
-    """
-    keys = [key for key, record in content.config_records.items() if isinstance(record.get(""), bytes)]
-    if len(keys) != 1 or len(content.metric_records) != 1:
-        raise PayloadError("reply does not hold exactly one payload and one MetricRecord", code="records")
-    record = cast(Mapping[str, Any], content[keys[0]])
-    data, exact, named = (record.get(field, b"") for field in ("", "exact", "ways"))
-    if not all(isinstance(part, bytes) for part in (data, exact, named)):
-        raise PayloadError("reply holds something else than bytes", code="records")
-    return keys[0], data, exact, named

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.exchange.messages import Lost, read_lost
 from fedmrn_app.exchange.requests import Request
+from fedmrn_app.methods.method import Method
 from fedmrn_app.plugin.arrays import Values, only_arrays, to_values
 from fedmrn_app.plugin.replies import Contexts, check_answer, has_read_grid, read_refusal
 from fedmrn_app.plugin.settings import RECORD, ClientTask
@@ -46,6 +48,7 @@ class OpenMessages:
 
     Attributes:
         number: of the round, from 1.
+        method: of the round.
         lattice: the arrays on a lattice; None if the downlink has none.
         waiting: number of clients that were asked to train and have not answered yet.
         used: whether a reply was used.
@@ -57,6 +60,7 @@ class OpenMessages:
     """
 
     number: int
+    method: Method
     lattice: SentLattice | None = None
     waiting: int = 0
     used: bool = False
@@ -69,6 +73,27 @@ class OpenMessages:
     def plain_values(self, record: ArrayRecord) -> Values:
         """Return the values of a record; most clients are sent the same."""
         return self.plain.setdefault(id(record), (record, to_values(record)))[1]
+
+
+def take_arrays(messages: Iterable[Message]) -> list[Message]:
+    """Return messages with copies of their arrays, which an app cannot change while it waits for replies.
+
+    An array of Flower holds bytes that nobody changes, so that only the records are copied. Messages that share a
+    record share its copy.
+    """
+    copies: dict[int, tuple[ArrayRecord, list[int], ArrayRecord]] = {}
+    taken = []
+    for message in messages:  # an app may change arrays before it makes the next message
+        changed: dict[str, ArrayRecord] = {}
+        for key, record in message.content.array_records.items():
+            now = [id(array) for array in record.values()]
+            if id(record) not in copies or copies[id(record)][1] != now:
+                copies[id(record)] = record, now, ArrayRecord(dict(record))
+            changed[key] = copies[id(record)][2]
+        content = message.content
+        message.content = RecordDict({key: changed.get(key, record) for key, record in content.items()})
+        taken.append(message)
+    return taken
 
 
 class ArraysRequest(Request):
@@ -109,19 +134,24 @@ class ArraysRequest(Request):
             return self.opened.lattice.received
         return self.exact
 
+    @property
+    def records(self) -> dict[str, Values]:
+        """The arrays of all ArrayRecords as the client reads them, by their keys."""
+        if self.on_grid and self.opened.lattice is not None:
+            return {only_arrays(self.given)[0]: self.values}
+        return {key: self.opened.plain_values(record) for key, record in self.given.array_records.items()}
+
     def content(self, lost: Lost | None = None) -> RecordDict:
         """Return the content of the message.
 
         Raises:
             ConfigError: clients are sent different arrays on a grid.
-            RunError: the message has no arrays, or several ArrayRecords.
+            RunError: arrays are to be sent on a grid, and the message has none, or several ArrayRecords.
         """
         content, fleet = RecordDict(dict(self.given)), self._fleet
         if self.on_grid and fleet.sender is not None and self.opened.lattice is not None:
             content = fleet.sender.content(self.opened.lattice, content, self.node)
             self.whole = bool(content.array_records)
-        else:
-            only_arrays(content)
         if self.task is not None and not self.refused:
             content[RECORD] = self.task.record()
         return content

@@ -22,19 +22,19 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.plugin.scale_limit import LIMIT
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedmrn_app.kernels.masking import MaskKind
 
 SCALES = "scales"  # field of a reply with the exponents; of a message whether the server wants them and can read them
 RATIO = 2.0  # of the scale to the root mean square of what is masked
-LIMIT = 2.0  # of the scale to the root mean square of the weights; with 1 or 4 some small apps learn less
 MAX_EXPONENT = 64
 
 Exponents = NDArray[np.int8]
@@ -85,6 +85,8 @@ class OwnScales:
 
     def _sizes(self, x: Tensor) -> list[float]:
         """Return the root mean square of each tensor of a vector (d,); 0 for an empty tensor."""
+        import torch  # the server reads scales without it
+
         norms = torch.stack([x[part].norm() for part in self._layout.slices]).tolist()
         return [norm / math.sqrt(max(1, size)) for norm, size in zip(norms, self._layout.sizes, strict=True)]
 

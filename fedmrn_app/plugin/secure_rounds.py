@@ -22,7 +22,7 @@ from fedmrn_app.exchange.requests import Request
 from fedmrn_app.exchange.secure_rounds import PhaseMessages, PhaseTimes, Send, ask_through
 from fedmrn_app.methods.method import Method
 from fedmrn_app.plugin.arrays import only_arrays, to_record
-from fedmrn_app.plugin.replies import add_counts
+from fedmrn_app.plugin.replies import add_counts, parameter_count
 from fedmrn_app.plugin.request import ArraysRequest
 from fedmrn_app.plugin.secure_sum import Mean, Steps, SumLayout, secure_content
 from fedmrn_app.plugin.settings import RECORD, RoundContext
@@ -167,7 +167,7 @@ class SecureSums:
                 records[id(sent)] = to_record(layout.moved(request.exact, mean, update))
             metrics = MetricRecord({self.weighted_by: 1, "clipped_values": mean.clipped / len(used)})
             content = RecordDict({key: records[id(sent)], "metrics": metrics})
-            add_counts(content, phases.uplink[client], phases.downlink[client], request.exact)
+            add_counts(content, phases.uplink[client], phases.downlink[client], parameter_count(request.exact))
             found[client] = Message(content, reply_to=request.first)
         return found
 

@@ -11,7 +11,6 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.plugin.grid import CompressedGrid
 from fedmrn_app.plugin.options import Options, new_exchange
-from fedmrn_app.plugin.settings import default_method
 
 _OWN = ("strategy", "compression")  # attributes of Compressed; all others are those of the strategy
 _log = logging.getLogger("flwr")
@@ -36,7 +35,9 @@ class Compressed(Strategy):
     Args:
         strategy: any strategy of Flower's or your own, with its wrappers, such as those for differential privacy.
         method: a method that compresses after training, such as `quantized` and `eden`, or `fedmrn` or `fedmrns`, which
-            learn masks. None, the default, takes `quantized`, or `fedavg` with `secure=True`.
+            learn masks. None, the default, takes `eden` with about the same relative error in each tensor, with two
+            bits per element in the first two rounds and one later; `quantized` where options such as a size are given;
+            and `fedavg` with `secure=True`.
         **options: see `Options`.
 
     Raises:
@@ -55,7 +56,7 @@ class Compressed(Strategy):
             reason = f"{kind.__module__}.{kind.__name__} is {what}; say Compressed(flwr.serverapp.strategy.FedAvg(...))"
             raise ConfigError(reason, code="strategy", key="strategy", value=kind.__name__)
         self.strategy = strategy
-        self.compression = new_exchange(method or default_method(options), options)
+        self.compression = new_exchange(method, options, strategy)
         if self.compression.sums is not None:
             self.compression.sums.check_adds_up(strategy)
 

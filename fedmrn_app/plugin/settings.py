@@ -22,11 +22,13 @@ from fedmrn_app.methods.method import Method, RunOptions
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import Distribution, Noise
 from fedmrn_app.plugin.arrays import Parts, Values
+from fedmrn_app.plugin.bounded import unpack_bounded
 from fedmrn_app.plugin.scales import SCALES, Exponents, rescaled
 from fedmrn_app.validation import build, nearest
 from fedmrn_app.wire.dense import DENSE_BITS
 
-DEFAULT_METHOD = "quantized"  # of the methods that need no change in the training
+DEFAULT_METHOD = "eden"  # of the methods that need no change in the training; see `plugin/fidelity.py`
+SIZED_METHOD = "quantized"  # the same where options are given, such as a size
 DEFAULT_SECURE = "fedavg"  # of those whose updates can be added up
 DEFAULT_ALPHA = 0.01  # scale of the noise
 FORMAT = 1  # of the records of messages and replies; another number is not read
@@ -37,12 +39,32 @@ SECURE = "fedmrn-secure"  # record of a message of a secure sum, and of the clie
 SECURE_BITS = 24  # of one client's change of a value in a secure sum
 SECURE_BOUND = 8.0  # of the size of such a change
 REFUSED = "refused"  # field of a reply of a client that could not read the records
+EVEN = "even"  # field of a message: the client is to code all tensors with about the same relative error
+FORMS = "forms"  # field of a message: the server reads replies with arrays of their own order, number and types
+WITHOUT_ARRAYS = "without-arrays"  # field of a reply in which the app sends no arrays that could be coded
+BESIDE = "fedmrn-beside:"  # before the key of coded arrays: record of those that Flower sends as they are
 WITHOUT_MASKS = "without-masks"  # entry of a reply whose update is coded by EDEN instead of learned masks
+
+
+def usual_options(method: str, options: Mapping[str, Any], *, secure: bool) -> dict[str, Any]:
+    """Return the options of a method with those that the plug-in takes where none are given.
+
+    `signsgd` sends what an update leaves out with the next one. Signs alone are drawn with so much noise that nothing
+    is learned from few clients.
+    """
+    given = dict(options)
+    if method == "signsgd":
+        given.setdefault("error_feedback", True)
+    if secure and method in ("fedmrn", "fedmrns"):
+        given["shared_noise"] = True
+    return given
 
 
 def default_method(options: Mapping[str, Any]) -> str:
     """Return the method for options of the plug-in that name none."""
-    return DEFAULT_SECURE if options.get("secure") else DEFAULT_METHOD
+    if options.get("secure"):
+        return DEFAULT_SECURE
+    return SIZED_METHOD if options.get("options") or options.get("bits") is not None else DEFAULT_METHOD
 
 
 class OtherFormatError(PayloadError):
@@ -139,17 +161,23 @@ class PluginSettings:
         return method
 
 
+def sets_own_scales(method: Method) -> bool:
+    """Return whether clients may set the scale of the noise: `scales.gain_of` holds for some masks only."""
+    if not method.training.learns_masks:
+        return False
+    from fedmrn_app.methods.fedmrn import NoiseMask  # a method is loaded where it is used
+
+    codec = method.codec
+    return isinstance(codec, NoiseMask) and codec.noise.distribution == "uniform" and not codec.kind.deterministic
+
+
 def check_own_scales(method: Method) -> None:
-    """Check that clients may set the scale of the noise: `scales.gain_of` holds for some masks only.
+    """Check that clients may set the scale of the noise.
 
     Raises:
         ConfigError: the noise is not uniform, or the masks are drawn after the training or not drawn at all.
     """
-    from fedmrn_app.methods.fedmrn import NoiseMask  # a method is loaded where it is used
-
-    codec = method.codec
-    fits = isinstance(codec, NoiseMask) and codec.noise.distribution == "uniform" and not codec.kind.deterministic
-    if not (fits and method.training.learns_masks):
+    if not sets_own_scales(method):
         reason = "alpha=auto: clients set the scale of uniform noise under masks that are drawn in each step"
         way_out = "leave noise and options={'masking': ...} out, or give alpha a number"
         raise ConfigError(f"{reason}; {way_out}", code="conflict", key="alpha", value="auto")
@@ -172,6 +200,8 @@ class ClientTask:
         server_round: number of the round, from 1; 0 from a server that does not tell it.
         client: number of the client among those that are asked in the round.
         run: name of the run, under which the client keeps residuals on its disk; None to keep nothing there.
+        even: whether the client divides each tensor of its update by about its size before it is coded.
+        forms: whether the server reads what `plugin/reply_form.py` describes; older ones do not.
     """
 
     settings: PluginSettings
@@ -181,23 +211,27 @@ class ClientTask:
     server_round: int = 0
     client: int = 0
     run: str | None = None
+    even: bool = False
+    forms: bool = True
 
     def record(self) -> ConfigRecord:
         """Return the record of a message."""
         terms = json.dumps(vars(self.settings), separators=(",", ":"))
         place = {"round": self.server_round, "client": self.client}
-        record = ConfigRecord({"terms": terms, "seed": self.seed, **place, **format_fields()})
+        record = ConfigRecord({"terms": terms, "seed": self.seed, FORMS: 1, **place, **format_fields()})
         if self.scale is not None:
             record["scale"] = self.scale
         if self.own_scales is not None:
             record[SCALES] = self.own_scales
         if self.run is not None:
             record["run"] = self.run
+        if self.even:
+            record[EVEN] = True
         return record
 
     def without_masks(self) -> ClientTask:
         """Return the task of a client that sends an update by EDEN instead of the masks that it was asked for."""
-        return replace(self, settings=replace(self.settings, method="eden", options={}, bits=None))
+        return replace(self, settings=replace(self.settings, method="eden", options={}, bits=None), even=False)
 
     @classmethod
     def read(cls, record: ConfigRecord) -> ClientTask:
@@ -221,6 +255,8 @@ class ClientTask:
             server_round=values.get("round", 0),
             client=values.get("client", 0),
             run=values.get("run"),
+            even=bool(values.get(EVEN)),
+            forms=bool(values.get(FORMS)),
         )
 
 
@@ -271,27 +307,40 @@ class RoundContext:
         return masks
 
     def decode(
-        self, values: Values, seed: int, data: bytes, exact: bytes, exponents: Exponents | None = None
+        self,
+        values: Values,
+        seed: int,
+        data: bytes,
+        exact: bytes,
+        exponents: Exponents | None = None,
+        bounded: bytes = b"",
     ) -> tuple[Values, CheckedUpload]:
         """Return the arrays that a reply stands for, and its checked payload.
 
         Args:
-            values: the arrays that were sent.
+            values: the arrays that the reply's are coded from.
             seed: of the task.
             data: the payload.
             exact: the tensors that are sent byte for byte.
             exponents: of the scales that the client set by itself.
+            bounded: the tensors that are sent with a bound on the error of each value.
 
         Raises:
             PayloadError: the reply is not what was asked for.
         """
         header = header_of(self.protocol, seed, 1, self.context.count)
         upload = check_upload(data, self.protocol, header, self.context, self.dense)
-        if exponents is None:
+        parts, wide = self.parts, any(values[name].dtype == np.float64 for name in self.parts.coded)
+        update = np.zeros_like(self.context.vector) if wide or exponents is not None else None
+        if update is None:
             vector = self.context.vector.copy()
             upload.contribution.add_to(vector, np.float32(1))
         else:
-            update = np.zeros_like(self.context.vector)
             upload.contribution.add_to(update, np.float32(1))
-            vector = self.context.vector + rescaled(update, self.parts.layout, exponents, 1)
-        return self.parts.replaced(values, vector, upload.dense, exact), upload
+            update = update if exponents is None else rescaled(update, parts.layout, exponents, 1)
+            vector = self.context.vector + update
+        found = parts.replaced(values, vector, upload.dense, exact)
+        if wide and update is not None:
+            found |= parts.moved_in_float64(values, update)
+        found |= unpack_bounded(bounded, parts.bounded, values)
+        return found, upload

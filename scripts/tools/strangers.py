@@ -1,19 +1,24 @@
-"""Four small apps in the shapes of Flower's examples: without the plug-in, and with several of its methods.
+"""Ten small apps in the shapes of public ones: without the plug-in, with its default, and with other methods.
 
 Usage: python scripts/tools/strangers.py CIFAR10 FASHION_MNIST [--seeds 10 11] [--apps quickstart lightning]
+           [--methods plain default] [--csv FILE] [--figure FILE]
 
-The folders hold parquet files. Networks, optimizers, learning rates, batch sizes, and shares of clients are those of
-Flower's quickstart-pytorch, advanced-pytorch, quickstart-huggingface (a random BERT of two layers) and
-quickstart-pytorch-lightning; nothing is tuned for the plug-in. There are ten clients and one local epoch per round.
-There are 10,000 training and 4,000 test rows of a permutation; the sentences of the third app are drawn at random.
+The folders hold parquet files. Networks, optimizers, learning rates, batch sizes, and shares of clients of the first
+four are those of Flower's quickstart-pytorch, advanced-pytorch, quickstart-huggingface (a random BERT of two layers)
+and quickstart-pytorch-lightning. The others train small networks on Fashion-MNIST: AdamW with a schedule over the
+rounds, batch norm, and the strategies FedAdam, FedYogi, QFedAvg and FedProx. Nothing is tuned for the plug-in. There
+are ten clients, 2,000 training and 2,000 test rows of a permutation; the sentences of the third app are drawn at
+random. The score is the accuracy in percent, or 100 times the loss of the autoencoder, after rounds 1, 3, 5 and all.
 Needs `fedmrn[examples]`.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import io
 import logging
+import math
 import random
 import time
 import warnings
@@ -31,7 +36,7 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, FedYogi, QFedAvg, Strategy
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -41,17 +46,13 @@ from fedmrn_app.plugin import Compressed, compress_uplink, learn_masks
 from tests.local_nodes import LocalGrid
 
 CLIENTS, BATCH = 10, 32
-KINDS: dict[str, Callable[[FedAvg], Any]] = {
+SHOWN = (1, 3, 5)  # rounds, beside the last one
+KINDS: dict[str, Callable[[Strategy], Any]] = {
     "plain": lambda strategy: strategy,
-    "quantized": Compressed,
-    "quantized, low_rank=false": lambda strategy: Compressed(strategy, options={"low_rank": False}),
-    "quantized, bits=0.5": lambda strategy: Compressed(strategy, options={"bits": 0.5}),
-    "quantized, bits=1": lambda strategy: Compressed(strategy, options={"bits": 1.0}),
+    "default": Compressed,
     "eden": lambda strategy: Compressed(strategy, "eden"),
-    "fedmrn, alpha=auto": lambda strategy: Compressed(strategy, "fedmrn", alpha="auto"),
-    "fedmrn, alpha=auto, low_rank=false": lambda strategy: Compressed(
-        strategy, "fedmrn", alpha="auto", options={"low_rank": False}
-    ),
+    "fedmrn": lambda strategy: Compressed(strategy, "fedmrn"),
+    "0.2 bits": lambda strategy: Compressed(strategy, options={"bits": 0.2}),
 }
 Rows = tuple[Tensor, Tensor]
 
@@ -145,63 +146,122 @@ class AutoEncoder(lightning.LightningModule):
         return learn_masks(optimizer, self, self.message, steps=int(self.trainer.estimated_stepping_batches))
 
 
+class Normed(nn.Module):
+    """Three convolutions with batch norm, of images that are averaged to 14 x 14."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (1, 8, 16, 32)
+        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1, bias=False) for a, b in pairwise(widths))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for width in widths[1:])
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits (rows, 10)."""
+        x = nn.functional.avg_pool2d(x, 2)
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = nn.functional.max_pool2d(torch.relu(norm(conv(x))), 2)
+        return cast(Tensor, self.head(x.flatten(1)))
+
+
+def perceptron() -> nn.Module:
+    """11,338 weights and biases; the images are averaged to 14 x 14."""
+    layers = nn.Linear(196, 48), nn.ReLU(), nn.Linear(48, 32), nn.ReLU(), nn.Linear(32, 10)
+    return nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), *layers)
+
+
 @dataclass(frozen=True)
 class App:
-    """An app: its network, its optimizer (None for Lightning's Trainer), its rows, rounds and share of clients."""
+    """An app: its network, its optimizer (None for Lightning's Trainer), its rows, rounds and strategy.
+
+    Attributes:
+        network: makes the network.
+        optimizer: makes the optimizer.
+        rows: returns the rows of a client.
+        test: returns the test rows.
+        rounds: number of rounds.
+        share: of the clients that train in a round.
+        strategy: makes the strategy.
+        cosine: whether the learning rate falls over the rounds.
+    """
 
     network: Callable[[], nn.Module]
     optimizer: Callable[[Any], torch.optim.Optimizer] | None
     rows: Callable[[int], Rows]
     test: Callable[[], Rows]
     rounds: int
-    share: float
+    share: float = 1.0
+    strategy: Callable[..., Strategy] = FedAvg
+    cosine: bool = False
 
-    def train(self, net: nn.Module, loader: DataLoader[tuple[Tensor, ...]], message: Message | None) -> None:
-        """Train one epoch, with masks if there is a message that asks for them."""
+    def train(self, net: nn.Module, loader: DataLoader[tuple[Tensor, ...]], message: Message, *, masks: bool) -> float:
+        """Train one epoch, with masks if the server asks for them, and return the mean loss."""
         if self.optimizer is None:
-            cast(AutoEncoder, net).message = message
+            cast(AutoEncoder, net).message = message if masks else None
             quiet: Any = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing"), False)
             trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", enable_model_summary=False, **quiet)
             trainer.fit(cast(AutoEncoder, net), loader)
-            return
+            return 0.0
+        config: Any = message.content.config_records["config"]
+        mu, sent = float(config.get("proximal-mu", 0.0)), [p.detach().clone() for p in net.parameters()]
         optimizer = self.optimizer(net.parameters())
-        if message is not None:
+        for group in optimizer.param_groups if self.cosine else ():
+            group["lr"] *= (1 + math.cos(math.pi * (config["server-round"] - 1) / self.rounds)) / 2
+        if masks:
             learn_masks(optimizer, net, message, steps=len(loader))
         net.train()
+        losses = []
         for x, y in loader:
             optimizer.zero_grad()
-            nn.functional.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
+            loss = nn.functional.cross_entropy(net(x), y)
+            losses.append(float(loss))
+            if mu:
+                loss = loss + mu / 2 * sum(((p - q) ** 2).sum() for p, q in zip(net.parameters(), sent, strict=True))
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
+        return float(np.mean(losses))
 
     def evaluate(self, state: Any) -> float:
-        """Return the accuracy, or the loss of the autoencoder."""
+        """Return the accuracy in percent, or 100 times the loss of the autoencoder."""
         net, (x, y) = self.network(), self.test()
         net.load_state_dict(state)
         with torch.no_grad():
             output = net.eval()(x)
-        return float(output) if self.optimizer is None else float((output.argmax(1) == y).float().mean())
+        return 100 * float(output if self.optimizer is None else (output.argmax(1) == y).float().mean())
 
-    def run(self, kind: str, seed: int) -> str:
-        """Run all rounds, and return a row of the table."""
+    def run(self, kind: str, seed: int) -> dict[str, float]:
+        """Run all rounds, and return the scores by the round, the mean bytes of a reply, and processor seconds."""
         torch.manual_seed(seed)
         random.seed(seed)  # Flower samples clients by it
         client = ClientApp(mods=[] if kind == "plain" else [compress_uplink])
 
         @client.train()
         def _(message: Message, context: Context) -> Message:
+            # batches and dropout do not depend on the method, whose draws and order of clients differ
+            config: Any = message.content.config_records["config"]
+            torch.manual_seed(10**6 * seed + 1000 * config["server-round"] + int(context.node_config["partition-id"]))
             net = self.network()
             net.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
             data = TensorDataset(*self.rows(int(context.node_config["partition-id"])))
-            self.train(net, DataLoader(data, BATCH, shuffle=True), message if kind.startswith("fedmrn") else None)
-            metrics = MetricRecord({"num-examples": len(data)})
+            loader = DataLoader(data, BATCH, shuffle=True)
+            loss = self.train(net, loader, message, masks=kind.startswith("fedmrn"))
+            metrics = MetricRecord({"num-examples": len(data), "train_loss": loss})
             return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message)
 
+        scores: dict[int, float] = {}
+
+        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+            if server_round in {*SHOWN, self.rounds}:
+                scores[server_round] = self.evaluate(arrays.to_torch_state_dict())
+            return MetricRecord()
+
         began, grid = time.process_time(), LocalGrid(client, CLIENTS, {})
-        strategy = KINDS[kind](FedAvg(fraction_train=self.share, fraction_evaluate=0.0))
+        strategy = KINDS[kind](self.strategy(fraction_train=self.share, fraction_evaluate=0.0))
         first = ArrayRecord(self.network().state_dict())
-        result = strategy.start(cast(Grid, grid), first, num_rounds=self.rounds)
-        seconds, found = time.process_time() - began, self.evaluate(result.arrays.to_torch_state_dict())
-        return f"{kind} | {found:.4f} | {np.mean(grid.reply_bytes):,.0f} | {seconds:.1f} |"
+        strategy.start(cast(Grid, grid), first, num_rounds=self.rounds, evaluate_fn=evaluate)
+        shown = {str(number): scores[number] for number in SHOWN if number in scores}
+        size, seconds = float(np.mean(grid.reply_bytes)), time.process_time() - began
+        return {**shown, "all": scores[self.rounds], "bytes": size, "seconds": seconds}
 
 
 def apps(cifar10: Path, fashion: Path) -> dict[str, App]:
@@ -213,27 +273,35 @@ def apps(cifar10: Path, fashion: Path) -> dict[str, App]:
         return rows[0][chosen], rows[1][chosen]
 
     def strided(load: Callable[[str, int], Rows], client: int) -> Rows:
-        return part(load("train", 10000), slice(client, None, CLIENTS))
+        return part(load("train", 2000), slice(client, None, CLIENTS))
 
     def skewed(client: int) -> Rows:
-        rows = grey("train", 10000)
+        rows = grey("train", 2000)
         return part(rows, by_label(rows[1], client))
 
     small, wide = ((3, 6, 16), (400, 120, 84, 10)), ((1, 16, 32), (512, 128, 10))
-    drawn, adamw = (lambda client: sentences(1280, 100 + client)), partial(torch.optim.AdamW, lr=5e-5)
+    drawn, adamw = (lambda client: sentences(200, 100 + client)), partial(torch.optim.AdamW, lr=2e-4)
+    evenly, test = partial(strided, grey), partial(grey, "test", 2000)
+    leaf = partial(Images, (1, 6, 16), (256, 120, 84, 10))
+    quick = App(
+        partial(Images, *small), partial(sgd, lr=0.1), partial(strided, colour), partial(colour, "test", 2000), 5, 0.5
+    )
+    schedule = App(perceptron, partial(torch.optim.AdamW, lr=3e-3), evenly, test, 40, 0.5, cosine=True)
     return {
-        "quickstart": App(
-            partial(Images, *small),
-            partial(sgd, lr=0.1),
-            partial(strided, colour),
-            partial(colour, "test", 4000),
-            5,
-            0.5,
+        "quickstart": quick,
+        "advanced": App(partial(Images, *wide), partial(sgd, lr=0.01), skewed, test, 3, 0.5),
+        "huggingface": App(Sentences, adamw, drawn, partial(sentences, 500, 99), 4, 0.3),
+        "lightning": App(AutoEncoder, None, evenly, test, 3, 0.5),
+        "adamw-cosine": schedule,
+        "batchnorm": App(Normed, partial(torch.optim.SGD, lr=0.05), skewed, test, 10, 0.5),
+        "fedadam": App(leaf, partial(torch.optim.SGD, lr=0.05), evenly, test, 10, 0.5, partial(FedAdam, eta=0.01)),
+        "fedyogi": App(leaf, partial(torch.optim.Adam, lr=1e-3), evenly, test, 8, 0.5, partial(FedYogi, eta=0.01)),
+        "qfedavg": App(
+            perceptron, partial(torch.optim.SGD, lr=0.1), skewed, test, 20, 1.0,
+            partial(QFedAvg, client_learning_rate=0.1, q=0.2),
         ),
-        "advanced": App(partial(Images, *wide), partial(sgd, lr=0.01), skewed, partial(grey, "test", 4000), 3, 0.5),
-        "huggingface": App(Sentences, adamw, drawn, partial(sentences, 1000, 99), 4, 0.3),
-        "lightning": App(AutoEncoder, None, partial(strided, grey), partial(grey, "test", 4000), 3, 0.5),
-    }
+        "fedprox": App(leaf, partial(sgd, lr=0.02), skewed, test, 10, 0.5, partial(FedProx, proximal_mu=0.5)),
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -242,19 +310,22 @@ def main() -> None:
     parser.add_argument("cifar10", type=Path)
     parser.add_argument("fashion_mnist", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[10])
-    parser.add_argument("--apps", nargs="+", choices=["quickstart", "advanced", "huggingface", "lightning"])
+    parser.add_argument("--apps", nargs="+")
+    parser.add_argument("--methods", nargs="+", choices=list(KINDS), default=list(KINDS))
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     for name in ("flwr", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    print(
-        "| app | seed | method | accuracy or loss | bytes of a reply | processor seconds |\n|---|---|---|---|---|---|"
-    )
+    gc.freeze()  # Flower collects garbage after each message
+    columns = [*map(str, SHOWN), "all", "bytes", "seconds"]
+    print("| app | seed | method |", " | ".join(columns), "|\n|---|---|---|" + "---|" * len(columns))
     for name, app in apps(arguments.cifar10, arguments.fashion_mnist).items():
         for seed in arguments.seeds if name in (arguments.apps or [name]) else ():
-            for kind in KINDS:
-                print(f"| {name} | {seed} | {app.run(kind, seed)}", flush=True)
+            for kind in arguments.methods:
+                found = app.run(kind, seed)
+                cells = [f"{found[c]:.{0 if c == 'bytes' else 2}f}" if c in found else "" for c in columns]
+                print(f"| {name} | {seed} | {kind} |", " | ".join(cells), "|", flush=True)
 
 
 if __name__ == "__main__":

@@ -128,6 +128,6 @@ def test_a_node_that_cannot_write_keeps_them_in_its_context(tmp_path: Path) -> N
 
 def test_other_methods_send_no_name_and_write_nothing(folder: Path) -> None:
     grid = new_grid()
-    train(grid, Compressed(inner(), "signsgd"), rounds=1)
+    train(grid, Compressed(inner(), "eden"), rounds=1)
     assert all("run" not in message.content.config_records["fedmrn"] for message in grid.sent)
     assert not folder.exists()

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.layout import Layout
 from fedmrn_app.plugin import Compressed, MaskedSGD, compress_uplink, learn_masks
-from fedmrn_app.plugin.scales import LIMIT, RATIO, SCALES, OwnScales
+from fedmrn_app.plugin.scale_limit import LIMIT
+from fedmrn_app.plugin.scales import RATIO, SCALES, OwnScales
 from tests.plugin_app import NODES, STEPS, LocalGrid, accuracy, inner, learned, masked, new_app, new_net, run
 
 Make = Callable[[nn.Module, Message, float], torch.optim.Optimizer]
@@ -107,7 +108,7 @@ def test_clients_send_scales_where_alpha_is_auto(options: dict[str, Any]) -> Non
         found.append(SCALES in reply.content.config_records["arrays"])
 
     result, _ = run(Compressed(inner(), "fedmrn", **options), masked, rounds=5, tamper=look)
-    auto = options.get("alpha") == "auto"
+    auto = options.get("alpha", "auto") == "auto" and "bits" not in options  # also the default
     assert found == [auto] * 15
     if auto:
         assert accuracy(result.arrays) > 0.45

@@ -1,0 +1,182 @@
+"""What a reply's arrays have of their own: which ones there are, in which order, and their types.
+
+Flower takes replies with the arrays in another order than in the message, with a part of them, and with other types.
+So does the plug-in. A reply says only what differs from the message:
+
+    of      key of the ArrayRecord in the message, where it is not the one of the same key or the first
+    order   positions in the message's record of the arrays that came back, uint32
+    types   a byte per array: 0 for the type that was sent, or the number of a type from 1; a number that is alone in
+            its array has 64 more if its shape is () and was not, 128 more if its shape is (1,) and was not
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord
+from numpy.typing import NDArray
+
+from fedmrn_app.errors import PayloadError, RunError
+from fedmrn_app.plugin.arrays import FROM_ZERO, Values, Way, usual_ways
+from fedmrn_app.plugin.vectors import way_of_vector
+
+_TYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16")
+_SCALAR, _SINGLE = 64, 128
+_SHAPES: Mapping[int, tuple[int, ...]] = {_SCALAR: (), _SINGLE: (1,)}
+
+
+@dataclass(frozen=True)
+class ReplyForm:
+    """The arrays of a reply.
+
+    Attributes:
+        names: of the arrays, in their order.
+        types: bytes as above.
+    """
+
+    names: tuple[str, ...]
+    types: bytes
+
+    @classmethod
+    def of(cls, sent: Values, trained: Values) -> ReplyForm:
+        """Return the form of a reply to arrays that were sent.
+
+        Raises:
+            RunError: an array was not sent, has another shape, or has a type that is not known here.
+        """
+        if unknown := sorted(set(trained) - set(sent)):
+            other = ", ".join(unknown[:3])
+            raise RunError(f"the reply has other arrays than were sent: {other}", code="names", value=other)
+        return cls(tuple(trained), bytes(_type_of(name, sent[name], value) for name, value in trained.items()))
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any], sent: Values) -> ReplyForm:
+        """Return the form that a reply says that it has.
+
+        Raises:
+            PayloadError: there are no such arrays or types.
+        """
+        names, order, types = list(sent), record.get("order"), record.get("types")
+        if order is not None:
+            places = np.frombuffer(order, "<u4").tolist() if isinstance(order, bytes) and len(order) % 4 == 0 else [-1]
+            if len(set(places)) != len(places) or not all(0 <= place < len(names) for place in places):
+                raise PayloadError("reply names arrays that were not sent", code="names")
+            names = [names[place] for place in places]
+        if types is None:
+            types = bytes(len(names))
+        if not isinstance(types, bytes) or len(types) != len(names) or any(not _is_known(code) for code in types):
+            raise PayloadError("reply names types that are not known", code="dtype")
+        return cls(tuple(names), types)
+
+    def write(self, record: ConfigRecord, sent: Values) -> None:
+        """Note in a reply what differs from the arrays that were sent."""
+        if list(self.names) != list(sent):
+            places = {name: place for place, name in enumerate(sent)}
+            record["order"] = np.array([places[name] for name in self.names], "<u4").tobytes()
+        if any(self.types):
+            record["types"] = self.types
+
+    def base(self, sent: Values, ways: NDArray[np.uint8] | None = None) -> dict[str, NDArray[np.generic]]:
+        """Return the arrays that the reply's are coded from, in the order of the message and the types of the reply.
+
+        Args:
+            sent: the arrays that were sent.
+            ways: of these arrays; those with `FROM_ZERO` are coded from zeros.
+        """
+        found: dict[str, NDArray[np.generic]] = {}
+        codes = dict(zip(self.names, self.types, strict=True))
+        for number, name in enumerate(name for name in sent if name in codes):
+            value, code = sent[name], codes[name]
+            dtype = np.dtype(_TYPES[(code & 63) - 1]) if code & 63 else value.dtype
+            shape = _SHAPES.get(code & 192, value.shape) if value.size == 1 else value.shape
+            if ways is not None and ways[number] & FROM_ZERO:
+                found[name] = np.zeros(shape, dtype)
+            else:
+                with np.errstate(invalid="ignore", over="ignore"):
+                    found[name] = value.astype(dtype, copy=False).reshape(shape)
+        return found
+
+
+def _type_of(name: str, before: NDArray[np.generic], after: NDArray[np.generic]) -> int:
+    """Return the byte of an array; arrays that were sent empty may come back with any shape.
+
+    Raises:
+        RunError: see `ReplyForm.of`.
+    """
+    code, kind = 0, after.dtype.newbyteorder("<").str
+    if after.dtype != before.dtype:
+        if kind not in _TYPES:
+            reason = f"{name}: was sent as {before.dtype} and came back as {after.dtype}, which is no number"
+            raise RunError(reason, code="dtype", key=name, value=str(after.dtype))
+        code = _TYPES.index(kind) + 1
+    if after.shape != before.shape and before.size:
+        single = next((flag for flag, shape in _SHAPES.items() if shape == after.shape), 0)
+        if before.size != 1 or not single:
+            reason = f"{name}: was sent with the shape {before.shape} and came back with {after.shape}"
+            raise RunError(reason, code="shape", key=name, value=after.shape)
+        code |= single
+    return code
+
+
+def _is_known(code: int) -> bool:
+    return (code & 63) <= len(_TYPES) and code & 192 != 192
+
+
+def ways_for_reply(base: Values, trained: Values) -> NDArray[np.uint8]:
+    """Return `usual_ways` of a reply with the exceptions that keep each value right, uint8 (tensors,).
+
+    Arrays that were sent empty are sent as Flower does. Vectors that are no biases or statistics of the model are sent
+    exactly, and long ones with a bound on the error of each value. Arrays that are much shorter than their difference
+    from what was sent are differences themselves, such as gradients, and are coded as they are.
+    """
+    ways = usual_ways(base)
+    for number, (name, before) in enumerate(base.items()):
+        after = trained[name]
+        if after.shape != before.shape:
+            ways[number] = Way.BESIDE
+            continue
+        if ways[number] == Way.DENSE:
+            ways[number] = way_of_vector(name, before, after, base)
+        if ways[number] in (Way.CODED, Way.DENSE, Way.BOUNDED) and _is_difference(before, after):
+            ways[number] |= FROM_ZERO
+    return ways
+
+
+def _is_difference(before: NDArray[np.generic], after: NDArray[np.generic]) -> bool:
+    """Return whether an array is at most half as long as its difference from what was sent."""
+    x, y = before.reshape(-1).astype(np.float64), after.reshape(-1).astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        return bool(4 * float(y @ y) < float(np.square(y - x).sum()))
+
+
+def base_key(key: str, arrays: Values, records: Mapping[str, Values], *, alone: bool) -> str | None:
+    """Return the key of the message's arrays that a reply's arrays are coded from.
+
+    Args:
+        key: of the reply's ArrayRecord.
+        arrays: of this record.
+        records: those of the message by their keys.
+        alone: whether the reply has no other ArrayRecord.
+
+    Returns:
+        The same key if the message has it, or else the first one with arrays of these names and shapes. None if there
+        is none; a reply's only record belongs to the message's only one.
+    """
+    records = {other: values for other, values in records.items() if values}
+    if key in records:
+        return key
+    if alone and len(records) == 1:
+        return next(iter(records))
+    shapes = {name: value.shape for name, value in arrays.items()}
+    for other, values in records.items():
+        if shapes and all(name in values and values[name].shape == shape for name, shape in shapes.items()):
+            return other
+    return None
+
+
+def default_key(key: str, records: Mapping[str, Values]) -> str:
+    """Return the key of the message's arrays for a reply that names none."""
+    return key if key in records else next(iter(records), "")

@@ -1,0 +1,46 @@
+"""Tells biases and statistics of a model from other arrays of one dimension, such as counts."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmrn_app.plugin.arrays import Values, Way
+
+LONG = 4096  # values above which an array is not sent exactly
+SPREAD = 100.0  # of the largest change over the median one; those of biases and statistics are closer together
+# The last part of the names that PyTorch, Keras, Flax and scikit-learn give them.
+_NAMES = re.compile(
+    r"(?:^|[./])(?:bias|weight|scale|gamma|beta|running_mean|running_var|moving_mean|moving_variance|mean|var"
+    r"|offset|intercept_?|bias_[a-z]+_l\d+(?:_reverse)?|weight_[gv]|in_proj_bias|b\d*)(?::0)?$"
+)
+_NAMELESS = re.compile(r"^(?:arr|array|param|parameter|p|layer|tensor)?[_.]?\d+$")
+
+
+def way_of_vector(name: str, before: NDArray[np.generic], after: NDArray[np.generic], arrays: Values) -> Way:
+    """Return how a floating-point array of one dimension is sent.
+
+    Args:
+        name: of the array.
+        before: the array that was sent.
+        after: the array that came back.
+        arrays: all arrays of the record, whose shapes say which lengths biases have.
+    """
+    belongs = bool(_NAMES.search(name)) or bool(_NAMELESS.match(name) and after.size in _lengths(arrays))
+    if belongs and _is_even(before, after):
+        return Way.DENSE
+    return Way.EXACT if after.size <= LONG else Way.BOUNDED
+
+
+def _lengths(arrays: Values) -> set[int]:
+    """Return the numbers of inputs and outputs of all matrices and kernels."""
+    return {size for value in arrays.values() if value.ndim >= 2 for size in (value.shape[0], value.shape[-1])}
+
+
+def _is_even(before: NDArray[np.generic], after: NDArray[np.generic]) -> bool:
+    """Return whether one step for all values loses none of them."""
+    changes = np.abs(np.subtract(after, before, dtype=np.float64))
+    changes = changes[changes > 0]
+    return changes.size == 0 or bool(changes.max() <= SPREAD * np.median(changes))

@@ -1,0 +1,278 @@
+"""Whatever plain Flower takes as a reply: the same app with and without the plug-in, on Flower's public messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAvg
+from numpy.typing import NDArray
+
+from fedmrn_app.errors import RunError
+from fedmrn_app.plugin import Compressed, compress_uplink, compressed_grid
+from fedmrn_app.plugin.arrays import to_record, to_values
+from fedmrn_app.plugin.bounded import RELATIVE_ERROR
+from tests.local_nodes import LiveNodes, allow_messages
+
+Arrays = dict[str, NDArray[Any]]
+Records = dict[str, Arrays]
+Reply = Callable[[Records], RecordDict]
+
+_DRAW = np.random.default_rng(0)
+WEIGHTS: Arrays = {
+    "w": _DRAW.normal(0, 1, (40, 30)).astype(np.float32),
+    "bias": _DRAW.normal(0, 1, 40).astype(np.float32),
+    "steps": np.array(3),
+}
+
+
+class Looks(FedAvg):
+    """Sends records, and keeps the replies."""
+
+    records: Records
+    got: list[Message]
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any) -> list[Message]:
+        content = {key: to_record(values) for key, values in self.records.items()}
+        return [Message(RecordDict({**content, "config": config}), node, "train") for node in (1, 2)]
+
+    def aggregate_train(self, server_round: int, replies: Any) -> tuple[None, None]:
+        self.got = list(replies)
+        return None, None
+
+
+class Nodes(LiveNodes):
+    def send_and_receive(self, messages: Any, timeout: float | None = None) -> list[Message]:
+        return [self.deliver(message) for message in messages]
+
+
+def reply_of(sent: Records, reply: Reply, *, plug_in: bool, method: str | None = None) -> RecordDict:
+    """What the strategy is given of the last node."""
+
+    def app(message: Message, context: Context) -> Message:
+        records = {key: dict(to_values(record)) for key, record in message.content.array_records.items()}
+        return Message(reply(records), reply_to=message)
+
+    def node(message: Message, context: Context) -> Message:
+        return compress_uplink(message, context, app) if plug_in else app(message, context)
+
+    looks = Looks(fraction_evaluate=0.0)
+    looks.records = sent
+    strategy: Any = Compressed(looks, method) if plug_in else looks
+    nodes = Nodes(node, (1, 2), {})
+    try:
+        strategy.start(nodes, ArrayRecord(), num_rounds=1)
+    except RunError:  # that all clients have failed
+        raise next(iter(nodes.failures.values())) from None
+    return looks.got[-1].content
+
+
+def moved(values: Mapping[str, NDArray[Any]]) -> Arrays:
+    """A training: real numbers move a little, integers count."""
+    draw = np.random.default_rng(1)
+    return {
+        name: (value + 0.01 * draw.normal(0, 1, value.shape)).astype(value.dtype)
+        if value.dtype.kind == "f"
+        else value + 1
+        for name, value in values.items()
+    }
+
+
+def with_metrics(**records: Mapping[str, NDArray[Any]]) -> RecordDict:
+    content = {name: to_record(values) for name, values in records.items()}
+    return RecordDict({**content, "metrics": MetricRecord({"num-examples": 1})})
+
+
+def counts() -> Arrays:
+    return {"w": WEIGHTS["w"], "counts": np.zeros(6)}
+
+
+def tallies() -> Arrays:
+    return {"tallies": 3 * 10.0 ** np.arange(6)}
+
+
+def long_histogram() -> Arrays:
+    return {"histogram": 10.0 ** np.random.default_rng(2).uniform(0, 6, 9000)}
+
+
+def integers() -> Records:
+    return {"arrays": {"w": np.zeros((10, 5), np.int64), "b": np.zeros(10, np.int64)}}
+
+
+def random_floats(records: Records) -> RecordDict:
+    draw = np.random.default_rng(3)
+    return with_metrics(arrays={n: v + draw.normal(0, 1, v.shape) for n, v in records["arrays"].items()})
+
+
+def scaffold() -> Records:
+    return {"arrays": WEIGHTS, "control": {name: 0 * value for name, value in WEIGHTS.items()}}
+
+
+CASES: dict[str, tuple[Records, Reply]] = {
+    "usual": ({"arrays": WEIGHTS}, lambda r: with_metrics(arrays=moved(r["arrays"]))),
+    "another order": ({"arrays": WEIGHTS}, lambda r: with_metrics(arrays=dict(reversed(moved(r["arrays"]).items())))),
+    "a part": ({"arrays": WEIGHTS}, lambda r: with_metrics(arrays={"bias": moved(r["arrays"])["bias"]})),
+    "another key": ({"arrays": WEIGHTS}, lambda r: with_metrics(model=moved(r["arrays"]))),
+    "integers become floats": (integers(), random_floats),
+    "floats become integers": (
+        {"arrays": {"steps": np.array(20.6), "w": np.ones((3, 4))}},
+        lambda r: with_metrics(arrays={"steps": np.array([21]), "w": np.full((3, 4), 7)}),
+    ),
+    "a difference": (
+        {"arrays": WEIGHTS},
+        lambda r: with_metrics(arrays={n: v - r["arrays"][n] for n, v in moved(r["arrays"]).items()}),
+    ),
+    "counts": (
+        {"arrays": counts()},
+        lambda r: with_metrics(arrays={**moved(r["arrays"]), **{"counts": tallies()["tallies"]}}),
+    ),
+    "a long histogram": ({"arrays": {"histogram": np.zeros(9000)}}, lambda r: with_metrics(arrays=long_histogram())),
+    "no metrics": ({"arrays": WEIGHTS}, lambda r: RecordDict({"arrays": to_record(moved(r["arrays"]))})),
+    "two MetricRecords": (
+        {"arrays": WEIGHTS},
+        lambda r: RecordDict({**with_metrics(arrays=moved(r["arrays"])), "more": MetricRecord({"x": 1})}),
+    ),
+    "two ArrayRecords": (scaffold(), lambda r: with_metrics(**{key: moved(values) for key, values in r.items()})),
+    "two ArrayRecords under other keys": (
+        scaffold(),
+        lambda r: with_metrics(
+            change={n: v - r["arrays"][n] for n, v in moved(r["arrays"]).items()}, controls=moved(r["control"])
+        ),
+    ),
+    "prototypes beside": (
+        {"arrays": WEIGHTS},
+        lambda r: with_metrics(arrays=moved(r["arrays"]), prototypes={"p": np.arange(35.0).reshape(5, 7)}),
+    ),
+    "single and empty arrays": (
+        {"arrays": {"w": WEIGHTS["w"], "s": np.array(1.5), "e": np.zeros(0, np.float32), "f": np.zeros((0, 3))}},
+        lambda r: with_metrics(arrays=moved(r["arrays"])),
+    ),
+    "float16 and float64": (
+        {"arrays": {"h": WEIGHTS["w"].astype(np.float16), "d": 1e6 + WEIGHTS["w"].astype(np.float64)}},
+        lambda r: with_metrics(arrays={n: (v + 0.1 * WEIGHTS["w"]).astype(v.dtype) for n, v in r["arrays"].items()}),
+    ),
+    "trees, sent empty": (
+        {"arrays": {"0": np.zeros(0, np.uint8)}},
+        lambda r: with_metrics(arrays={"0": np.arange(200).astype(np.uint8)}),
+    ),
+    "no arrays": ({"arrays": WEIGHTS}, lambda r: with_metrics()),
+    "no arrays in the message": ({}, lambda r: with_metrics(arrays=tallies())),
+    "NaN that stays": (
+        {"arrays": {"w": WEIGHTS["w"], "mask": np.array([np.nan, 1], np.float32)}},
+        lambda r: with_metrics(arrays={**moved(r["arrays"]), "mask": r["arrays"]["mask"]}),
+    ),
+}
+
+
+@pytest.mark.parametrize("method", [None, "eden"])
+@pytest.mark.parametrize("case", CASES)
+def test_replies_arrive_as_in_plain_flower(case: str, method: str | None) -> None:
+    """With the same records, keys, orders, shapes and types, and with values that are near those of plain Flower."""
+    sent, reply = CASES[case]
+    plain, coded = (reply_of(sent, reply, plug_in=plug_in, method=method) for plug_in in (False, True))
+    assert list(coded) == list(plain)
+    for key, record in plain.array_records.items():
+        expected, arrived = to_values(record), to_values(coded.array_records[key])
+        assert list(arrived) == list(expected)
+        for name, any_value in expected.items():
+            value: Any = any_value
+            found: Any = arrived[name]
+            assert (found.dtype, found.shape) == (value.dtype, value.shape), name
+            if value.dtype.kind == "f" and value.ndim >= 2 and key != "prototypes":
+                change = np.subtract(value, sent["arrays"][name] if key in ("arrays", "model") else 0, dtype=np.float64)
+                if case == "a difference":
+                    change = value.astype(np.float64)
+                error = np.linalg.norm((found - value).astype(np.float64))
+                assert error <= 0.8 * np.linalg.norm(change), name  # EDEN: 0.76 of the length with a bit per weight
+            elif name == "histogram":
+                np.testing.assert_allclose(found, value, rtol=RELATIVE_ERROR)
+            elif name in ("bias", "b"):
+                np.testing.assert_allclose(found, value, rtol=0, atol=0.1 * float(np.abs(value).max()))
+            else:
+                np.testing.assert_array_equal(found, value)
+    known = {name: set(record) for name, record in plain.metric_records.items()}
+    first = next(iter(known), None)
+    for name, metrics in coded.metric_records.items():
+        more = {"uplink_bytes", "downlink_bytes", "uplink_bits_per_parameter"} if name == first else set()
+        assert set(metrics) == known[name] | more
+
+
+def test_masks_and_other_records() -> None:
+    """A second record has no masks, and an app without an optimizer of the plug-in is told so."""
+    with pytest.raises(RunError, match="masks are learned") as refused:
+        reply_of(*CASES["two ArrayRecords"], plug_in=True, method="fedmrn")
+    assert refused.value.code == "no-masks"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code", "key"),
+    [
+        ({"w": WEIGHTS["w"] * np.nan}, "not-finite", "w"),
+        ({"w": np.ones((3, 4), np.float32)}, "shape", "w"),
+        ({"x": np.ones(3)}, "names", ""),
+        ({"w": np.full((40, 30), "a")}, "dtype", "w"),
+    ],
+)
+def test_replies_that_fit_no_message_are_refused(wrong: Arrays, code: str, key: str) -> None:
+    with pytest.raises(RunError) as refused:
+        reply_of({"arrays": WEIGHTS}, lambda r: with_metrics(arrays={**moved(r["arrays"]), **wrong}), plug_in=True)
+    assert (refused.value.code, refused.value.key) == (code, key)
+
+
+@pytest.mark.parametrize("pushes", [False, True])
+def test_arrays_that_the_app_changes_while_it_waits(pushes: bool) -> None:
+    """The same record is sent twice, with another array the second time: each client is decoded from its own."""
+    allow_messages()
+    replies: dict[str, Message] = {}
+
+    class Waiting(Nodes):
+        def push_messages(self, messages: Any) -> list[str]:
+            found = [self.deliver(message) for message in messages]
+            replies.update({reply.metadata.reply_to_message_id: reply for reply in found})
+            return [reply.metadata.reply_to_message_id for reply in found]
+
+        def pull_messages(self, ids: Any) -> list[Message]:
+            return [replies.pop(name) for name in ids if name in replies]
+
+    def app(message: Message, context: Context) -> Message:
+        return Message(
+            with_metrics(arrays={"w": message.content.array_records["arrays"]["w"].numpy() + 1}), reply_to=message
+        )
+
+    record = ArrayRecord({"w": Array(np.zeros((4, 4)))})
+
+    def messages() -> Any:
+        for node in (1, 2):
+            record["w"] = Array(np.full((4, 4), 10.0 * (node - 1)))
+            yield Message(RecordDict({"arrays": record}), node, "train")
+
+    nodes: Any = Waiting(lambda message, context: compress_uplink(message, context, app), (1, 2), {})
+    with compressed_grid(nodes, "fedavg") as grid:
+        if pushes:
+            ids = [name for message in messages() for name in grid.push_messages([message])]
+            record["w"] = Array(np.full((4, 4), 99.0))
+            found = list(grid.pull_messages(ids))
+        else:
+            found = list(grid.send_and_receive(messages()))
+    assert [float(reply.content.array_records["arrays"]["w"].numpy()[0, 0]) for reply in found] == [1.0, 11.0]
+
+
+def two_layers(records: Records) -> RecordDict:
+    """The second layer's update is 30 times smaller."""
+    draw = np.random.default_rng(4)
+    sizes = {"one": 0.03, "two": 0.001}
+    moves = {n: draw.normal(0, sizes[n], v.shape).astype(np.float32) for n, v in records["arrays"].items()}
+    return with_metrics(arrays={n: v + moves[n] for n, v in records["arrays"].items()})
+
+
+def test_default_sends_layers_with_small_updates() -> None:
+    """EDEN with two bits leaves 0.13 of a squared norm, here of that of each tensor."""
+    sent = {"arrays": {name: np.ones((120, 400), np.float32) for name in ("one", "two")}}
+    plain, coded = (reply_of(sent, two_layers, plug_in=plug_in) for plug_in in (False, True))
+    for name, value in plain.array_records["arrays"].items():
+        change, arrived = (x - 1 for x in (value.numpy(), coded.array_records["arrays"][name].numpy()))
+        error = np.square(arrived - change).sum() / np.square(change).sum()
+        assert 0.05 < error < 0.2
