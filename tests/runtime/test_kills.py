@@ -69,8 +69,18 @@ def test_ten_killed_workers_change_nothing(tmp_path: Path) -> None:
     assert weights(tmp_path / "run") == reference_run((*SMALL, "rounds=30", "local.epochs=3"))
 
 
-@pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGINT, signal.SIGHUP])
-@pytest.mark.parametrize("rounds", [0, 2])
+@pytest.mark.parametrize(
+    ("rounds", "way"),
+    [
+        (0, signal.SIGKILL),
+        (2, signal.SIGINT),
+        (2, signal.SIGHUP),
+        *(
+            pytest.param(*one, marks=pytest.mark.long)
+            for one in ((0, signal.SIGINT), (0, signal.SIGHUP), (2, signal.SIGKILL))
+        ),
+    ],
+)
 def test_killed_command_leaves_nothing_and_resumes(rounds: int, way: signal.Signals, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     command = words(folder, "rounds=8", "local.epochs=3")
