@@ -1,0 +1,26 @@
+"""What a run says before its first round about the size of its replies."""
+
+import pytest
+
+from fedmrn_app.config.build import build_worker
+from fedmrn_app.config.compose import load_config
+from fedmrn_app.flower.prepare import budget_lines
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("model=mlp", "model.hidden=[128]"), []),
+        (("model=mlp", "model.hidden=[16]", "strategy=fedavg"), []),
+        (("model=mlp", "model.hidden=[64]"), ["uplink.bits=0.5: replies of this model take at least about 0.69 bits"]),
+        (
+            ("model=mlp", "model.hidden=[16]", "uplink.bits=4"),
+            ["strategy=fedmrn: this model has 1,184 weights to mask", "uploads about 5,0"],
+        ),
+        (("model=mlp", "model.hidden=[4]"), ["at least about 7.2", "this model has 296 weights to mask"]),
+    ],
+)
+def test_a_line_says_what_a_budget_costs(words: tuple[str, ...], said: list[str]) -> None:
+    lines = budget_lines(build_worker(load_config(words)).model()[1])
+    assert all(any(part in line for line in lines) for part in said), lines
+    assert bool(lines) == bool(said)
