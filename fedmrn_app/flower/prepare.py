@@ -145,8 +145,8 @@ def budget_lines(protocol: RunProtocol) -> list[str]:
     if protocol.layout.count < FEW_WEIGHTS:
         whole = 4 * protocol.parameters + HEADER_SIZE + protocol.framing_bytes
         lines.append(
-            f"strategy={protocol.method.name}: this model has {protocol.layout.count:,} weights to mask. Masks of fewer "
-            f"than about {FEW_WEIGHTS:,} cost accuracy, most of it where clients have few labels, and masks of a few "
+            f"strategy={protocol.method.name}: this model has {protocol.layout.count:,} weights to mask. Masks of "
+            f"fewer than about {FEW_WEIGHTS:,} cost accuracy, most of it where clients have few labels, and masks of a few "
             f"hundred hardly learn; strategy=fedavg uploads about {whole:,} bytes per client and round instead"
         )
     return lines
