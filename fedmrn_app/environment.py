@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 CACHE = "FEDMRN_CACHE"  # folder of decoded data sets, instead of $XDG_CACHE_HOME/fedmrn
 STATE_FOLDER = "FEDMRN_STATE"  # folder of what clients keep between rounds, where the node's configuration names none
 ALLOW_TARGETS = "FEDMRN_ALLOW_TARGETS"  # code that a node may run, where its configuration does not say `allow-targets`
+_THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 CONNECTION = "FEDMRN_ON"  # the connection of `fedmrn --on`, for the processes of a sweep's launcher too
 
 
@@ -31,6 +32,19 @@ def flower_home(default: str | Path = "~/.flwr") -> Path:
     return Path(os.environ.get("FLWR_HOME") or default).expanduser()
 
 
+def is_loopback(address: str) -> bool:
+    """Return whether `host:port` is on this machine."""
+    host = address.rpartition(":")[0].strip("[]")
+    return host in _THIS_MACHINE or host.startswith("127.")
+
+
+def without_own_proxies(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which no proxy is used for addresses of this machine; others keep theirs."""
+    excepted = [part for name in ("no_proxy", "NO_PROXY") for part in environment.get(name, "").split(",") if part]
+    names = ",".join(dict.fromkeys([*excepted, *_THIS_MACHINE]))
+    return {**environment, "no_proxy": names, "NO_PROXY": names}
+
+
 def flower_environment(home: Path, *, commands: Sequence[Path] = ()) -> dict[str, str]:
     """Return the environment of Flower's processes: no installation, no update check, unbuffered output.
 
@@ -41,7 +55,7 @@ def flower_environment(home: Path, *, commands: Sequence[Path] = ()) -> dict[str
     folders = [*map(str, commands), str(Path(sys.executable).parent), os.environ.get("PATH", "")]
     return {
         "FLWR_TELEMETRY_ENABLED": "0",
-        **os.environ,
+        **without_own_proxies(os.environ),
         "FLWR_HOME": str(home),
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",

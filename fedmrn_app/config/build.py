@@ -12,7 +12,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import nn
 
@@ -35,6 +34,7 @@ from fedmrn_app.methods import build_method
 from fedmrn_app.methods.method import Method, RunOptions
 from fedmrn_app.methods.rate_control import error_power
 from fedmrn_app.seeds import derive_seed
+from fedmrn_app.system.cores import memory as memory_limit
 from fedmrn_app.tasks import find_tasks
 from fedmrn_app.tasks.task import Report, Task
 from fedmrn_app.tasks.validation import load_training
@@ -317,9 +317,9 @@ def build_worker(config: Config, data_path: str | None = None) -> Worker:
 
 
 def _check_model(module: nn.Module, config: Config, method: Method) -> None:
-    count, memory = sum(weights.numel() for weights in module.parameters()), psutil.virtual_memory().total
+    count, memory = sum(weights.numel() for weights in module.parameters()), memory_limit()
     if 4 * count > memory:
-        reason = f"has {count:,} weights, {4 * count >> 30:,} GiB, and this machine has {memory >> 30} GiB of memory"
+        reason = f"has {count:,} weights, {4 * count >> 30:,} GiB, and this process may use {memory >> 30} GiB"
         raise ConfigError(f"{model_label(config)}: {reason}; take a smaller one", code="model", key=model_key(config))
     try:
         trained_parameters(module, whole=method.whole_model)

@@ -139,7 +139,7 @@ class Config(ServerSettings):
     round_timeout: Positive | None
     node_timeout: Positive
     min_clients: Count | None
-    resume: Literal[False, True, "anyway"]
+    resume: Literal[False, True, "anyway", "auto"]
     restarts: Annotated[int, Range(least=0, below=1 << 32)]
     evaluate_train: bool
     save_every: Count | None

@@ -105,7 +105,8 @@ def count_classes(labels: Labels, place: Place, classes: int | None = None) -> t
         raise place.error(
             "ambiguous",
             f"the labels are {len(different)} different whole numbers from {least} to {most}; are they classes or a "
-            f"quantity? dataset.classes={len(different)} makes them classes, dataset=regression predicts the number",
+            f"quantity? dataset.classes={len(different)} makes them classes; a quantity needs "
+            "a task of your own, such as the least squares in docs/tasks.md",
         )
     if least == 0 and most + 1 == len(different):
         return None, most + 1

@@ -27,6 +27,7 @@ from fedmrn_app.flower.strategy import FinishedRound, PayloadStrategy
 from fedmrn_app.privacy.mechanism import Privacy
 from fedmrn_app.results.clients_csv import Participants
 from fedmrn_app.results.progress import Progress
+from fedmrn_app.system.stopping import check_stop
 
 MAX_REJECTIONS = 20  # lines of the log per round
 
@@ -70,6 +71,7 @@ def train(run: ServerRun) -> None:
     Raises:
         RunError: the run cannot go on.
         BudgetSpent: a further round would exceed privacy.epsilon.
+        Stopped: a scheduler has asked the process to end.
     """
     strategy = _strategy(run)
 
@@ -85,6 +87,8 @@ def train(run: ServerRun) -> None:
             finished.state, finished.report, finished.uplink, finished.downlink,
             rejected_uplink=finished.rejected_uplink,
         )  # fmt: skip
+        if number < run.config.rounds:
+            check_stop()
 
     try:
         strategy.start(run.grid, pack_state(run.state), run.config.rounds, evaluate_fn=record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from fedmrn_app.learning.flat import state_sha256
 from fedmrn_app.learning.memory import keep_freed_memory
 from fedmrn_app.results.lock import locked
 from fedmrn_app.results.provenance import made_with
+from fedmrn_app.results.resume import settle_resume
 from fedmrn_app.results.round_row import Round
 from fedmrn_app.results.run_folder import RunFolder, failure_lines
 from fedmrn_app.results.summary import summarize
@@ -59,7 +61,11 @@ def _run(grid: Grid, context: Context, folder: RunFolder, on_line: Report) -> No
     try:
         records = str(context.run_config.get("devices", ""))
         devices = DeviceRecords(Path(records)) if records else None
-        run = prepare(grid, *_read_config(context, report), folder, devices=devices, report=report)
+        values, config, task = _read_config(context, report)
+        if config.resume == "auto":  # of `flwr run`
+            values = settle_resume(values, folder.path)
+            config = replace(config, resume=bool(values["resume"]))
+        run = prepare(grid, values, config, task, folder, devices=devices, report=report)
         try:
             train(run)
         except BudgetSpent as spent:

@@ -90,9 +90,15 @@ def _write_to(path: str, last: list[str] = [""]) -> None:  # noqa: B006 (the fil
         last[0] = path
 
 
+def ignore_signals() -> None:
+    """Leave Ctrl-C and the signals of schedulers to the process with the grid, whose end ends this one."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def work(connection: socket.socket) -> None:
     """Answer messages until the grid closes the connection; never returns."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process with the grid
+    ignore_signals()
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     with suppress(EOFError, OSError):
         while True:
@@ -145,7 +151,7 @@ def _has_ended(child: int) -> bool:
 
 def main(file: int, settings: str) -> None:
     """Import, then serve; `settings` has the parent's process id, the import path and what to import, as JSON."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_signals()
     control, given = socket.socket(fileno=file), json.loads(settings)
     sys.path[:] = given["path"]
     imported = threading.Event()

@@ -46,6 +46,18 @@ def holds_run(path: Path) -> bool:
     return any((path / name).exists() for name in (STATE, BEFORE, "rounds.csv", "summary.json"))
 
 
+def settle_resume(values: Mapping[str, Any], path: Path, *, sweeps: bool = False) -> dict[str, Any]:
+    """Return a configuration in which `resume=auto` is true if the folder holds a run, and false otherwise.
+
+    Args:
+        values: the configuration.
+        path: the run's folder.
+        sweeps: whether a run of a sweep begins for which `resume` is not set: then it is `auto`.
+    """
+    automatic = values["resume"] == "auto" or (sweeps and values["resume"] is False)
+    return {**values, "resume": holds_run(path)} if automatic else dict(values)
+
+
 def must_be_free(path: Path) -> None:
     """Refuse a folder for a new run if it holds a run already.
 
@@ -54,7 +66,7 @@ def must_be_free(path: Path) -> None:
     """
     if holds_run(path):
         raise RunError(
-            f"{path}: holds a run already; resume=true continues it, hydra.run.dir=FOLDER starts elsewhere",
+            f"{path}: holds a run already; resume=auto continues it, hydra.run.dir=FOLDER starts elsewhere",
             code="holds-run",
             key="hydra.run.dir",
             value=str(path),

@@ -39,6 +39,7 @@ from fedmrn_app.runtime.remote import take_on
 from fedmrn_app.runtime.runner import console, errors, task
 from fedmrn_app.runtime.sweeps import forget_outcomes, read_best, read_outcomes
 from fedmrn_app.system.atomic_io import os_reason
+from fedmrn_app.system.stopping import EXIT_CODE, Stopped
 
 MANY = 20  # runs of a sweep whose check takes a while
 _CHECK = "_check_help"  # argparse's method, from Python 3.14 on
@@ -47,6 +48,8 @@ _INFORMS = {"--help", "-h", "--hydra-help", "--version", "--info", "-i", "--cfg"
 
 def main() -> None:
     """Run the `fedmrn` command; exit with 0 if every run completed, 1 if one failed, 2 on a wrong configuration.
+
+    75 says that a scheduler has stopped it, and that the same command with `resume=auto` goes on.
 
     `fedmrn data` shows data without a run.
     """
@@ -101,6 +104,9 @@ def main() -> None:
     except OSError as error:
         errors.print(f"fedmrn: {os_reason(error)}", markup=False)
         sys.exit(1)
+    except Stopped as stop:
+        errors.print(f"fedmrn: {stop}", markup=False)
+        sys.exit(EXIT_CODE)
     except KeyboardInterrupt:
         errors.print("interrupted; finished rounds are in the run's folder")
         sys.exit(130)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedmrn_app.environment import flower_environment, flower_home
+from fedmrn_app.environment import flower_environment, flower_home, is_loopback
 from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.system.processes import command
 
@@ -46,7 +46,10 @@ class Connection:
             if self.authority is not None:
                 context = ssl.create_default_context(cafile=str(self.authority))
             url = f"{'http' if context is None else 'https'}://{self.address}/health"
-            with urllib.request.urlopen(url, timeout=10, context=context):
+            handlers: list[Any] = [] if context is None else [urllib.request.HTTPSHandler(context=context)]
+            if is_loopback(self.address):  # no proxy leads to this machine
+                handlers.append(urllib.request.ProxyHandler({}))
+            with urllib.request.build_opener(*handlers).open(url, timeout=10):
                 return None
         except urllib.error.HTTPError:
             return None  # a refusal is an answer too

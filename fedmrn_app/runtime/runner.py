@@ -26,10 +26,11 @@ from fedmrn_app.errors import FedMRNError
 from fedmrn_app.flower.local_run import run_local
 from fedmrn_app.report.console import print_summary
 from fedmrn_app.report.data_table import print_data
+from fedmrn_app.results.checkpoint import finished_rounds
 from fedmrn_app.results.data_notes import note_data
 from fedmrn_app.results.lock import locked
 from fedmrn_app.results.loggers.feed import Feed, check_library
-from fedmrn_app.results.resume import finished, holds_run, must_be_free, resumable
+from fedmrn_app.results.resume import finished, holds_run, must_be_free, resumable, settle_resume
 from fedmrn_app.results.round_row import RowReader
 from fedmrn_app.results.run_folder import failure_lines
 from fedmrn_app.runtime.remote import run_on
@@ -37,6 +38,7 @@ from fedmrn_app.runtime.restarts import run_supervised
 from fedmrn_app.runtime.sweeps import in_parallel, is_sweep, leave_outcome, runs_at_once
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.system.atomic_io import os_reason
+from fedmrn_app.system.stopping import Stopped, stopping_gently
 from fedmrn_app.tasks.task import Task
 from fedmrn_app.tasks.validation import load_evaluation, load_training
 
@@ -86,9 +88,7 @@ def launch(values: Values, folder: Path, on: str | None = None, overrides: Seque
         overrides: what the command line has set; those without effect are named.
     """
     with locked(folder, "fedmrn"):
-        for group in ("dataset", "task"):  # relative to this folder, and the run's processes work in another one
-            if values[group].get("path"):
-                values[group]["path"] = str(Place(f"{group}.path", str(values[group]["path"])).absolute())
+        values = settle_resume(_with_absolute_paths(values), folder, sweeps=is_sweep() and not _sets_resume(overrides))
         values, config, task = resolve_from_data(values, console.print)
         summary = finished(folder, values, default_values) if values["resume"] else None
         if summary is not None:
@@ -102,6 +102,25 @@ def launch(values: Values, folder: Path, on: str | None = None, overrides: Seque
             summary = _run(values, config, folder, on)
         print_summary(console, summary, folder)
         return summary
+
+
+def _with_absolute_paths(values: Values) -> Values:
+    """Return the values with absolute paths, because the run's processes work in other folders.
+
+    With hydra.job.chdir this process does too, so that paths are relative to the folder in which the command started.
+    """
+    started = Path(HydraConfig.get().runtime.cwd)
+    groups = {}
+    for group in ("dataset", "task"):
+        groups[group] = dict(values[group])
+        if path := values[group].get("path"):
+            with Place(f"{group}.path", str(path)).reading("opened"):
+                groups[group]["path"] = str((started / Path(str(path)).expanduser()).resolve())
+    return {**values, **groups}
+
+
+def _sets_resume(overrides: Sequence[str]) -> bool:
+    return any(word.lstrip("+").startswith("resume=") for word in overrides)
 
 
 def _check(values: Values, config: Config, task: Task, folder: Path, on: str | None) -> int | None:
@@ -159,10 +178,16 @@ def _run(values: Values, config: Config, folder: Path, on: str | None) -> dict[s
 
         try:
             if on is None:
-                run_local(values, config, folder, at_once=runs_at_once(), on_line=show)
+                with stopping_gently():
+                    run_local(values, config, folder, at_once=runs_at_once(), on_line=show)
             else:
                 run_supervised(run, values, folder, restarts=config.restarts, on_line=show)
             summary = dict(json.loads((folder / "summary.json").read_text()))
+        except Stopped as stop:
+            line = f"{stop}: stopped after round {finished_rounds(folder)}; the same command with resume=auto goes on"
+            with (folder / "run.log").open("a") as log:
+                log.write(f"{line}\n")
+            raise Stopped(line) from None
         finally:
             feed.add(rows.read())
             feed.end(summary)

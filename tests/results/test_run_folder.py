@@ -21,7 +21,7 @@ from fedmrn_app.federation.protocol import GlobalState
 from fedmrn_app.results.checkpoint import OWN, VECTOR, read_state
 from fedmrn_app.results.lock import locked
 from fedmrn_app.results.progress import progress_line
-from fedmrn_app.results.resume import changes, finished
+from fedmrn_app.results.resume import changes, finished, settle_resume
 from fedmrn_app.results.round_row import RowReader, columns, from_row, to_row
 from fedmrn_app.results.run_folder import RunFolder
 from fedmrn_app.results.stored_rows import start_rows
@@ -357,3 +357,18 @@ def test_a_round_costs_the_same_bytes_however_many_came_before(tmp_path: Path) -
     states, rows = zip(*sizes, strict=True)
     assert max(states) - min(states) <= 8  # digits of the number of the round, and what aligns them
     assert max(np.diff(rows)) - min(np.diff(rows)) <= 1
+
+
+def test_resume_auto_is_settled_by_the_folder(tmp_path: Path) -> None:
+    given: list[tuple[Any, bool, Any, Any]] = [
+        ("auto", False, False, True),  # value, whether a sweep begins, in an empty folder, in one with a run
+        (False, False, False, False),
+        (False, True, False, True),
+        (True, True, True, True),
+        ("anyway", True, "anyway", "anyway"),
+    ]
+    for value, sweeps, empty, _ in given:
+        assert settle_resume({"resume": value}, tmp_path, sweeps=sweeps) == {"resume": empty}
+    (tmp_path / "rounds.csv").touch()
+    for value, sweeps, _, held in given:
+        assert settle_resume({"resume": value}, tmp_path, sweeps=sweeps) == {"resume": held}

@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -50,6 +51,30 @@ def weights(folder: Path) -> str:
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["clients_failed"] == 0
     return str(summary["weights_sha256"])
+
+
+@pytest.mark.parametrize("way", [signal.SIGTERM, signal.SIGUSR1])
+def test_one_command_line_survives_a_scheduler(way: signal.Signals, tmp_path: Path) -> None:
+    command = words(tmp_path / "run", "rounds=8", "local.epochs=3", "resume=auto")
+    run = start(command, tmp_path)
+    wait_for_rounds(tmp_path / "run", 2, run)
+    run.send_signal(way)
+    _, errors = run.communicate(timeout=60)
+    assert (run.returncode, f"{way.name}: stopped after round" in errors) == (75, True)
+    assert not (tmp_path / "run" / "error.txt").exists()
+    assert "resume=auto goes on" in (tmp_path / "run" / "run.log").read_text()
+    again = finish(command, tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert weights(tmp_path / "run") == reference_run((*SMALL, "rounds=8", "local.epochs=3"))
+
+
+def test_a_job_that_changes_its_folder_finds_code_and_data(tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(FAILING.replace("torch.initial_seed() % 4", "False"))
+    stored = np.random.default_rng(0).normal(size=(40, 64)).astype(np.float32)
+    np.savez(tmp_path / "rows.npz", x=stored, y=np.arange(40) % 2)
+    more = ("hydra.job.chdir=True", "model=own", "model._target_=nets.Net", "dataset=own", "dataset.path=rows.npz")
+    run = finish(words(tmp_path / "run", "rounds=1", *more), tmp_path)
+    assert run.returncode == 0, run.stderr
 
 
 def test_ten_killed_workers_change_nothing(tmp_path: Path) -> None:
