@@ -146,8 +146,8 @@ def budget_lines(protocol: RunProtocol) -> list[str]:
         whole = 4 * protocol.parameters + HEADER_SIZE + protocol.framing_bytes
         lines.append(
             f"strategy={protocol.method.name}: this model has {protocol.layout.count:,} weights to mask. Masks of "
-            f"fewer than about {FEW_WEIGHTS:,} cost accuracy, most of it where clients have few labels, and masks of a few "
-            f"hundred hardly learn; strategy=fedavg uploads about {whole:,} bytes per client and round instead"
+            f"fewer than about {FEW_WEIGHTS:,} cost accuracy, most of it where clients have few labels, and masks of a "
+            f"few hundred hardly learn; strategy=fedavg uploads about {whole:,} bytes per client and round instead"
         )
     return lines
 
