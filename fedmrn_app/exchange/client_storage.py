@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from safetensors import SafetensorError
@@ -34,6 +35,7 @@ from fedmrn_app.wire.lattice import Lattice
 _PER_FOLDER = 1000  # clients; a folder with the files of many more is slow to search
 _KEPT_ROUNDS = 3  # the round that may be asked again, and the one before, should the server lose its latest state
 _MAX_AGE = 90 * 86400  # seconds since a run's last round here, after which the run is deleted
+Purpose = Literal["train", "evaluate"]  # what a client is asked for, Flower's type of the message
 _DTYPES = {"steps": "<f4"}  # of the parts of a lattice; the others are named by their dtypes
 
 
@@ -158,14 +160,17 @@ class Secrets:
 
     Attributes:
         folder: of the run.
+        purpose: what the sum is for.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, purpose: Purpose = "train") -> None:
         self.folder = folder
+        self.purpose = purpose
 
     def path(self, client: int) -> Path:
         """Return the file of a client."""
-        return client_folder(self.folder, client) / f"client-{client}.secret"
+        suffix = "" if self.purpose == "train" else f"-{self.purpose}"
+        return client_folder(self.folder, client) / f"client-{client}{suffix}.secret"
 
     def read(self, client: int) -> bytes | None:
         """Return what a client keeps; None if it keeps nothing."""

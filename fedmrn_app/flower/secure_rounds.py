@@ -34,13 +34,14 @@ _AGAIN = ("secure-threshold", "secure-sum")  # codes of errors after which a rou
 
 @dataclass(frozen=True)
 class SecureRequest(Request):
-    """Sends a client a message of the protocol, with the order in the phase in which it trains."""
+    """Sends a client a message of the protocol, with the order in the phase in which it trains or evaluates."""
 
     sender: OrderSender
     client: int
     node: int
     message: bytes
     trains: bool
+    kind: str = "train"
 
     @property
     def group(self) -> str:  # type: ignore[override]

@@ -89,6 +89,8 @@ def launch(values: Values, folder: Path, on: str | None = None, overrides: Seque
         for group in ("dataset", "task"):  # relative to this folder, and the run's processes work in another one
             if values[group].get("path"):
                 values[group]["path"] = str(Place(f"{group}.path", str(values[group]["path"])).absolute())
+        if places := values["simulation"]["data"]:
+            values["simulation"]["data"] = [str(Place("simulation.data", str(place)).absolute()) for place in places]
         values, config, task = resolve_from_data(values, console.print)
         summary = finished(folder, values, default_values) if values["resume"] else None
         if summary is not None:
@@ -112,7 +114,10 @@ def _check(values: Values, config: Config, task: Task, folder: Path, on: str | N
     else:
         must_be_free(folder)
     check_library(config.log.name)
-    if on is None:  # devices may have data of their own
+    if on is None and config.simulation.data is not None:
+        if config.evaluation.on_server:
+            load_evaluation(task, config.validation, config.seed, console.print)
+    elif on is None:  # devices may have data of their own
         described = task.describe(console.print)
         print_data(console, described)
         train = load_training(task, config.validation, config.seed, console.print)
@@ -123,7 +128,8 @@ def _check(values: Values, config: Config, task: Task, folder: Path, on: str | N
             console.print(line)
         check_single_rows(config, task, partition)
         labels = None if train.labels is None else int(train.labels.max()) + 1
-        load_evaluation(task, config.validation, config.seed, console.print)  # the run may have no network
+        if config.evaluation.on_server:
+            load_evaluation(task, config.validation, config.seed, console.print)  # the run may have no network
         note_data(folder, described, shares)
     console.print(
         f"{config.strategy['name']} on {task.name}, {config.partition.name}: {config.rounds} rounds, "

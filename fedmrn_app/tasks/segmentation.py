@@ -140,6 +140,11 @@ class Segmentation(Task):
         losses = [functional.cross_entropy(o, y, ignore_index=self.void, reduction="sum") / pixels for o in heads]
         return torch.stack(losses).sum()
 
+    @property
+    def tally_shape(self) -> tuple[int, ...]:
+        """The shape of the confusion matrix."""
+        return self.classes, self.classes
+
     def tally(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the confusion matrix, int64 (classes, classes): pixels by their class and by the predicted class."""
         counted = y != self.void
