@@ -23,8 +23,9 @@ from fedmrn_app.federation.tallies import Tally, tally_input
 from fedmrn_app.federation.worker import Worker
 from fedmrn_app.flower.hosted import Hosted, hosted_content, read_last
 from fedmrn_app.flower.node import LostError, Node
-from fedmrn_app.secure.client import answer
+from fedmrn_app.secure.client import accept
 from fedmrn_app.secure.fields import Fields, Words
+from fedmrn_app.secure.graph import LeastNumbers
 from fedmrn_app.secure.messages import Envelope
 
 Payload = Callable[[Node, Worker, Order], bytes]
@@ -105,6 +106,10 @@ def _reply(message: Message, context: Context, payload: Payload, summand: Summan
             data = payload(node, worker, read_order(message.content))
     except VersionError:
         return Message(lost_content("version"), reply_to=message)
+    except PayloadError as error:
+        if error.code != "secure-revealed":
+            raise
+        return Message(lost_content("revealed"), reply_to=message)
     return Message(payload_content(data), reply_to=message)
 
 
@@ -149,10 +154,22 @@ def _answer(node: Node, worker: Worker, content: RecordDict, data: bytes, summan
             raise PayloadError(f"{reason}, the message of the secure sum is not", code="secure-client")
         return summand(node, worker, order, summands)
 
-    secrets = node.secrets(purpose)
-    kept, reply = answer(secrets.read(envelope.client), data, vectors)
-    secrets.write(envelope.client, kept)
-    return reply
+    def binding() -> bytes:
+        order = read_order(content)
+        held = node.versions().read(order.client) if worker.settings.keeps_versions and order.base else None
+        return worker.binding(order, held, node.config, purpose)
+
+    secrets, client = node.secrets(purpose), envelope.client
+    settings, own = worker.settings, node.setting("secure-clients")
+    asked = settings.clients_per_round if purpose == "train" else settings.evaluating_clients
+    least = LeastNumbers.of(asked, None if own is None else int(own))
+    with secrets.locked(client):
+        revealed = secrets.revealed(client)
+        accepted = accept(secrets.read(client), data, binding=binding, least=least, revealed=revealed)
+        if accepted.reveals:
+            secrets.note_revealed(client, envelope.server_round)
+        secrets.write(client, accepted.kept)  # before anything secret leaves this node
+    return accepted.answer(vectors)
 
 
 def _check_hosted(node: Node, client: int) -> None:

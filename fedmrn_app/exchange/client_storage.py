@@ -17,11 +17,12 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
@@ -171,6 +172,41 @@ class Secrets:
         """Return the file of a client."""
         suffix = "" if self.purpose == "train" else f"-{self.purpose}"
         return client_folder(self.folder, client) / f"client-{client}{suffix}.secret"
+
+    @contextlib.contextmanager
+    def locked(self, client: int) -> Iterator[None]:
+        """Let one message of a client at a time be accepted; a SuperNode may start several at once.
+
+        Raises:
+            StateError: the lock cannot be written.
+        """
+        path = self.path(client)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with FileLock(f"{path}.lock", mode=0o600):
+                yield
+        except OSError as error:
+            raise unwritable(self.folder, error) from None
+
+    def revealed(self, client: int) -> int:
+        """Return the last round in which a client has revealed shares; 0 for none."""
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return int(self._ledger(client).read_text())
+        return 0
+
+    def note_revealed(self, client: int, server_round: int) -> None:
+        """Record, before it does, that a client reveals shares in a round.
+
+        Raises:
+            StateError: it cannot be written, so the client must not answer.
+        """
+        try:
+            _write_private(self._ledger(client), str(server_round).encode())
+        except OSError as error:
+            raise unwritable(self.folder, error) from None
+
+    def _ledger(self, client: int) -> Path:
+        return self.path(client).with_suffix(".revealed")
 
     def read(self, client: int) -> bytes | None:
         """Return what a client keeps; None if it keeps nothing."""

@@ -15,6 +15,7 @@ from fedmrn_app.federation.client_rows import ClientRows
 from fedmrn_app.federation.downlink import DownlinkReader
 from fedmrn_app.federation.downlinks import downlink_of
 from fedmrn_app.federation.protocol import Order, RunProtocol
+from fedmrn_app.federation.secure_round import round_binding
 from fedmrn_app.federation.tallies import Tally
 from fedmrn_app.federation.versions import Version
 from fedmrn_app.learning.evaluate import tally
@@ -32,7 +33,8 @@ class RunSettings:
     """What a worker, or a plain loop over the rounds, needs of a run's configuration; see `config/schema.py`.
 
     `keeps_versions` says whether clients keep the model that they were sent, `secure` whether the server learns only
-    the sum of the replies, and `evaluates` whether clients evaluate the model.
+    the sum of the replies, `evaluates` whether clients evaluate the model,
+    and `evaluating_clients` how many of them each time.
     """
 
     seed: int
@@ -45,6 +47,7 @@ class RunSettings:
     keeps_versions: bool
     secure: bool = False
     evaluates: bool = False
+    evaluating_clients: int = 0
 
 
 class Worker:
@@ -126,6 +129,20 @@ class Worker:
             state=state,
             reader=self._readers.setdefault(width, DownlinkReader(downlink_of(protocol))),
         )
+
+    def binding(self, order: Order, version: Version | None, config: bytes, purpose: str) -> bytes:
+        """Return the hash of what a client was sent, to which the pads of its secure sum are bound.
+
+        Raises:
+            PayloadError: the order names no client of the run, or is malformed.
+            VersionError: the order needs another version.
+        """
+        self._must_be_client(order.client)
+        _, protocol = self.model()
+        reader = self._readers.setdefault(1.0, DownlinkReader(downlink_of(protocol)))
+        sent = reader.read(order, None, version)
+        seed = order.seed if self.method.shared_seed else 0
+        return round_binding(purpose, order.server_round, config, sent.context, sent.dense, seed)
 
     def evaluate(self, order: Order, version: Version | None = None) -> tuple[Tally, Version | None]:
         """Evaluate the model that a client was sent on the rows that the client holds out.

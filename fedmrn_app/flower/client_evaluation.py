@@ -20,6 +20,7 @@ from fedmrn_app.exchange.orders import OrderRequest, OrderSender
 from fedmrn_app.exchange.secure_rounds import PhaseMessages
 from fedmrn_app.exchange.timeouts import RoundTimeout
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
+from fedmrn_app.federation.secure_round import opened_binding
 from fedmrn_app.federation.server import OpenRound
 from fedmrn_app.federation.tallies import Evaluated, Tally, add_tallies, from_sum, read_tally, tally_bytes, tally_fields
 from fedmrn_app.federation.versions import Versions
@@ -115,7 +116,8 @@ class ClientEvaluation:
         failed: dict[int, PayloadError] = {}
         try:
             clients = list(opened.clients)
-            server = SecureServer(opened.number, clients, lambda summands: tally_fields(self.shape))
+            binding = opened_binding(opened, self.config, "evaluate")
+            server = SecureServer(opened.number, clients, lambda summands: tally_fields(self.shape), binding=binding)
             collect(server, clients, phases.ask, failed)
             used, (words,) = server.unmask()
             total = from_sum(words, self.shape)

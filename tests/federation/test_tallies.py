@@ -26,7 +26,7 @@ def made_up(seed: int) -> Tally:
 
 
 def entries(tally: Tally) -> list[int]:
-    return tally.steps().tolist()
+    return list(map(int, tally.steps()))
 
 
 def test_a_packed_tally_is_read_as_it_was_to_a_millionth() -> None:

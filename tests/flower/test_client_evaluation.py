@@ -14,8 +14,10 @@ from flwr.app import Message
 from fedmrn_app import client_app
 from fedmrn_app.config.build import build_worker, resolve_from_data
 from fedmrn_app.config.compose import compose_values
+from fedmrn_app.config.resolved import pack_config
 from fedmrn_app.environment import STATE_FOLDER
 from fedmrn_app.errors import FedMRNError, PayloadError, RunError
+from fedmrn_app.exchange.messages import payload_content
 from fedmrn_app.exchange.orders import order_content
 from fedmrn_app.exchange.timeouts import RoundTimeout
 from fedmrn_app.federation.downlinks import downlink_of
@@ -111,7 +113,8 @@ def test_the_best_round_by_clients_is_kept_and_a_run_that_gets_worse_ends(tmp_pa
     correct = rows_held = 0
     for client in range(4):
         held = worker.rows.held_out(client)
-        x, y = worker.task.batch(*map(torch.from_numpy, held.take(slice(None))))
+        raw_x, raw_y = (torch.from_numpy(values) for values in held.take(slice(None)))
+        x, y = worker.task.batch(raw_x, raw_y)
         correct += int((trained.model(x).argmax(1) == y).sum())
         rows_held += len(held)
     assert correct / rows_held == pytest.approx(reached[best])
@@ -148,7 +151,7 @@ class Federation:
     def evaluate(self) -> Evaluated | None:
         _, protocol = self.worker.model()
         evaluation = ClientEvaluation(
-            protocol=protocol, config=b"", shape=(2,), directory=self.directory,
+            protocol=protocol, config=pack_config(self.values, "ab12"), shape=(2,), directory=self.directory,
             channel=self.grid.channel(1 << 20), versions=downlink_of(protocol).new_versions(), count=None,
             secure=self.config.privacy.secure_aggregation, timeout=RoundTimeout(10),
         )  # fmt: skip
@@ -167,9 +170,9 @@ def test_a_secure_sum_of_tallies_equals_the_plain_one_and_tells_no_client_s() ->
 def test_clients_that_fail_are_named_and_the_others_count() -> None:
     def spoil(client: int, message: Message) -> Any:
         if client == 1:
-            return client_app.Message(client_app.payload_content(b"short"), reply_to=message)
+            return Message(payload_content(b"short"), reply_to=message)
         if client == 3:
-            return client_app.Message(client_app.payload_content(b"\xff" * 40), reply_to=message)
+            return Message(payload_content(b"\xff" * 40), reply_to=message)
         return None
 
     federation = Federation(spoil=spoil)
@@ -181,8 +184,8 @@ def test_clients_that_fail_are_named_and_the_others_count() -> None:
 
 
 def test_a_round_that_nobody_evaluates_has_no_metric_and_the_log_says_why() -> None:
-    federation = Federation(spoil=lambda client, message: client_app.Message(
-        client_app.payload_content(b""), reply_to=message
+    federation = Federation(spoil=lambda client, message: Message(
+        payload_content(b""), reply_to=message
     ))  # fmt: skip
     assert federation.evaluate() is None
     assert len(federation.lines) == 1
