@@ -21,7 +21,7 @@ from fedmrn_app.federation.protocol import Order
 from fedmrn_app.federation.secure_round import secure_input
 from fedmrn_app.federation.tallies import Tally, tally_input
 from fedmrn_app.federation.worker import Worker
-from fedmrn_app.flower.hosted import Hosted, hosted_content, read_last
+from fedmrn_app.flower.hosted import Hosted, check_wire, hosted_content, read_last
 from fedmrn_app.flower.node import LostError, Node
 from fedmrn_app.secure.client import accept
 from fedmrn_app.secure.fields import Fields, Words
@@ -41,6 +41,7 @@ def query(message: Message, context: Context) -> Message:
     try:
         node = Node.of(message, context)
         clients = node.clients()
+        check_wire(message.content)
         worker = open_worker(message, context)
         if worker.method.keeps_state or worker.settings.secure:
             node.residuals().begin()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 CACHE = "FEDMRN_CACHE"  # folder of decoded data sets, instead of $XDG_CACHE_HOME/fedmrn
@@ -48,3 +49,11 @@ def flower_environment(home: Path, *, commands: Sequence[Path] = ()) -> dict[str
         "PATH": os.pathsep.join(folders),
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def release() -> str:
+    """Return the version of the installed package."""
+    try:
+        return version("fedmrn")
+    except PackageNotFoundError:  # a checkout on the import path
+        return "a checkout"

@@ -84,7 +84,8 @@ def load_rows(
         groups = {} if opened.groups is None else {"groups": opened.groups.index[rows]}
         return {"x": opened.inputs(rows), "y": np.asarray(y[rows]), **groups}
 
-    return cached_arrays(query.name, (stamp, split, query.test_share, columns, names, classes), read, report)
+    source = (stamp, split, query.test_share, columns, names, classes)
+    return cached_arrays(query.name, source, read, report, private=place.on_disk)
 
 
 def describe_rows(query: RowQuery) -> tuple[list[Entry], dict[str, int]]:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from fedmrn_app.deploy.folder import Federation
 from fedmrn_app.deploy.processes import together, wait_for_first
+from fedmrn_app.deploy.superexec import write_command
 from fedmrn_app.environment import flower_environment, flower_home
 from fedmrn_app.errors import RunError
-from fedmrn_app.system.processes import command, start
+from fedmrn_app.system.processes import start
 
 START_TIMEOUT = 120.0  # seconds for the SuperLink to answer
 
@@ -45,7 +46,11 @@ def start_server(
     database = federation.database
     os.close(os.open(database, os.O_CREAT | os.O_WRONLY, 0o600))  # before Flower makes it readable for all
     database.chmod(0o600)
-    environment = flower_environment(federation.home or flower_home(federation.path / "home"))
+    home = federation.home or flower_home(federation.path / "home")
+    commands = home / "bin"
+    commands.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_command(commands)
+    environment = flower_environment(home, commands=[commands])
     gate = [sys.executable, "-m", "fedmrn_app.deploy.gateway", str(federation.path), host]
     for words, port in ((superlink_words(federation), federation.control_port), (gate, federation.port)):
         processes.append(start(words, federation.path, environment, log))
@@ -55,7 +60,7 @@ def start_server(
 def superlink_words(federation: Federation) -> list[str]:
     """Return the command of a SuperLink that accepts registered devices only, and serves loopback only."""
     return [
-        command("flower-superlink"),
+        *(sys.executable, "-P", "-m", "fedmrn_app.deploy.superlink"),
         *("--ssl-certfile", str(federation.certificate), "--ssl-keyfile", str(federation.key)),
         *("--ssl-ca-certfile", str(federation.authority), "--database", str(federation.database)),
         *("--host", "127.0.0.1", "--port", str(federation.control_port)),

@@ -95,7 +95,7 @@ class Segmentation(Task):
             return self._decode(table_pairs(table, columns, place, split), table.count_rows(), place)
 
         source = (stamp, split, self.height, self.width, (*columns, self.classes, self.first_class, self.void))
-        arrays = cached_arrays(f"{self.name}-{split}", source, make, report)
+        arrays = cached_arrays(f"{self.name}-{split}", source, make, report, private=place.on_disk)
         return Samples(arrays["x"], arrays["y"])
 
     def local(self, path: str) -> Segmentation:

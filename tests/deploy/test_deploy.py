@@ -21,7 +21,7 @@ import yaml
 from fedmrn_app.deploy import cli
 from fedmrn_app.deploy import service_files as units
 from fedmrn_app.deploy.certificates import public_pem
-from fedmrn_app.deploy.device import check_server, explain, read_bundle
+from fedmrn_app.deploy.device import check_server, explain, read_bundle, refused_certificate
 from fedmrn_app.deploy.folder import Federation, create, load
 from fedmrn_app.deploy.gate_keys import Keys
 from fedmrn_app.deploy.server import superlink_words
@@ -275,3 +275,12 @@ def test_on_is_taken_out_of_the_command_line() -> None:
 def test_command_starts_without_pytorch() -> None:
     code = "import sys, fedmrn_app.deploy.cli; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(("code", "says"), [(9, "set the clock"), (10, "fedmrn-deploy server --renew"), (20, "ca.crt")])
+def test_a_refused_certificate_names_the_clock_or_what_mends_it(code: int, says: str) -> None:
+    error = ssl.SSLCertVerificationError("refused")
+    error.verify_code, error.verify_message = code, "unable to get local issuer certificate"
+    reason = refused_certificate(error, Path("ca.crt"))
+    assert says in reason
+    assert ("this device's clock says 20" in reason) == (code != 20)
