@@ -17,7 +17,7 @@ from fedmrn_app.deploy.folder import DEFAULT_FOLDER, Federation, create, load, r
 from fedmrn_app.errors import ConfigError, FedMRNError
 from fedmrn_app.runtime.connection import add_connection, check_name
 
-_WIDTH = None if sys.stdout.isatty() else 160  # room for tables in files and pipes
+_WIDTH = None if sys.stdout is not None and sys.stdout.isatty() else 160  # room for tables in files and pipes
 console = Console(highlight=False, soft_wrap=True, width=_WIDTH)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 

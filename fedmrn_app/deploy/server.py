@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,8 @@ def start_server(
     Raises:
         RunError: they do not serve.
     """
+    for address, port in (("127.0.0.1", federation.control_port), (host, federation.port)):
+        _must_be_free(address, port)
     database = federation.database
     os.close(os.open(database, os.O_CREAT | os.O_WRONLY, 0o600))  # before Flower makes it readable for all
     database.chmod(0o600)
@@ -55,6 +58,22 @@ def start_server(
     for words, port in ((superlink_words(federation), federation.control_port), (gate, federation.port)):
         processes.append(start(words, federation.path, environment, log))
         federation.connection(port).wait(processes[-1], START_TIMEOUT, "is the port taken by another process?")
+
+
+def _must_be_free(host: str, port: int) -> None:
+    """Refuse a port that another process listens on, before that process answers in the place of the new one.
+
+    Raises:
+        RunError: it is taken, or is no address of this machine.
+    """
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except OSError as error:
+        reason = f"{error.strerror or error}; does the server run already?"
+        raise RunError(f"{host}:{port}: {reason}", code="taken", value=port) from None
 
 
 def superlink_words(federation: Federation) -> list[str]:

@@ -45,6 +45,9 @@ def load_trained(folder: str | Path, *, last: bool = False) -> Trained:
         ConfigError: the run has settings of another version, or its model's code is missing.
     """
     path = Path(folder).expanduser()
+    if path.is_file():
+        reason = f"is a file; load_trained takes the run's folder, {path.parent}"
+        raise RunError(f"{path}: {reason}", code="no-folder", value=str(path))
     if not path.is_dir():
         raise RunError(f"{path}: no such folder", code="no-folder", value=str(path))
     state, _ = read_state(path)

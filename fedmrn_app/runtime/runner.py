@@ -40,7 +40,7 @@ from fedmrn_app.system.atomic_io import os_reason
 from fedmrn_app.tasks.task import Task
 from fedmrn_app.tasks.validation import load_evaluation, load_training
 
-_WIDTH = None if sys.stdout.isatty() else 160  # room for tables in files and pipes
+_WIDTH = None if sys.stdout is not None and sys.stdout.isatty() else 160  # room for tables in files and pipes
 console = Console(highlight=False, soft_wrap=True, width=_WIDTH)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 

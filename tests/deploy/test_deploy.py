@@ -24,7 +24,7 @@ from fedmrn_app.deploy.certificates import public_pem
 from fedmrn_app.deploy.device import check_server, explain, read_bundle, refused_certificate
 from fedmrn_app.deploy.folder import Federation, create, load
 from fedmrn_app.deploy.gate_keys import Keys
-from fedmrn_app.deploy.server import superlink_words
+from fedmrn_app.deploy.server import start_server, superlink_words
 from fedmrn_app.errors import ConfigError, FedMRNError, RunError
 from fedmrn_app.flower.device_records import DeviceRecord, DeviceRecords
 from fedmrn_app.runtime.connection import add_connection, read_connection
@@ -284,3 +284,11 @@ def test_a_refused_certificate_names_the_clock_or_what_mends_it(code: int, says:
     reason = refused_certificate(error, Path("ca.crt"))
     assert says in reason
     assert ("this device's clock says 20" in reason) == (code != 20)
+
+
+def test_a_second_server_says_that_its_port_is_taken(federation: Federation) -> None:
+    with socket.create_server(("127.0.0.1", federation.control_port)):
+        processes: list[subprocess.Popen[bytes]] = []
+        with refused(RunError, "taken"):
+            start_server(federation, "127.0.0.1", processes)
+        assert not processes
