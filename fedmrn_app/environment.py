@@ -17,6 +17,9 @@ ALLOW_TARGETS = "FEDMRN_ALLOW_TARGETS"  # code that a node may run, where its co
 CONNECTION = "FEDMRN_ON"  # the connection of `fedmrn --on`, for the processes of a sweep's launcher too
 
 
+_LOOPBACK = "localhost,127.0.0.1,::1"  # which no proxy of the network can reach
+
+
 def read_variable(name: str) -> str:
     """Return the value of an environment variable, an empty text where it is not set."""
     return os.environ.get(name, "")
@@ -33,12 +36,13 @@ def flower_home(default: str | Path = "~/.flwr") -> Path:
 
 
 def flower_environment(home: Path, *, commands: Sequence[Path] = ()) -> dict[str, str]:
-    """Return the environment of Flower's processes: no installation, no update check, unbuffered output.
+    """Return the environment of Flower's processes: no installation, update check or proxy to loopback, unbuffered.
 
     Args:
         home: folder of Flower's configuration and unpacked apps.
         commands: folders whose commands take precedence over those of this Python environment.
     """
+    direct = ",".join(filter(None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), _LOOPBACK]))
     folders = [*map(str, commands), str(Path(sys.executable).parent), os.environ.get("PATH", "")]
     return {
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -48,6 +52,8 @@ def flower_environment(home: Path, *, commands: Sequence[Path] = ()) -> dict[str
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "PATH": os.pathsep.join(folders),
         "PYTHONUNBUFFERED": "1",
+        "NO_PROXY": direct,
+        "no_proxy": direct,
     }
 
 

@@ -23,6 +23,9 @@ _POLL_SECONDS = 0.2
 _TIMEOUT = 120.0  # seconds; Flower's command alone takes seconds to start on a busy machine
 
 
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
 @dataclass(frozen=True)
 class Connection:
     """A SuperLink as the operator reaches it.
@@ -46,7 +49,10 @@ class Connection:
             if self.authority is not None:
                 context = ssl.create_default_context(cafile=str(self.authority))
             url = f"{'http' if context is None else 'https'}://{self.address}/health"
-            with urllib.request.urlopen(url, timeout=10, context=context):
+            ways: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=context)]
+            if self.address.rpartition(":")[0].strip("[]") in _LOOPBACK:
+                ways.append(urllib.request.ProxyHandler({}))  # a proxy of the network cannot reach this machine's
+            with urllib.request.build_opener(*ways).open(url, timeout=10):
                 return None
         except urllib.error.HTTPError:
             return None  # a refusal is an answer too
