@@ -1,10 +1,10 @@
-"""Flower's ClientApp: tell which clients this node hosts, and train one of them for a round."""
+"""Flower's ClientApp: tell which clients this node hosts, train one of them for a round, or evaluate the model."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from flwr.app import Context, Message, RecordDict
@@ -13,18 +13,23 @@ from flwr.clientapp import ClientApp
 from fedmrn_app.config.build import build_worker, check_node, check_targets, parse_config, precision_remark
 from fedmrn_app.config.resolved import unpack_config
 from fedmrn_app.errors import FedMRNError, PayloadError, VersionError
-from fedmrn_app.exchange.client_storage import StateError
+from fedmrn_app.exchange.client_storage import Purpose, StateError
 from fedmrn_app.exchange.messages import lost_content, one_line, payload_content, read_secure
 from fedmrn_app.exchange.orders import read_order
 from fedmrn_app.federation.client import ClientState, Reply
 from fedmrn_app.federation.protocol import Order
 from fedmrn_app.federation.secure_round import secure_input
+from fedmrn_app.federation.tallies import Tally, tally_input
 from fedmrn_app.federation.worker import Worker
-from fedmrn_app.flower.hosted import Hosted, hosted_content, read_last
+from fedmrn_app.flower.hosted import Hosted, check_wire, hosted_content, read_last
 from fedmrn_app.flower.node import LostError, Node
-from fedmrn_app.secure.client import answer
+from fedmrn_app.secure.client import accept
 from fedmrn_app.secure.fields import Fields, Words
+from fedmrn_app.secure.graph import LeastNumbers
 from fedmrn_app.secure.messages import Envelope
+
+Payload = Callable[[Node, Worker, Order], bytes]
+Summand = Callable[[Node, Worker, Order, int], tuple[Fields, Sequence[Words]]]  # of so many clients
 
 app = ClientApp()
 
@@ -36,6 +41,7 @@ def query(message: Message, context: Context) -> Message:
     try:
         node = Node.of(message, context)
         clients = node.clients()
+        check_wire(message.content)
         worker = open_worker(message, context)
         if worker.method.keeps_state or worker.settings.secure:
             node.residuals().begin()
@@ -43,6 +49,8 @@ def query(message: Message, context: Context) -> Message:
             with contextlib.suppress(StateError):  # without versions the node only receives more
                 node.residuals().begin()
         nodes = None if node.setting("data-path") is not None else node.setting("num-partitions")
+        if worker.settings.evaluates:
+            worker.rows.must_hold_out()
         samples = {client: worker.sample_count(client) for client in clients}
         last = read_last(message.content)
         kept = {} if last is None else node.residuals().latest(last)
@@ -57,21 +65,64 @@ def query(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train one client for one round. The reply holds the payload alone, or what the node has lost."""
+
+    def payload(node: Node, worker: Worker, order: Order) -> bytes:
+        return _train(node, worker, order).payload
+
+    def summand(node: Node, worker: Worker, order: Order, summands: int) -> tuple[Fields, Sequence[Words]]:
+        return secure_input(worker.model()[1], _train(node, worker, order).update, summands)
+
+    return _reply(message, context, payload, summand, "train")
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Evaluate the model on the rows that a client holds out. The reply holds its tally, or what the node has lost."""
+
+    def payload(node: Node, worker: Worker, order: Order) -> bytes:
+        return _evaluate(node, worker, order).pack()
+
+    def summand(node: Node, worker: Worker, order: Order, summands: int) -> tuple[Fields, Sequence[Words]]:
+        return tally_input(_evaluate(node, worker, order), summands)
+
+    return _reply(message, context, payload, summand, "evaluate")
+
+
+def _reply(message: Message, context: Context, payload: Payload, summand: Summand, purpose: Purpose) -> Message:
+    """Answer a message that brings an order, or one of the messages of a secure sum."""
     try:
         node, worker = Node.of(message, context), open_worker(message, context)
     except LostError:
         return Message(lost_content("configuration"), reply_to=message)
+    if purpose == "evaluate" and not worker.settings.evaluates:
+        reason = "this run has no evaluation by clients; set evaluation.on=clients"
+        raise PayloadError(reason, code="evaluation")
     try:
         secure = read_secure(message.content)
         if secure is not None:
-            payload = _answer(node, worker, message.content, secure)
+            data = _answer(node, worker, message.content, secure, summand, purpose)
         elif worker.settings.secure:
             raise PayloadError("with privacy.secure_aggregation this node sends no single reply", code="secure-order")
         else:
-            payload = _train(node, worker, read_order(message.content)).payload
+            data = payload(node, worker, read_order(message.content))
     except VersionError:
         return Message(lost_content("version"), reply_to=message)
-    return Message(payload_content(payload), reply_to=message)
+    except PayloadError as error:
+        if error.code != "secure-revealed":
+            raise
+        return Message(lost_content("revealed"), reply_to=message)
+    return Message(payload_content(data), reply_to=message)
+
+
+def _evaluate(node: Node, worker: Worker, order: Order) -> Tally:
+    """Evaluate the model that a client was sent, and keep the client's version of it."""
+    _check_hosted(node, order.client)
+    versions = node.versions() if worker.settings.keeps_versions else None
+    kept = None if versions is None or order.base == 0 else versions.read(order.client)
+    tally, version = worker.evaluate(order, kept)
+    if versions is not None and version is not None:
+        versions.write(order.client, version)
+    return tally
 
 
 def _train(node: Node, worker: Worker, order: Order) -> Reply:
@@ -90,7 +141,7 @@ def _train(node: Node, worker: Worker, order: Order) -> Reply:
     return reply
 
 
-def _answer(node: Node, worker: Worker, content: RecordDict, data: bytes) -> bytes:
+def _answer(node: Node, worker: Worker, content: RecordDict, data: bytes, summand: Summand, purpose: Purpose) -> bytes:
     """Answer a message of the secure sum; the one that asks for the client's input comes with an order."""
     if not worker.settings.secure:
         raise PayloadError("this run has no secure sums; set privacy.secure_aggregation=true", code="secure-order")
@@ -102,12 +153,24 @@ def _answer(node: Node, worker: Worker, content: RecordDict, data: bytes) -> byt
         if (order.client, order.server_round) != (envelope.client, envelope.server_round):
             reason = f"the order is for client {order.client} in round {order.server_round}"
             raise PayloadError(f"{reason}, the message of the secure sum is not", code="secure-client")
-        return secure_input(worker.model()[1], _train(node, worker, order).update, summands)
+        return summand(node, worker, order, summands)
 
-    secrets = node.secrets()
-    kept, reply = answer(secrets.read(envelope.client), data, vectors)
-    secrets.write(envelope.client, kept)
-    return reply
+    def binding() -> bytes:
+        order = read_order(content)
+        held = node.versions().read(order.client) if worker.settings.keeps_versions and order.base else None
+        return worker.binding(order, held, node.config, purpose)
+
+    secrets, client = node.secrets(purpose), envelope.client
+    settings, own = worker.settings, node.setting("secure-clients")
+    asked = settings.clients_per_round if purpose == "train" else settings.evaluating_clients
+    least = LeastNumbers.of(asked, None if own is None else int(own))
+    with secrets.locked(client):
+        revealed = secrets.revealed(client)
+        accepted = accept(secrets.read(client), data, binding=binding, least=least, revealed=revealed)
+        if accepted.reveals:
+            secrets.note_revealed(client, envelope.server_round)
+        secrets.write(client, accepted.kept)  # before anything secret leaves this node
+    return accepted.answer(vectors)
 
 
 def _check_hosted(node: Node, client: int) -> None:

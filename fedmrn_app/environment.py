@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 CACHE = "FEDMRN_CACHE"  # folder of decoded data sets, instead of $XDG_CACHE_HOME/fedmrn
@@ -46,7 +47,7 @@ def without_own_proxies(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def flower_environment(home: Path, *, commands: Sequence[Path] = ()) -> dict[str, str]:
-    """Return the environment of Flower's processes: no installation, no update check, unbuffered output.
+    """Return the environment of Flower's processes: no installation, update check or proxy to loopback, unbuffered.
 
     Args:
         home: folder of Flower's configuration and unpacked apps.
@@ -62,3 +63,11 @@ def flower_environment(home: Path, *, commands: Sequence[Path] = ()) -> dict[str
         "PATH": os.pathsep.join(folders),
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def release() -> str:
+    """Return the version of the installed package."""
+    try:
+        return version("fedmrn")
+    except PackageNotFoundError:  # a checkout on the import path
+        return "a checkout"

@@ -50,6 +50,10 @@ class BudgetSpent(FedMRNError):
     """A further round would exceed privacy.epsilon; the run ends with the model that it has."""
 
 
+class StoppedEarly(FedMRNError):
+    """No evaluation of the last `evaluation.patience` was better; the run ends with the model that it has."""
+
+
 class DiedError(RunError):
     """A run's processes exited without reporting a result; the run can resume from its last finished round."""
 

@@ -19,6 +19,8 @@ Purpose = Literal[
     "private_sampling",
     "validation",
     "slow",
+    "holdout",
+    "evaluation",
 ]
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 

@@ -14,6 +14,7 @@ from fedmrn_app.exchange.orders import order_content
 from fedmrn_app.federation.protocol import Order
 from fedmrn_app.federation.server import OpenRound, open_round
 from fedmrn_app.federation.worker import Worker
+from fedmrn_app.flower.hosted import query_content
 from tests.local_nodes import allow_messages, set_message_id
 from tests.plain.upload import Upload, read_upload
 
@@ -27,7 +28,8 @@ def node(**settings: Any) -> Context:
 
 
 def asking(values: Values | None, kind: str = "query", content: RecordDict | None = None) -> Message:
-    content = RecordDict() if content is None else content
+    if content is None:
+        content = RecordDict() if values is None else query_content(b"", None)
     if values is not None:
         content["run"] = ConfigRecord({"config": pack_config(values, "ab12")})
     message = Message(content, dst_node_id=1, message_type=kind)

@@ -17,6 +17,7 @@ from torch import nn
 
 from fedmrn_app import validation
 from fedmrn_app.config.checks import check_data, check_layers, check_rounds, check_saving, check_weights, refuse
+from fedmrn_app.config.evaluation_checks import check_evaluation
 from fedmrn_app.config.privacy_checks import check_privacy, check_secure_settings
 from fedmrn_app.config.schema import Config, Values
 from fedmrn_app.data.partition import Partition, StoredPartition
@@ -24,6 +25,7 @@ from fedmrn_app.data.partitions import load_partitions
 from fedmrn_app.data.place import first_line
 from fedmrn_app.errors import ConfigError, FedMRNError
 from fedmrn_app.federation.budget import Budget
+from fedmrn_app.federation.client_rows import ClientRows
 from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.federation.upload import least_reply_bits
 from fedmrn_app.federation.worker import RunSettings, Worker
@@ -96,6 +98,7 @@ def check(config: Config) -> None:
     check_privacy(config, method)
     torch_device(config)
     check_data(config, task, method)
+    check_evaluation(config, method)
     if not task.inputs():
         return  # the data will tell
     if names_own_model(config):
@@ -290,9 +293,11 @@ def build_worker(config: Config, data_path: str | None = None) -> Worker:
         data_path: place of this device's own samples, which are those of its only client; None for the run's data set.
     """
     task, method = build_task(config), build_run_method(config)
+    own_test = None
     if data_path is not None:
         task = task.local(data_path)
         samples, partition = task.load("train"), None
+        own_test = task.own_test_rows() if config.evaluation.by_clients else None
     else:
         samples = load_training(task, config.validation, config.seed)
         seed = derive_seed(config.seed, "partition")
@@ -312,8 +317,13 @@ def build_worker(config: Config, data_path: str | None = None) -> Worker:
         local=config.local,
         keeps_versions=config.downlink.remembers,
         secure=config.privacy.secure_aggregation,
+        evaluates=config.evaluation.by_clients,
+        evaluating_clients=config.evaluation.clients or config.clients,
     )
-    return Worker(settings, task, method, samples=samples, partition=partition, build_model=build_model)
+    rows = ClientRows(
+        samples, partition, share=config.evaluation.holdout, seed=config.seed, own_test=own_test
+    )  # fmt: skip
+    return Worker(settings, task, method, rows=rows, build_model=build_model)
 
 
 def _check_model(module: nn.Module, config: Config, method: Method) -> None:

@@ -56,6 +56,16 @@ def check_rounds(config: Config, method: Method) -> None:
         (drawn > clients, "clients_per_round", up_to_all),
         ((config.min_clients or 1) > clients, "min_clients", up_to_all),
         ((config.simulation.nodes or 1) > clients, "simulation.nodes", up_to_all),
+        (
+            config.simulation.data is not None and len(config.simulation.data) != clients,
+            "simulation.data",
+            f"must have one place for each of the clients={clients}",
+        ),
+        (
+            config.simulation.data is not None and config.simulation.nodes not in (None, clients),
+            "simulation.nodes",
+            "with simulation.data each client has a node of its own; set simulation.nodes=null",
+        ),
         (config.ray.address is not None, "ray.address", elsewhere),
         (config.min_replies > drawn, "min_replies", f"must be from 1 to clients_per_round={drawn}"),
         (private and config.oversample > 1, "oversample", f"{replies}oversample=1"),

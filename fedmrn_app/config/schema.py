@@ -75,6 +75,36 @@ class DownlinkConfig:
 
 
 @dataclass(frozen=True)
+class EvaluationConfig:
+    """Where the global model is evaluated, how often, and what follows from it."""
+
+    on: Literal["server", "clients", "both"] = "server"
+    holdout: Annotated[float, Range(above=0, below=1)] | None = None
+    clients: Count | None = None
+    every: Count = 1
+    by: Literal["server", "clients"] | None = None
+    keep: Literal["last", "best"] = "last"
+    patience: Count | None = None
+
+    @property
+    def by_clients(self) -> bool:
+        """Whether clients evaluate the model on rows of their own."""
+        return self.on != "server"
+
+    @property
+    def on_server(self) -> bool:
+        """Whether the server evaluates the model on rows of its own."""
+        return self.on != "clients"
+
+    @property
+    def decides(self) -> Literal["server", "clients"]:
+        """Whose metric decides which round is the best."""
+        if self.by is not None:
+            return self.by
+        return "server" if self.on_server else "clients"
+
+
+@dataclass(frozen=True)
 class LogConfig:
     """The library that records a run's rounds beside its folder, see `results/loggers/`."""
 
@@ -87,12 +117,13 @@ class LogConfig:
 
 @dataclass(frozen=True)
 class SimulationConfig:
-    """How clients are simulated on this machine; `slow` is `share:factor`."""
+    """How clients are simulated on this machine; `slow` is `share:factor`, `data` the place of each client's rows."""
 
     processes: Annotated[int, Range(least=0, most=1 << 16)] | None = None
     nodes: Count | None = None
     slow: str | None = None
     own_network: bool = True
+    data: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.slow is not None and self.slowness is None:
@@ -161,6 +192,7 @@ class Config(ServerSettings):
     client_weights: Literal["samples", "equal"] = "samples"
     static_norm: Literal["batch", "train"] = "batch"
     validation: Annotated[float, Range(above=0, below=1)] | Literal["val"] | None = None
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     log: LogConfig = field(default_factory=LogConfig)
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
     ray: RayConfig = field(default_factory=RayConfig)

@@ -24,7 +24,9 @@ from fedmrn_app.errors import DataError
 Arrays = Mapping[str, NDArray[Any]]
 
 
-def cached_arrays(name: str, source: object, make: Callable[[], Arrays], report: Report | None) -> Arrays:
+def cached_arrays(
+    name: str, source: object, make: Callable[[], Arrays], report: Report | None, *, private: bool = False
+) -> Arrays:
     """Return arrays by name, mapped read-only. One of the processes that call this makes them if they are missing.
 
     Args:
@@ -32,6 +34,7 @@ def cached_arrays(name: str, source: object, make: Callable[[], Arrays], report:
         source: everything that the arrays depend on; its `repr` selects the folder.
         make: reads the source.
         report: receives a line before `make` is called.
+        private: whether the arrays are a copy of somebody's own rows, which nobody else may read.
 
     Raises:
         DataError: the cache cannot be written, or `make` raises it.
@@ -45,7 +48,9 @@ def cached_arrays(name: str, source: object, make: Callable[[], Arrays], report:
                 if not folder.is_dir():
                     if report is not None:
                         report(f"reading {name} once into {folder}")
-                    _write(folder, make())
+                    _write(folder, make(), 0o700 if private else 0o755)
+        if private and folder.stat().st_mode & 0o077:
+            folder.chmod(0o700)  # an older version has let others read it
         return {path.stem: np.load(path, mmap_mode="r") for path in sorted(folder.glob("*.npy"))}
     except OSError as error:  # no permission, a full disk
         problem = f"cannot be written ({error.strerror or error}); set FEDMRN_CACHE to a folder that can"
@@ -58,12 +63,14 @@ def _cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedmrn"
 
 
-def _write(folder: Path, arrays: Arrays) -> None:
+def _write(folder: Path, arrays: Arrays, mode: int) -> None:
     partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
         for name, array in arrays.items():
             np.save(partial / f"{name}.npy", array)
-        partial.chmod(0o755)
+        for file in partial.iterdir():
+            file.chmod(mode & 0o666)
+        partial.chmod(mode)
         partial.rename(folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)

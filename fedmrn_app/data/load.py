@@ -42,7 +42,7 @@ def open_rows(query: RowQuery) -> tuple[Split, OpenRows]:
     Raises:
         DataError: it cannot be read.
     """
-    splits = _splits(query)
+    splits = open_splits(query)
     split: Split = "train" if "train" in splits else "test"
     with query.place.reading(errors=OSError):
         return split, splits[split]()
@@ -72,7 +72,7 @@ def load_rows(
     columns = replace(query, name="", place=replace(place, value=""), whose="", test_share=None)
 
     def read() -> dict[str, NDArray[Any]]:
-        splits = _splits(query)
+        splits = open_splits(query)
         opened, rows = _open(query, splits, split)
         if report is not None and split == "test" and not {"test", "val"} & set(splits):
             report(f"{place}: no test split; {len(rows)} of the {len(opened.labels)} rows are cut off for testing")
@@ -84,7 +84,8 @@ def load_rows(
         groups = {} if opened.groups is None else {"groups": opened.groups.index[rows]}
         return {"x": opened.inputs(rows), "y": np.asarray(y[rows]), **groups}
 
-    return cached_arrays(query.name, (stamp, split, query.test_share, columns, names, classes), read, report)
+    source = (stamp, split, query.test_share, columns, names, classes)
+    return cached_arrays(query.name, source, read, report, private=place.on_disk)
 
 
 def describe_rows(query: RowQuery) -> tuple[list[Entry], dict[str, int]]:
@@ -93,7 +94,7 @@ def describe_rows(query: RowQuery) -> tuple[list[Entry], dict[str, int]]:
     Raises:
         DataError: the rows cannot be read.
     """
-    splits = _splits(query)
+    splits = open_splits(query)
     with query.place.reading(errors=OSError):
         opened = {split: rows() for split, rows in splits.items()}
     first = opened.get("train") or next(iter(opened.values()))
@@ -134,15 +135,23 @@ def test_rows(labels: NDArray[np.int64], share: float) -> Rows:
     return np.sort(np.concatenate(drawn))
 
 
-def _splits(query: RowQuery) -> Splits:
-    """Return the splits, none of them read yet."""
+def open_splits(query: RowQuery) -> Splits:
+    """Return the splits, none of them read yet.
+
+    Raises:
+        DataError: the place does not exist, or holds rows in no known form.
+    """
     place = query.place
     if not place.on_disk and query.name == "digits":
         return {split: partial(_open_digits, split, query.test_size) for split in ("train", "test")}
     if not place.on_disk and query.hub is not None:
         return {split: partial(_open_hub, query, split) for split in ("train", "test")}
     if not place.on_disk:
-        raise place.error("missing", f"set dataset.path=PLACE, where its rows are: {FORMS}")
+        raise place.error(
+            "missing",
+            f"set dataset.path=PLACE, where its rows are: {FORMS}; or, where devices alone have rows, what they are, "
+            "such as dataset.form=table dataset.features=20 dataset.classes=2 evaluation.on=clients",
+        )
     path = place.find(FORMS)
     with place.reading(errors=OSError):
         if path.is_file() and path.suffix.lower() == ".npz":

@@ -13,11 +13,11 @@ from pathlib import Path
 from rich.console import Console
 
 from fedmrn_app.deploy import device, register, server, service_files, status
-from fedmrn_app.deploy.folder import DEFAULT_FOLDER, Federation, create, load, renew_server
+from fedmrn_app.deploy.folder import DEFAULT_FOLDER, Federation, create, load, opened, renew_server
 from fedmrn_app.errors import ConfigError, FedMRNError
 from fedmrn_app.runtime.connection import add_connection, check_name
 
-_WIDTH = None if sys.stdout.isatty() else 160  # room for tables in files and pipes
+_WIDTH = None if sys.stdout is not None and sys.stdout.isatty() else 160  # room for tables in files and pipes
 console = Console(highlight=False, soft_wrap=True, width=_WIDTH)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -51,13 +51,13 @@ def _init(words: argparse.Namespace) -> None:
 
 
 def _server(words: argparse.Namespace) -> None:
-    federation = load(words.folder)
-    if words.max_message is not None:
-        federation.max_message = words.max_message
-        federation.save()
-    if words.renew:
-        renew_server(federation)
-        console.print("new server key and certificate; restart the server", markup=False)
+    with opened(words.folder) as federation:
+        if words.max_message is not None:
+            federation.max_message = words.max_message
+            federation.save()
+        if words.renew:
+            renew_server(federation)
+            console.print("new server key and certificate; restart the server", markup=False)
     if words.run_now:
         server.run_server(federation, words.listen)
     _print_files(service_files.write_server_services(federation))
@@ -66,34 +66,34 @@ def _server(words: argparse.Namespace) -> None:
 def _device(words: argparse.Namespace) -> None:
     if words.run_now:
         device.run_device(device.read_bundle(Path(words.device)), warm=not words.cold)
-    federation = load(words.folder)
-    name = federation.device_name(words.device)
-    if words.config is not None:
-        federation.devices[name].config = words.config
-        federation.save()
-    _print_files(service_files.write_device_services(federation, name))
+    with opened(words.folder) as federation:
+        name = federation.device_name(words.device)
+        if words.config is not None:
+            federation.devices[name].config = words.config
+            federation.save()
+        _print_files(service_files.write_device_services(federation, name))
     console.print(f"copy {federation.bundle(name)} to the device, and nothing else", markup=False)
 
 
 def _register(words: argparse.Namespace) -> None:
-    federation = load(words.folder)
-    names = _chosen(federation, words)
-    new = register.register(federation, names, words.samples)
+    with opened(words.folder) as federation:
+        names = _chosen(federation, words)
+        new = register.register(federation, names, words.samples)
     console.print(f"registered: {', '.join(new) or 'none; all are'}", markup=False)
     if words.samples is not None:
         console.print(f"confirmed: {words.samples} samples for each client of {', '.join(names)}", markup=False)
 
 
 def _revoke(words: argparse.Namespace) -> None:
-    federation = load(words.folder)
-    register.revoke(federation, words.devices)
+    with opened(words.folder) as federation:
+        register.revoke(federation, words.devices)
     console.print(f"revoked: {', '.join(words.devices)}", markup=False)
 
 
 def _rotate(words: argparse.Namespace) -> None:
-    federation = load(words.folder)
-    names = _chosen(federation, words)
-    register.rotate(federation, names)
+    with opened(words.folder) as federation:
+        names = _chosen(federation, words)
+        register.rotate(federation, names)
     console.print(f"new keys registered: {', '.join(names)}; copy their folders again and restart them", markup=False)
 
 

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
@@ -26,6 +27,7 @@ from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.system.processes import free_port, start
 
 _TASK_POLL_SECONDS = "0.2"  # between two looks for a new message; Flower's own value is 1
+_NOT_YET_VALID, _EXPIRED = 9, 10  # X509_V_ERR_CERT_NOT_YET_VALID and _HAS_EXPIRED of OpenSSL
 _TIMEOUT = 15.0  # seconds to reach the server
 _SHUT_OUT = "the server has shut it out: its key was revoked or replaced, or the clocks of the two differ"
 
@@ -87,12 +89,25 @@ def check_server(bundle: Bundle) -> None:
             return
     except ssl.SSLCertVerificationError as error:
         code = "certificate"
-        reason = f"its certificate is refused: {error.verify_message}; is {bundle.path / 'ca.crt'} this server's?"
+        reason = refused_certificate(error, bundle.path / "ca.crt")
     except ssl.SSLError as error:
         code, reason = "no-tls", f"it speaks no TLS: {error.reason or error}"
     except (OSError, ValueError) as error:
         code, reason = "unreachable", f"it cannot be reached: {error}"
     raise RunError(f"{bundle.name}: server {bundle.server}: {reason}", code=code, value=bundle.server)
+
+
+def refused_certificate(error: ssl.SSLCertVerificationError, authority: Path) -> str:
+    """Return why the server's certificate is refused, and what to do; a clock that is wrong looks like a bad date."""
+    now = f"this device's clock says {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    if error.verify_code == _NOT_YET_VALID:
+        return f"its certificate is not valid yet, and {now}; set the clock"
+    if error.verify_code == _EXPIRED:
+        return (
+            f"its certificate has expired, and {now}; if the clock is right, run `fedmrn-deploy server --renew` on the "
+            "server and restart it"
+        )
+    return f"its certificate is refused: {error.verify_message}; is {authority} this server's?"
 
 
 def supernode_words(bundle: Bundle) -> list[str]:

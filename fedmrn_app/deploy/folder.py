@@ -6,9 +6,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+from filelock import FileLock
 
 from fedmrn_app.deploy.certificates import make_authority, make_device_key, make_server, write_private
 from fedmrn_app.environment import flower_home
@@ -193,6 +196,20 @@ def _add_device(federation: Federation, number: int) -> None:
     make_device_key(bundle / "device.key", bundle / "device.pub")
     shutil.copyfile(federation.authority, bundle / "ca.crt")
     federation.devices[name] = Device(number)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Federation]:
+    """Read a federation's folder, and let no other command change it until the context is left.
+
+    Raises:
+        ConfigError: as `load`.
+    """
+    place = path.expanduser().resolve()
+    if not place.is_dir():
+        load(path)  # says what is wrong
+    with FileLock(place / ".lock", mode=0o600):
+        yield load(path)
 
 
 def load(path: Path) -> Federation:

@@ -23,6 +23,7 @@ from pathlib import Path
 from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
 
 from fedmrn_app.deploy import client_process
+from fedmrn_app.deploy.superexec import write_command
 
 CLIENT_APP = "flwr-clientapp"
 SOCKET = "warm.sock"
@@ -58,6 +59,7 @@ def write_commands(folder: Path) -> None:
         path = folder / name
         path.write_text((_FORWARDER if name == CLIENT_APP else _REFUSAL).format(**values, command=name))
         path.chmod(0o700)
+    write_command(folder)
 
 
 def warm_words(folder: Path) -> list[str]:

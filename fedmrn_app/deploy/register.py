@@ -29,8 +29,19 @@ def operator(federation: Federation) -> Connection:
     return connection
 
 
+def known_nodes(connection: Connection) -> set[int]:
+    """Return the ids of the nodes whose keys the SuperLink knows.
+
+    Raises:
+        RunError: it does not answer.
+    """
+    return {int(node["node-id"]) for node in connection.ask("supernode", "list")["nodes"]}
+
+
 def register(federation: Federation, names: Sequence[str], samples: int | None = None) -> list[str]:
     """Register the keys of those devices that are not registered yet, and return the names of these.
+
+    The SuperLink's own list decides: a key that it does not know is registered again, as when its `state.db` was lost.
 
     Args:
         federation: the federation.
@@ -47,10 +58,12 @@ def register(federation: Federation, names: Sequence[str], samples: int | None =
         for name in map(federation.device_name, names):
             federation.devices[name].samples = samples
         federation.save()
-    new = [name for name in map(federation.device_name, names) if federation.devices[name].node_id is None]
-    if not new:
+    chosen = list(map(federation.device_name, names))
+    if samples is not None and all(federation.devices[name].node_id is not None for name in chosen):
         return []
     connection = operator(federation)
+    known = known_nodes(connection)
+    new = [name for name in chosen if federation.devices[name].node_id not in known]
 
     def ask(name: str) -> int:
         words = ("supernode", "register", str(federation.public_key(name)))
@@ -70,15 +83,16 @@ def register(federation: Federation, names: Sequence[str], samples: int | None =
 
 
 def revoke(federation: Federation, names: Iterable[str]) -> None:
-    """Revoke the keys of devices, which can no longer connect with them.
+    """Revoke the keys of devices, which can no longer connect with them; a key that the SuperLink does not know is.
 
     Raises:
         RunError: the SuperLink refuses.
     """
     connection = operator(federation)
+    known = known_nodes(connection)
     for name in map(federation.device_name, names):
         device = federation.devices[name]
-        if device.node_id is not None:
+        if device.node_id in known:
             connection.ask("supernode", "unregister", str(device.node_id))
         device.node_id, device.revoked = None, True
         federation.save()

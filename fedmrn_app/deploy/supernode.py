@@ -1,7 +1,7 @@
 """Runs Flower's SuperNode, and ends the process when the SuperNode no longer works.
 
-Flower's SuperNode leaves its loop, or its heartbeats, after an answer such as HTTP 500, and its process lives on, so
-that no service manager restarts it.
+Its port on loopback answers the processes of this user only. Flower's SuperNode leaves its loop, or its heartbeats,
+after an answer such as HTTP 500, and its process lives on, so that no service manager restarts it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import logging
 import os
 import sys
 import threading
+from typing import Any
+
+from fedmrn_app.deploy.own_user import guard
 
 DEAF = 70  # exit status; EX_SOFTWARE of sysexits.h
 _REASON = "the SuperNode has stopped: "
@@ -32,7 +35,9 @@ def main() -> None:
     last = _LastError()
     logging.getLogger("flwr").addHandler(last)
     try:
-        importlib.import_module("flwr.supernode.cli.flower_supernode").flower_supernode()
+        supernode: Any = importlib.import_module("flwr.supernode.cli.flower_supernode")
+        guard(supernode)
+        supernode.flower_supernode()
         reason = last.text
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"

@@ -17,10 +17,12 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
+from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
@@ -34,6 +36,7 @@ from fedmrn_app.wire.lattice import Lattice
 _PER_FOLDER = 1000  # clients; a folder with the files of many more is slow to search
 _KEPT_ROUNDS = 3  # the round that may be asked again, and the one before, should the server lose its latest state
 _MAX_AGE = 90 * 86400  # seconds since a run's last round here, after which the run is deleted
+Purpose = Literal["train", "evaluate"]  # what a client is asked for, Flower's type of the message
 _DTYPES = {"steps": "<f4"}  # of the parts of a lattice; the others are named by their dtypes
 
 
@@ -158,14 +161,52 @@ class Secrets:
 
     Attributes:
         folder: of the run.
+        purpose: what the sum is for.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, purpose: Purpose = "train") -> None:
         self.folder = folder
+        self.purpose = purpose
 
     def path(self, client: int) -> Path:
         """Return the file of a client."""
-        return client_folder(self.folder, client) / f"client-{client}.secret"
+        suffix = "" if self.purpose == "train" else f"-{self.purpose}"
+        return client_folder(self.folder, client) / f"client-{client}{suffix}.secret"
+
+    @contextlib.contextmanager
+    def locked(self, client: int) -> Iterator[None]:
+        """Let one message of a client at a time be accepted; a SuperNode may start several at once.
+
+        Raises:
+            StateError: the lock cannot be written.
+        """
+        path = self.path(client)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with FileLock(f"{path}.lock", mode=0o600):
+                yield
+        except OSError as error:
+            raise unwritable(self.folder, error) from None
+
+    def revealed(self, client: int) -> int:
+        """Return the last round in which a client has revealed shares; 0 for none."""
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return int(self._ledger(client).read_text())
+        return 0
+
+    def note_revealed(self, client: int, server_round: int) -> None:
+        """Record, before it does, that a client reveals shares in a round.
+
+        Raises:
+            StateError: it cannot be written, so the client must not answer.
+        """
+        try:
+            _write_private(self._ledger(client), str(server_round).encode())
+        except OSError as error:
+            raise unwritable(self.folder, error) from None
+
+    def _ledger(self, client: int) -> Path:
+        return self.path(client).with_suffix(".revealed")
 
     def read(self, client: int) -> bytes | None:
         """Return what a client keeps; None if it keeps nothing."""

@@ -20,7 +20,8 @@ from fedmrn_app.federation.protocol import GlobalState
 RECORD = FIELD = ""  # names of the record and field of a payload; longer names cost bytes
 SECURE = "s"  # record of a message of `fedmrn_app/secure/messages.py`
 LOST = "lost"  # field of a reply without a payload
-Lost = Literal["configuration", "version"]  # what a client may need to be sent again, see `OrderSender`
+# what a client may need to be sent again, see `OrderSender`; `revealed`: it takes no part in a secure round twice
+Lost = Literal["configuration", "version", "revealed"]
 _MAX_REASON = 300  # characters of a remote error that enter the log
 _DEATHS = {  # what Ray says about a process that has died, within pages of advice -> why
     "running low on memory": "its process was ended because the machine is low on memory; raise client_cpus, so that "
@@ -77,7 +78,10 @@ def read_payload(reply: Message) -> bytes:
     """
     if reply.has_error():
         raise PayloadError(f"failed with: {remote_reason(str(reply.error.reason))}", code="client-failed")
-    if (lost := read_lost(reply)) is not None:
+    if (lost := read_lost(reply)) == "revealed":
+        reason = "has revealed its shares of this round before, and reveals none of a round twice"
+        raise PayloadError(reason, code="secure-revealed")
+    if lost is not None:
         raise PayloadError(f"has lost the {lost}, and was not sent it again in time", code="lost")
     content = reply.content
     record = content.config_records.get(RECORD)

@@ -53,7 +53,7 @@ class Request(ABC):
             PayloadError: the reply is of no use.
         """
         lost = read_lost(reply)
-        return None if lost is None or sent > 1 else self.content(lost)
+        return None if lost in (None, "revealed") or sent > 1 else self.content(lost)
 
     def check(self, payload: bytes) -> None:  # noqa: B027  (most requests need no check)
         """Check what can be checked before the round is closed.

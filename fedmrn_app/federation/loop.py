@@ -72,7 +72,8 @@ def run_rounds(
                 assert reply is not None
                 return secure_input(protocol, reply.update, summands)
 
-            kept, answers[client] = answer(secrets.get(client), message, vectors)
+            binding = partial(_binding, worker, opened, client, client_states.get(client))
+            kept, answers[client] = answer(secrets.get(client), message, vectors, binding)
             secrets[client] = kept or b""
         return answers
 
@@ -92,3 +93,7 @@ def run_rounds(
             state, report = close_round(opened, {client: one.payload for client, one in replies.items() if one})
         on_round(state, report)
     return state
+
+
+def _binding(worker: Worker, opened: OpenRound, client: int, held: ClientState | None) -> bytes:
+    return worker.binding(opened.order(client), held.version if held else None, b"", "train")

@@ -5,6 +5,7 @@ Each client adds its mask, a bit per weight, and its dense part as fixed-point n
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from functools import partial
@@ -19,11 +20,12 @@ from fedmrn_app.federation.report import FailedReply, RoundReport, UsedReply
 from fedmrn_app.federation.server import OpenRound, finish_round
 from fedmrn_app.federation.upload import Update
 from fedmrn_app.layout import Float32Array
+from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.secure.exchange import Ask, collect
 from fedmrn_app.secure.fields import Field, Fields, Words, bits_for
 from fedmrn_app.secure.graph import GraphSettings
 from fedmrn_app.secure.keys import PUBLIC
-from fedmrn_app.secure.messages import HEADER_SIZE, SEALED
+from fedmrn_app.secure.messages import BINDING, HEADER_SIZE, SEALED
 from fedmrn_app.secure.server import SecureServer
 from fedmrn_app.wire.primitives import packed_bits
 
@@ -37,10 +39,43 @@ def secure_fields(protocol: RunProtocol, summands: int) -> Fields:
     return Fields((Field(protocol.layout.count, bits_for(summands)), Field(dense, DENSE_BITS)))
 
 
+def round_binding(
+    purpose: str, number: int, config: bytes, context: SharedContext, dense: Float32Array, seed: int = 0
+) -> bytes:
+    """Return the hash of what a client was sent, to which its pads are bound.
+
+    Pads of clients that were sent different models do not cancel, so that a server cannot learn the reply of one client
+    by sending the others a model from which they learn nothing (Pasquini, Francati and Ateniese 2022, "Eluding Secure
+    Aggregation in Federated Learning via Model Inconsistency").
+
+    Args:
+        purpose: what the sum is for.
+        number: of the round.
+        config: the run's configuration as it is sent.
+        context: what the client knows after it was sent the model.
+        dense: the dense part as it was sent, float32 (m,).
+        seed: of the noise that all clients mask; 0 where each client has its own.
+    """
+    digest = hashlib.sha256(f"fedmrn secure binding {purpose} {number} {seed} {context.scale!r}".encode())
+    # distances from the initial model where there are any, whose last bits do not depend on the processor
+    vector = context.vector if context.moved is None else context.moved
+    for part in (hashlib.sha256(config).digest(), vector + np.float32(0), dense + np.float32(0)):
+        data = part if isinstance(part, bytes) else np.ascontiguousarray(part, "<f4").tobytes()
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.digest()
+
+
+def opened_binding(opened: OpenRound, config: bytes, purpose: str = "train") -> bytes:
+    """Return the binding of the clients of a round, see `round_binding`."""
+    client = next(iter(opened.clients))
+    seed = opened.seed(client) if opened.protocol.method.shared_seed else 0
+    return round_binding(purpose, opened.number, config, opened.context(client), opened.dense, seed)
+
+
 def max_secure_bytes(protocol: RunProtocol, clients: int) -> int:
     """Return the largest number of bytes of a client's message in a sum of so many clients."""
     degree = GraphSettings().degree(clients)
-    return HEADER_SIZE + max(secure_fields(protocol, clients).size, PUBLIC + 4 + degree * (4 + SEALED))
+    return HEADER_SIZE + BINDING + max(secure_fields(protocol, clients).size, PUBLIC + 4 + degree * (4 + SEALED))
 
 
 def secure_input(protocol: RunProtocol, update: Update, summands: int) -> tuple[Fields, list[Words]]:
@@ -84,6 +119,7 @@ def secure_round(
     ask: Ask,
     *,
     settings: GraphSettings | None = None,
+    config: bytes = b"",
 ) -> tuple[GlobalState, RoundReport]:
     """Run one attempt at a round.
 
@@ -91,6 +127,7 @@ def secure_round(
         opened: the round.
         ask: sends each client its message of a phase, beside the order in the phase `masked`, and returns the answers.
         settings: of the graph of neighbours.
+        config: the run's configuration as clients are sent it, to which their pads are bound.
 
     Returns:
         The next global model, and the report of the round.
@@ -99,7 +136,8 @@ def secure_round(
         RunError: too few clients are left, so that nothing is known of the sum; or the sum is not one of masks; or the
             new global model is not finite.
     """
-    server = SecureServer(opened.number, list(opened.clients), partial(secure_fields, opened.protocol), settings)
+    fields, binding = partial(secure_fields, opened.protocol), opened_binding(opened, config)
+    server = SecureServer(opened.number, list(opened.clients), fields, settings, binding=binding)
     failed = collect(server, list(opened.clients), ask)
     start = time.perf_counter()
     clients, (counts, dense) = server.unmask()

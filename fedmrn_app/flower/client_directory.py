@@ -279,6 +279,12 @@ class ClientDirectory:
                 self._add(query.node, Hosted({}, "has not answered within round_timeout"))
         return bool(replies)
 
+    def device_of(self, client: int) -> str:
+        """Return the name of the device that hosts a client; that of the client where no record names its device."""
+        host = self.current.get(client)
+        record = None if self._devices is None or host is None else self._devices.find(host.node_id)
+        return f"client {client}" if record is None else record.name
+
     def _name(self, node: int | None) -> str:
         """Return the name of a node in the log, with that of its device."""
         record = None if self._devices is None or node is None else self._devices.find(node)

@@ -1,6 +1,9 @@
 """The query which clients a node hosts, and the node's answer.
 
-server -> node    {"run": configuration, "kept": last}     node -> server    {"hosted": clients, samples, kept}
+server -> node    {"run": configuration, "wire": revision, version, "kept": last}
+node -> server    {"hosted": clients, samples, kept, wire, version}
+
+Both sides say which revision of all messages they speak, because two installations may differ and have one version.
 """
 
 from __future__ import annotations
@@ -11,7 +14,11 @@ from typing import cast
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
+from fedmrn_app.environment import release
+from fedmrn_app.errors import ConfigError
 from fedmrn_app.exchange.messages import one_line, remote_reason
+
+WIRE = 1  # revision of all messages between server and devices; the next change of one of them makes it 2
 
 
 @dataclass(frozen=True)
@@ -38,10 +45,34 @@ def query_content(config: bytes, last: int | None) -> RecordDict:
         config: the run's configuration, see `pack_config`.
         last: number of the order up to which the node is asked for its clients' residuals; None without error feedback.
     """
-    content = RecordDict({"run": ConfigRecord({"config": config})})
+    wire = ConfigRecord({"revision": WIRE, "version": release()})
+    content = RecordDict({"run": ConfigRecord({"config": config}), "wire": wire})
     if last is not None:
         content["kept"] = ConfigRecord({"last": last})
     return content
+
+
+def check_wire(content: RecordDict) -> None:
+    """Check that the server that asks speaks the same revision as this device.
+
+    Raises:
+        ConfigError: it speaks another one.
+    """
+    record: Mapping[str, object] = content.config_records.get("wire") or {}
+    if (problem := _other_wire(record.get("revision"), record.get("version"), "server", "device")) is not None:
+        raise ConfigError(problem, code="wire", key="wire", value=record.get("revision"))
+
+
+def _other_wire(revision: object, version: object, peer: str, here: str) -> str | None:
+    """Return why two sides do not understand each other; None if they do."""
+    if revision == WIRE:
+        return None
+    other = "an older revision" if revision is None else f"revision {revision}"
+    theirs = "" if version is None else f" (fedmrn {one_line(str(version))})"
+    return (
+        f"the {peer} speaks {other} of the messages{theirs}, this {here} revision {WIRE} (fedmrn {release()}); install "
+        "the same fedmrn on both"
+    )
 
 
 def read_last(content: RecordDict) -> int | None:
@@ -53,7 +84,7 @@ def read_last(content: RecordDict) -> int | None:
 
 def hosted_content(hosted: Hosted) -> RecordDict:
     """Return the content of a node's answer to the query which clients it hosts."""
-    record = ConfigRecord()
+    record = ConfigRecord({"wire": WIRE, "version": release()})
     if hosted.samples:
         record["clients"] = list(hosted.samples)
         record["samples"] = list(hosted.samples.values())
@@ -75,6 +106,8 @@ def read_hosted(reply: Message) -> Hosted:
     if record is None or clients is None or samples is None or len(clients) != len(samples):
         return Hosted({}, "its answer is malformed")
     refusal, nodes = record.get("refusal"), record.get("nodes")
+    if (problem := _other_wire(record.get("wire"), record.get("version"), "device", "server")) is not None:
+        return Hosted(dict.fromkeys(clients, 0), problem)
     return Hosted(
         dict(zip(clients, samples, strict=True)),
         None if refusal is None else one_line(str(refusal)),

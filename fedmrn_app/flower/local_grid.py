@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from contextlib import AbstractContextManager
 from functools import partial
@@ -48,6 +48,7 @@ class LocalGrid(Grid):
         nodes: number of nodes.
         run_config: of the run, as in pyproject.toml's `[tool.flwr.app.config]`.
         node_config: further values of all nodes' configuration.
+        node_configs: further values of each node's configuration, one mapping for each node.
         processes: number of worker processes; 0 answers messages in this process, one after the other, whenever
             replies are pulled.
         workers: existing worker processes, which several grids may use in turn; they stay open.
@@ -64,6 +65,7 @@ class LocalGrid(Grid):
         *,
         run_config: Mapping[str, Any] | None = None,
         node_config: Mapping[str, Any] | None = None,
+        node_configs: Sequence[Mapping[str, Any]] = (),
         processes: int = 0,
         workers: Workers | None = None,
         output: Path | None = None,
@@ -75,6 +77,7 @@ class LocalGrid(Grid):
         self.run_config = dict(run_config or {})
         self._nodes = nodes
         self._node_config = dict(node_config or {})
+        self._node_configs = node_configs
         self._output = None if output is None else str(output)
         self._owned = None if workers or not processes else ForkServer(preload=[self._name.partition(":")[0]])
         self._workers = workers if self._owned is None else Workers(processes, self._owned)
@@ -194,10 +197,12 @@ class LocalGrid(Grid):
 
     def _pack(self, message: Message) -> Parts:
         node = message.metadata.dst_node_id
+        own = self._node_configs[node - _FIRST_NODE] if self._node_configs else {}
+        numbers = {"partition-id": node - _FIRST_NODE, "num-partitions": self._nodes}
         context = Context(
             run_id=RUN,
             node_id=node,
-            node_config={"partition-id": node - _FIRST_NODE, "num-partitions": self._nodes, **self._node_config},
+            node_config={**numbers, **self._node_config, **own},
             state=self.state_of(node),
             run_config=self.run_config,
         )

@@ -51,7 +51,7 @@ def run_local(
         ConfigError: a client needs more cores than the machine has.
         FedMRNError: the run cannot start or continue.
     """
-    workers = _workers_for(config, at_once)
+    workers, places = _workers_for(config, at_once), config.simulation.data or ()
     folder.mkdir(parents=True, exist_ok=True)
     server, state = ServerApp(), folder / "clients"
 
@@ -61,8 +61,9 @@ def run_local(
 
     grid = LocalGrid(
         app,
-        config.simulation.nodes or 1,
+        len(places) or config.simulation.nodes or 1,
         run_config={"config": write_resolved(values), "run-dir": str(folder), "devices": ""},
+        node_configs=[{"data-path": place} for place in places],
         node_config={"state-path": str(state), "allow-targets": " ".join(_own_targets(values))},
         workers=workers,
         output=folder / "flower.log",

@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Context, Message
 from fedmrn_app.config.resolved import unpack_config, unpack_run
 from fedmrn_app.environment import ALLOW_TARGETS, read_variable
 from fedmrn_app.errors import ConfigError, PayloadError
-from fedmrn_app.exchange.client_storage import KeptVersions, Residuals, Secrets, state_root
+from fedmrn_app.exchange.client_storage import KeptVersions, Purpose, Residuals, Secrets, state_root
 
 
 class LostError(ConfigError):
@@ -68,9 +68,9 @@ class Node:
         """Return what clients of the run keep on this node from round to round, such as residuals."""
         return Residuals(state_root(self.context.node_config), unpack_run(self.config))
 
-    def secrets(self) -> Secrets:
+    def secrets(self, purpose: Purpose = "train") -> Secrets:
         """Return what clients keep between two messages of a secure sum."""
-        return Secrets(self.residuals().folder)
+        return Secrets(self.residuals().folder, purpose)
 
     def versions(self) -> KeptVersions:
         """Return the versions of the global model that this node's clients hold."""

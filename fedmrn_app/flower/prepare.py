@@ -22,10 +22,12 @@ from fedmrn_app.flower.device_records import DeviceRecords
 from fedmrn_app.flower.residual_notes import ResidualNotes
 from fedmrn_app.flower.round_settings import RoundSettings
 from fedmrn_app.flower.run_loop import ServerRun
+from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.methods.method import Method
 from fedmrn_app.privacy.ledger import Ledger
+from fedmrn_app.results.client_metrics import EvaluationFile
 from fedmrn_app.results.clients_csv import Participants
-from fedmrn_app.results.progress import Progress, Splits
+from fedmrn_app.results.progress import Best, Progress, Splits
 from fedmrn_app.results.run_folder import RunFolder
 from fedmrn_app.results.saving import Saving
 from fedmrn_app.tasks.task import Task
@@ -76,7 +78,9 @@ def prepare(
     if privacy is not None:
         ledger.must_hold(done, privacy.typical)
     report(f"run folder {folder.path}" + (f", going on after round {done}" if done else ""))
-    if config.validation is not None:
+    if config.evaluation.by_clients:
+        report(evaluation_line(config))
+    if config.validation is not None and splits.test is not None:
         report(f"evaluated on {len(splits.test)} rows {_held_out(config)}, not on the test split")
     if devices is None and (remark := precision_remark(config)) is not None:
         report(remark)  # devices have other processors, and log this themselves
@@ -99,13 +103,14 @@ def prepare(
         grid=grid,
         nodes=nodes,
         directory=directory,
-        progress=Progress(
-            protocol=protocol,
-            model=model,
-            task=task,
-            splits=splits,
-            folder=folder,
-            rounds=config.rounds,
+        progress=_progress(
+            config,
+            protocol,
+            model,
+            task,
+            splits,
+            folder,
+            directory,
             saving=Saving(config.save_every, every_round=saved_each_round(config, method) is not None),
             report=report,
         ),
@@ -119,6 +124,50 @@ def prepare(
 def _held_out(config: Config) -> str:
     """Return where the rows of the evaluation come from."""
     return "of the validation split" if config.validation == "val" else "held out of the training data"
+
+
+def _progress(
+    config: Config,
+    protocol: RunProtocol,
+    model: FlatModel,
+    task: Task,
+    splits: Splits,
+    folder: RunFolder,
+    directory: ClientDirectory,
+    *,
+    saving: Saving,
+    report: Report,
+) -> Progress:
+    """Return what evaluates and records each round."""
+    evaluation, file = config.evaluation, None
+    if evaluation.by_clients:
+        file = EvaluationFile(folder.path, len(folder.rounds), task.metrics, directory.device_of)
+    best = Best(
+        by_clients=evaluation.decides == "clients", keep=evaluation.keep == "best", patience=evaluation.patience
+    )
+    return Progress(
+        protocol=protocol,
+        model=model,
+        task=task,
+        splits=splits,
+        folder=folder,
+        rounds=config.rounds,
+        saving=saving,
+        report=report,
+        best=best,
+        every=evaluation.every,
+        clients_file=file,
+    )
+
+
+def evaluation_line(config: Config) -> str:
+    """Return the line of the log that says where clients evaluate the model."""
+    evaluation, count = config.evaluation, config.evaluation.clients
+    who = "all clients that are available" if count is None else f"{count} of {config.clients} clients"
+    share = "" if evaluation.holdout is None else f" hold out {evaluation.holdout:g} of their rows, and"
+    beside = ", beside the server on its own rows" if evaluation.on_server else "; the server on none"
+    often = "round" if evaluation.every == 1 else f"{evaluation.every} rounds"
+    return f"evaluation: clients{share} tell the server counts alone; {who} evaluate after each {often}{beside}"
 
 
 def _residual_notes(config: Config, method: Method, folder: RunFolder, report: Report) -> ResidualNotes | None:
@@ -172,5 +221,5 @@ def _load_splits(config: Config, task: Task, report: Report) -> Splits:
     rows = (task, config.validation, config.seed, report)
     by_train = config.static_norm == "train"
     train_rows = load_training(*rows) if config.evaluate_train or by_train else None
-    test_rows = load_evaluation(*rows)
+    test_rows = load_evaluation(*rows) if config.evaluation.on_server else None
     return Splits(test_rows, train_rows if config.evaluate_train else None, train_rows if by_train else None)

@@ -16,9 +16,11 @@ from fedmrn_app.exchange.messages import pack_state
 from fedmrn_app.exchange.timeouts import FIRST_TIMEOUT, MIN_SECONDS, RoundTimeout
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.federation.secure_round import max_secure_bytes
+from fedmrn_app.federation.tallies import tally_bytes
 from fedmrn_app.federation.upload import max_payload_bytes
 from fedmrn_app.flower.async_loop import AsyncStrategy
 from fedmrn_app.flower.client_directory import ClientDirectory, names
+from fedmrn_app.flower.client_evaluation import ClientEvaluation
 from fedmrn_app.flower.pace import pace_of
 from fedmrn_app.flower.round_settings import RoundSettings
 from fedmrn_app.flower.secure_rounds import SecureStrategy
@@ -27,6 +29,7 @@ from fedmrn_app.flower.strategy import FinishedRound, PayloadStrategy
 from fedmrn_app.privacy.mechanism import Privacy
 from fedmrn_app.results.clients_csv import Participants
 from fedmrn_app.results.progress import Progress
+from fedmrn_app.secure.messages import HEADER_SIZE
 from fedmrn_app.system.stopping import check_stop
 
 MAX_REJECTIONS = 20  # lines of the log per round
@@ -70,10 +73,14 @@ def train(run: ServerRun) -> None:
 
     Raises:
         RunError: the run cannot go on.
+        StoppedEarly: the metric has not become better for `evaluation.patience` evaluations.
         BudgetSpent: a further round would exceed privacy.epsilon.
         Stopped: a scheduler has asked the process to end.
     """
+    run.progress.best.check(run.progress.folder.rounds)
     strategy = _strategy(run)
+
+    clients = _client_evaluation(run, strategy) if run.config.evaluation.by_clients else None
 
     def record(number: int, arrays: ArrayRecord) -> None:
         if number == run.finished_rounds:
@@ -86,7 +93,9 @@ def train(run: ServerRun) -> None:
         run.progress.end_round(
             finished.state, finished.report, finished.uplink, finished.downlink,
             rejected_uplink=finished.rejected_uplink,
+            evaluated=clients.run(finished.state, number) if clients and run.progress.is_due(number) else None,
         )  # fmt: skip
+        run.progress.best.check(run.progress.folder.rounds)
         if number < run.config.rounds:
             check_stop()
 
@@ -113,6 +122,22 @@ def _strategy(run: ServerRun) -> PayloadStrategy | AsyncStrategy:
     return PayloadStrategy(run.protocol, settings, privacy=run.privacy, **known)
 
 
+def _client_evaluation(run: ServerRun, strategy: PayloadStrategy | AsyncStrategy) -> ClientEvaluation:
+    """Return what asks the clients to evaluate; it knows what they hold of earlier rounds."""
+    assert isinstance(strategy, PayloadStrategy), "check_evaluation refuses server=async"
+    return ClientEvaluation(
+        protocol=run.protocol,
+        config=run.packed,
+        shape=run.progress.task.tally_shape,
+        directory=run.directory,
+        channel=strategy.channel,
+        versions=strategy.versions,
+        count=run.config.evaluation.clients,
+        secure=run.config.privacy.secure_aggregation,
+        timeout=_timeout(run),
+    )
+
+
 def _timeout(run: ServerRun) -> RoundTimeout:
     least = FIRST_TIMEOUT if run.nodes.steady else MIN_SECONDS  # a simulation's clients are slow, never out of reach
     return RoundTimeout(run.config.round_timeout, [row.seconds for row in run.progress.folder.rounds], least)
@@ -124,12 +149,16 @@ def _channel(run: ServerRun) -> Channel:
     if slowness is not None:
         verb = "takes" if len(stragglers) == 1 else "take"
         run.report(f"{names(stragglers)} {verb} {slowness[1]:g} times as long")
-    secure_bytes = max_secure_bytes(run.protocol, config.clients_per_round)
+    evaluating = (config.evaluation.clients or config.clients) if config.evaluation.by_clients else 0
+    secure_bytes = max_secure_bytes(run.protocol, max(config.clients_per_round, evaluating))
+    tally = tally_bytes(run.progress.task.tally_shape) if evaluating else 0
     return Channel(
         run.grid,
         run.nodes,
         refresh=run.directory.poll,
-        max_payload_bytes=secure_bytes if config.privacy.secure_aggregation else max_payload_bytes(run.protocol),
+        max_payload_bytes=max(
+            secure_bytes if config.privacy.secure_aggregation else max_payload_bytes(run.protocol), tally + HEADER_SIZE
+        ),
         slowdown=stragglers,
         report=run.report,
         **pace_of(run.grid),

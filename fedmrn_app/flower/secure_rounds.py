@@ -1,7 +1,8 @@
 """Rounds over Flower's messages in which the server learns only the sum of the clients' masks.
 
 The third of a round's four messages, see `exchange/secure_rounds.py`, carries the order. A round with too few clients
-is given up and done again with others; nothing is known of its sum.
+is given up and done again with others; nothing is known of its sum. Clients reveal shares once in a round, so a round
+whose sum is lost after that, as when the server dies, leaves the model as it is.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fedmrn_app.exchange.requests import Request
 from fedmrn_app.exchange.secure_rounds import PhaseMessages
 from fedmrn_app.exchange.timeouts import MAX_FAILING, RoundTimeout
 from fedmrn_app.federation.protocol import GlobalState
-from fedmrn_app.federation.report import RoundReport
+from fedmrn_app.federation.report import FailedReply, RoundReport
 from fedmrn_app.federation.sampling import sample_others
 from fedmrn_app.federation.secure_round import secure_round
 from fedmrn_app.federation.server import OpenRound
@@ -34,13 +35,14 @@ _AGAIN = ("secure-threshold", "secure-sum")  # codes of errors after which a rou
 
 @dataclass(frozen=True)
 class SecureRequest(Request):
-    """Sends a client a message of the protocol, with the order in the phase in which it trains."""
+    """Sends a client a message of the protocol, with the order in the phase in which it trains or evaluates."""
 
     sender: OrderSender
     client: int
     node: int
     message: bytes
     trains: bool
+    kind: str = "train"
 
     @property
     def group(self) -> str:  # type: ignore[override]
@@ -68,12 +70,14 @@ class SecureStrategy(PayloadStrategy):
         phases = PhaseMessages(partial(self._send, self._current.sender))
         for repeat in range(1, MAX_FAILING + 1):
             try:
-                finished = _finished(*secure_round(opened, phases.ask), phases)
+                finished = _finished(*secure_round(opened, phases.ask, config=self.settings.config), phases)
                 self._limit.note(finished.report)
                 return self._closed(finished)
             except RunError as error:
                 if error.code not in _AGAIN:
                     raise
+                if any(failure.code == "secure-revealed" for failure in phases.failed.values()):
+                    return self._closed(self._left_out(opened, phases))
                 reason = f"{error} ({phases.reasons()})"
                 if repeat == MAX_FAILING:
                     raise RunError(
@@ -82,6 +86,18 @@ class SecureStrategy(PayloadStrategy):
                 self._replace_all(opened, phases.downlink, repeat)
                 directory.report(f"{reason}; the round is done again with {len(opened.clients)} other clients")
         raise AssertionError("the last repeat raises")
+
+    def _left_out(self, opened: OpenRound, phases: PhaseMessages) -> FinishedRound:
+        """Return a round without a sum: its clients have revealed their shares before, and do so once."""
+        if self.versions is not None:
+            self.versions.forget(opened.clients.keys())
+        report = RoundReport(opened.number, failed=[FailedReply(c, str(e)) for c, e in phases.failed.items()])
+        self._connected[0].report(
+            f"round {opened.number}: clients have revealed their shares of this round before, and the sum of then is "
+            "lost; the model stays as it is"
+        )
+        self._limit.note(report)
+        return FinishedRound(opened.state, report, [], list(phases.downlink.values()), phases.uplink.total())
 
     def _send(self, sender: OrderSender, phase: Phase, messages: Mapping[int, bytes]) -> Sequence[Answer]:
         """Send the messages of a phase, and note how long training takes."""

@@ -16,7 +16,7 @@ from fedmrn_app.config.compose import compose_values, parse_overrides
 from fedmrn_app.config.privacy_checks import privacy_facts
 from fedmrn_app.config.resolved import read_resolved
 from fedmrn_app.config.schema import Config, Values
-from fedmrn_app.errors import BudgetSpent, FedMRNError
+from fedmrn_app.errors import BudgetSpent, FedMRNError, StoppedEarly
 from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.flower.baseline import fedavg_bytes
 from fedmrn_app.flower.device_records import DeviceRecords
@@ -34,6 +34,8 @@ from fedmrn_app.system.atomic_io import os_reason
 from fedmrn_app.tasks.task import Task
 
 Report = Callable[[str], None]
+
+_LISTED = 100  # devices in a summary; evaluation.csv has all of them
 
 
 def serve(grid: Grid, context: Context, report: Report) -> None:
@@ -68,10 +70,10 @@ def _run(grid: Grid, context: Context, folder: RunFolder, on_line: Report) -> No
         run = prepare(grid, values, config, task, folder, devices=devices, report=report)
         try:
             train(run)
-        except BudgetSpent as spent:
+        except (BudgetSpent, StoppedEarly) as ended:
             if not folder.rounds:
                 raise
-            report(str(spent))
+            report(str(ended))
         _summarize(run)
     except Exception as error:
         reason = str(error) if isinstance(error, FedMRNError) else f"{type(error).__name__}: {error}"
@@ -99,6 +101,13 @@ def budget_facts(protocol: RunProtocol, rounds: Sequence[Round]) -> dict[str, fl
     return {"uplink_budget": protocol.budget.bits, "uplink_budget_left": rounds[-1].budget_left / len(rounds)}
 
 
+def _evaluated_on(config: Config) -> str:
+    """Return the rows that the metrics of the summary are about."""
+    if not config.evaluation.on_server:
+        return "clients"
+    return "test" if config.validation is None else "validation"
+
+
 def _summarize(run: ServerRun) -> None:
     """Write the summary and log its headline."""
     config, model, task, folder = run.config, run.progress.model, run.progress.task, run.progress.folder
@@ -106,7 +115,7 @@ def _summarize(run: ServerRun) -> None:
         "strategy": run.protocol.method.name,
         "dataset": task.name,
         "partition": config.partition.name,
-        "evaluated_on": "test" if config.validation is None else "validation",
+        "evaluated_on": _evaluated_on(config),
         "parameters": model.parameter_count,
         **fedavg_bytes(model),
         **privacy_facts(config, run.privacy, run.protocol),
@@ -114,7 +123,13 @@ def _summarize(run: ServerRun) -> None:
         "made_with": made_with(),
         "weights_sha256": state_sha256(*model.state()),
     }
-    summary = summarize(folder.rounds, facts)
+    progress, evaluation = run.progress, config.evaluation
+    if progress.clients_file is not None:
+        facts |= {"evaluation": evaluation.on, "holdout": evaluation.holdout, "best_by": evaluation.decides}
+        facts["evaluated_every"] = evaluation.every
+        if len(progress.clients_file.last) <= _LISTED:
+            facts["devices"] = progress.clients_file.last
+    summary = summarize(folder.rounds, facts, progress.best.value)
     headline = task.metrics[0]
     run.report(
         f"done: final {headline.replace('_', ' ')} {summary[f'final_{headline}']:.4f}, "

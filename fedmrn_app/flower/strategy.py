@@ -208,6 +208,11 @@ class PayloadStrategy(Strategy):
             self._directory = directory
 
     @property
+    def channel(self) -> Channel:
+        """What sends and receives, once there is one."""
+        return self._connected[1]
+
+    @property
     def _connected(self) -> tuple[Directory, Channel]:
         assert self._directory is not None, "configure_train connects"
         assert self._channel is not None, "configure_train connects"

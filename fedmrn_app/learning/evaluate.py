@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedmrn_app.learning.flat import FlatModel
@@ -31,24 +33,34 @@ class Evaluation:
         return next(iter(self.metrics.values()))
 
 
-@torch.inference_mode()
 def evaluate(model: FlatModel, task: Task, samples: Samples) -> Evaluation:
     """Evaluate in evaluation mode and float32; the loss is the mean over samples.
 
     Raises:
         ValueError: there are no samples.
     """
+    counts, loss = tally(model, task, samples)
+    return Evaluation(task.read(counts), loss / len(samples))
+
+
+@torch.inference_mode()
+def tally(model: FlatModel, task: Task, samples: Samples) -> tuple[NDArray[Any], float]:
+    """Return the task's counts and the sum of the losses of all samples, in evaluation mode and float32.
+
+    Raises:
+        ValueError: there are no samples.
+    """
     model.module.eval()
-    tally: Tensor | None = None
+    total: Tensor | None = None
     loss = torch.zeros((), dtype=torch.float64, device=model.device)
     for x, y in _batches(model, task, samples):
         outputs = model.module(x)
         counted = task.tally(outputs, y)
-        tally = counted if tally is None else tally + counted
+        total = counted if total is None else total + counted
         loss += task.loss(outputs, y) * len(y)
-    if tally is None:
+    if total is None:
         raise ValueError("there are no samples to evaluate on")
-    return Evaluation(task.read(tally.cpu().numpy()), float(loss) / len(samples))
+    return total.cpu().numpy(), float(loss)
 
 
 @contextmanager

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError, RunError
+from fedmrn_app.exchange.client_storage import Secrets, state_root
 from fedmrn_app.exchange.messages import FIELD, payload_content
 from fedmrn_app.plugin.arrays import Values, check_finite, only_arrays, to_values
 from fedmrn_app.plugin.client_round import ClientRound, RoundContent, in_sent_types, no_masks, read_bound
 from fedmrn_app.plugin.difference import check_returned
-from fedmrn_app.plugin.secure_sum import SumLayout, read_steps
+from fedmrn_app.plugin.secure_sum import SumLayout, read_steps, sum_binding
 from fedmrn_app.plugin.settings import RECORD, SECURE, ClientTask, RoundContext
-from fedmrn_app.secure.client import answer
+from fedmrn_app.secure.client import accept
 from fedmrn_app.secure.fields import Fields, Words
+from fedmrn_app.secure.graph import MIN_CLIENTS, LeastNumbers
 from fedmrn_app.secure.messages import Envelope
 from fedmrn_app.wire.primitives import packed_bits
 
+LEAST = "secure-clients"  # of a node's configuration: the least number of clients of a sum in which it takes part
+_NODE = 0  # under which a node keeps its secrets: it is one client
 Summand = tuple[SumLayout, Values, Values, NDArray[np.uint8]]  # the layout, arrays sent and trained, mask bits
 
 
@@ -36,22 +41,39 @@ def answer_secure(message: Message, context: Context, call_next: Callable[[Messa
         PayloadError: the message is refused.
         RunError: as for `compress_uplink`, or the training does not fit a sum.
     """
-    data, kept = message.content.config_records[SECURE].get(FIELD), context.state.config_records.get(SECURE)
+    data = message.content.config_records[SECURE].get(FIELD)
     if not isinstance(data, bytes):
         raise PayloadError("the message of the secure sum is malformed", code="order")
-    client = Envelope.of(data)[0].client
+    envelope, _ = Envelope.of(data)
+    client, secrets = envelope.client, _secrets(context)
 
     def vectors(summands: int) -> tuple[Fields, Sequence[Words]]:
         layout, sent, trained, mask = _summand(message, context, call_next, client)
         fields = layout.fields(summands)
         return fields, layout.words(fields, sent, trained, mask)
 
-    state, reply = answer(None if kept is None else cast(bytes, kept[FIELD]), data, vectors)
-    if state is None:
-        context.state.pop(SECURE, None)
-    else:
-        context.state[SECURE] = ConfigRecord({FIELD: state})
-    return Message(payload_content(reply), reply_to=message)
+    def binding() -> bytes:
+        task = ClientTask.read(message.content.config_records[RECORD])
+        return sum_binding(message.content, task.settings.build(secure=True).training.learns_masks)
+
+    own = context.node_config.get(LEAST)
+    least = LeastNumbers(max(MIN_CLIENTS, 0 if own is None else int(own)))
+    with secrets.locked(_NODE):
+        revealed = secrets.revealed(_NODE)
+        accepted = accept(secrets.read(_NODE), data, binding=binding, least=least, revealed=revealed)
+        if accepted.reveals:
+            secrets.note_revealed(_NODE, envelope.server_round)
+        secrets.write(_NODE, accepted.kept)  # before anything secret leaves this node
+    return Message(payload_content(accepted.answer(vectors)), reply_to=message)
+
+
+def _secrets(context: Context) -> Secrets:
+    """Return what a node keeps of a run between two messages, on its disk: Flower may start several at once."""
+    name = context.state.config_records.get(SECURE)
+    if name is None:
+        name = context.state[SECURE] = ConfigRecord({FIELD: os.urandom(16).hex()})
+    run = hashlib.sha256(f"{context.run_id} {context.node_id} {name[FIELD]!r}".encode()).hexdigest()[:32]
+    return Secrets(state_root(context.node_config) / f"plugin-{run}")
 
 
 def _summand(

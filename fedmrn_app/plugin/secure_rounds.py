@@ -24,7 +24,7 @@ from fedmrn_app.methods.method import Method
 from fedmrn_app.plugin.arrays import only_arrays, to_record
 from fedmrn_app.plugin.replies import add_counts, parameter_count
 from fedmrn_app.plugin.request import ArraysRequest
-from fedmrn_app.plugin.secure_sum import Mean, Steps, SumLayout, secure_content
+from fedmrn_app.plugin.secure_sum import Mean, Steps, SumLayout, secure_content, sum_binding
 from fedmrn_app.plugin.settings import RECORD, RoundContext
 from fedmrn_app.secure.exchange import Phase, collect
 from fedmrn_app.secure.graph import MIN_CLIENTS
@@ -90,16 +90,17 @@ class SecureSums:
             The reply to each request, or why its client was left out; and why there is no sum, empty if there is one.
 
         Raises:
-            RunError: fewer than three clients are asked, or they are sent different kinds of arrays.
+            RunError: fewer than three clients are asked, or they are sent different arrays or settings.
         """
         if len(requests) < MIN_CLIENTS:
             reason = f"secure=True: {len(requests)} clients are asked in a round, and {MIN_CLIENTS} are needed"
             way_out = "let the strategy ask more, for example with min_train_nodes"
             raise RunError(f"{reason}; {way_out}", code="secure-threshold", value=len(requests))
         layout, number, clients = self._layout(requests), requests[0].opened.number, range(len(requests))
+        binding = self._binding(requests)
         phases = PhaseMessages(partial(self._send, requests, send, PhaseTimes(timeout)))
         try:
-            server = SecureServer(number, clients, layout.fields)
+            server = SecureServer(number, clients, layout.fields, binding=binding)
             collect(server, clients, phases.ask, phases.failed)
             used, totals = server.unmask()
             mean = layout.mean(totals, len(used))
@@ -116,6 +117,21 @@ class SecureSums:
         replies = self._replies(requests, layout, phases, used, mean)
         lonely = PayloadError("too few of its neighbours in the secure sum took part", code="secure-threshold")
         return [replies.get(client) or phases.failed.get(client, lonely) for client in clients], ""
+
+    def _binding(self, requests: Sequence[ArraysRequest]) -> bytes:
+        """Return the hash of what all clients of a round are sent.
+
+        Raises:
+            RunError: they are sent different arrays or settings.
+        """
+        masks, found = self._method.training.learns_masks, set()
+        for request in requests:
+            found.add(sum_binding(PhaseRequest(request, "masked", b"", self._steps).content(), masks))
+            if len(found) > 1:
+                reason = f"node {request.node} is sent other arrays or settings than node {requests[0].node}"
+                way_out = "a secure sum needs the same for all clients of a round, so that none can be singled out"
+                raise RunError(f"secure=True: {reason}; {way_out}", code="secure", value=request.node)
+        return found.pop()
 
     def _send(
         self,

@@ -6,20 +6,21 @@ sent and not from the training.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.exchange.messages import FIELD
 from fedmrn_app.layout import Float32Array, slices
 from fedmrn_app.plugin.arrays import Parts, Values, Way, find_tied, usual_ways
-from fedmrn_app.plugin.settings import SECURE
+from fedmrn_app.plugin.settings import RECORD, SECURE
 from fedmrn_app.secure.fields import Field, Fields, Words, bits_for
 
 _MAX_BITS = 32
@@ -196,6 +197,38 @@ def secure_content(content: RecordDict, message: bytes, steps: Steps | None = No
         fields |= {"bits": steps.bits, "bound": steps.bound}
     content[SECURE] = ConfigRecord(fields)
     return content
+
+
+def sum_binding(content: RecordDict, masks: bool) -> bytes:
+    """Return the hash of what a client is sent, to which its pads are bound: arrays, settings and all other records.
+
+    Pads of clients that were sent something else do not cancel, see `federation.secure_round.round_binding`.
+
+    Args:
+        content: of the message in which the client trains.
+        masks: whether the clients learn masks of one noise, whose seed is then part of the hash.
+    """
+    digest = hashlib.sha256(b"fedmrn plugin secure binding")
+    own = {"client"} if masks else {"client", "seed"}  # what differs from client to client in the task's record
+    for key in sorted(content):
+        if key == SECURE:
+            continue
+        record = content[key]
+        if isinstance(record, ArrayRecord):
+            parts: list[tuple[object, ...]] = [(name, a.dtype, a.shape, a.data) for name, a in record.items()]
+        else:
+            values: Mapping[str, Any] = record  # type: ignore[assignment]
+            parts = [(name, values[name]) for name in sorted(values) if key != RECORD or name not in own]
+        for part in ((key,), *parts):
+            data = b"".join(map(_as_bytes, part))
+            digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.digest()
+
+
+def _as_bytes(value: object) -> bytes:
+    value = tuple(value) if isinstance(value, list) else value
+    data = value if isinstance(value, bytes) else repr(value).encode()
+    return len(data).to_bytes(8, "little") + data
 
 
 def read_steps(content: RecordDict) -> Steps:

@@ -21,6 +21,7 @@ from fedmrn_app.system.atomic_io import keep_before, replace_durably, sync_folde
 from fedmrn_app.system.checksum import block_checksums
 
 STATE, BEFORE = "model.safetensors", "previous.safetensors"
+BEST = "best.safetensors"  # the module's state dict after the best round, with evaluation.keep=best
 VECTOR = "fedmrn.global_vector"  # the global vector, where it differs from the module's weights
 CHECKSUM, _SHA256 = "checksum", "sha256"  # in a file's metadata; the latter is that of earlier versions
 OWN = "fedmrn."  # what the names of tensors begin with that are not the module's
@@ -54,11 +55,33 @@ class State:
 
 def write_state(folder: Path, state: State) -> None:
     """Write a state durably, tensor by tensor and without copies of them; the previous file is kept beside it."""
+    keep_before(folder / STATE, folder / BEFORE)
+    _write(folder / STATE, state)
+
+
+def write_best(folder: Path, state: State) -> None:
+    """Write the model of the best round so far durably."""
+    _write(folder / BEST, state)
+
+
+def read_best(folder: Path) -> State:
+    """Return the model of the best round.
+
+    Raises:
+        RunError: there is none, or it is damaged.
+    """
+    try:
+        return _read(folder / BEST)
+    except ValueError as error:
+        reason = f"{folder / BEST}: {error}; load_trained(folder, last=True) returns the model of the last round"
+        raise RunError(reason, code="no-best", value=str(folder)) from None
+
+
+def _write(path: Path, state: State) -> None:
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
     facts = json.dumps(state.facts, separators=(",", ":"))
     metadata = {"facts": facts, CHECKSUM: _checksum(tensors, facts)}
-    keep_before(folder / STATE, folder / BEFORE)
-    replace_durably(folder / STATE, lambda file: write_tensors(file, tensors, metadata))
+    replace_durably(path, lambda file: write_tensors(file, tensors, metadata))
 
 
 def read_state(folder: Path) -> tuple[State, list[str]]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedmrn_app.errors import StoppedEarly
 from fedmrn_app.federation.downlinks import downlink_of
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.federation.report import RoundReport
-from fedmrn_app.learning.evaluate import evaluate, measured_norms
+from fedmrn_app.federation.tallies import Evaluated
+from fedmrn_app.learning.evaluate import Evaluation, evaluate, measured_norms
 from fedmrn_app.learning.flat import FlatModel
+from fedmrn_app.results.client_metrics import ClientMetrics, EvaluationFile
 from fedmrn_app.results.round_row import Round
 from fedmrn_app.results.run_folder import RunFolder
 from fedmrn_app.results.saving import Saving
@@ -26,14 +29,56 @@ class Splits:
     """The samples on which the global model is evaluated.
 
     Attributes:
-        test: the test split, or held-out training data.
+        test: the test split, or held-out training data; None where clients alone evaluate.
         train: the training data; None where they are not evaluated.
         norms: the samples from which static batch norm takes its statistics, see `measured_norms`; None without it.
     """
 
-    test: Samples
+    test: Samples | None
     train: Samples | None = None
     norms: Samples | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """Which round is the best, and what follows from it.
+
+    Attributes:
+        by_clients: whether the metric on clients' rows decides, and not that on the server's.
+        keep: whether the model of the best round is kept beside that of the last.
+        patience: number of evaluations without a better round after which the run ends; None for any number.
+    """
+
+    by_clients: bool = False
+    keep: bool = False
+    patience: int | None = None
+
+    def value(self, row: Round) -> float:
+        """Return the metric that decides, NaN where the round was not evaluated."""
+        return row.clients_headline if self.by_clients else row.headline
+
+    def is_best(self, rounds: Sequence[Round]) -> bool:
+        """Return whether the last of some rounds is better than all before."""
+        *before, now = [self.value(row) for row in rounds]
+        return not math.isnan(now) and all(not now <= value for value in before)
+
+    def check(self, rounds: Sequence[Round]) -> None:
+        """End a run whose rounds do not become better any more.
+
+        Raises:
+            StoppedEarly: the best of them is `patience` evaluations ago.
+        """
+        found = [(row.round, value) for row in rounds if not math.isnan(value := self.value(row))]
+        if self.patience is None or not found:
+            return
+        best = max(range(len(found)), key=lambda place: (found[place][1], -place))
+        if len(found) - 1 - best >= self.patience:
+            number, value = found[best]
+            raise StoppedEarly(
+                f"evaluation.patience={self.patience}: the run ends after round {found[-1][0]}, because no evaluation "
+                f"since that of round {number} ({value:.4f}) was better",
+                code="patience", key="evaluation.patience", value=self.patience,
+            )  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -49,6 +94,9 @@ class Progress:
         rounds: number of rounds that the run has in the end.
         saving: says when the state is saved.
         report: called with a line for each round.
+        best: which round is the best, and what follows.
+        every: number of rounds from one evaluation to the next.
+        clients_file: receives what each client found out; None where clients do not evaluate.
         clock: returns seconds that never go back.
     """
 
@@ -60,6 +108,9 @@ class Progress:
     rounds: int
     report: Callable[[str], None]
     saving: Saving = field(default_factory=Saving)
+    best: Best = Best()
+    every: int = 1
+    clients_file: EvaluationFile | None = None
     clock: Callable[[], float] = time.perf_counter
 
     def __post_init__(self) -> None:
@@ -71,6 +122,10 @@ class Progress:
         """Start the clock of the first round."""
         self._begin = self._round_begin = self.clock()
 
+    def is_due(self, number: int) -> bool:
+        """Return whether the model after this round is evaluated."""
+        return number % self.every == 0 or number == self.rounds
+
     def end_round(
         self,
         state: GlobalState,
@@ -79,6 +134,7 @@ class Progress:
         downlink: Sequence[int],
         *,
         rejected_uplink: int = 0,
+        evaluated: Evaluated | None = None,
     ) -> dict[str, float]:
         """Record a finished round and return the metrics.
 
@@ -88,12 +144,23 @@ class Progress:
             uplink: bytes of each usable reply.
             downlink: bytes sent to each client.
             rejected_uplink: bytes of all replies that were read and not used.
+            evaluated: what clients found out about the new model.
         """
-        sampled = self._sampled(state, done.number)
+        due, test = self.is_due(done.number), self.splits.test
+        sampled = self._sampled(state, done.number, test) if due and test is not None else math.nan
         self._load(state)
-        with measured_norms(self.model, self.task, self.splits.norms):
-            reached = evaluate(self.model, self.task, self.splits.test)
-            train = None if self.splits.train is None else evaluate(self.model, self.task, self.splits.train)
+        reached, train = Evaluation(dict.fromkeys(self.task.metrics, math.nan), math.nan), None
+        if due and test is not None:
+            with measured_norms(self.model, self.task, self.splits.norms):
+                reached = evaluate(self.model, self.task, test)
+                train = None if self.splits.train is None else evaluate(self.model, self.task, self.splits.train)
+        columns: Mapping[str, float] = {}
+        if due and self.clients_file is not None:
+            clients = ClientMetrics.of(self.task, evaluated)
+            columns = clients.columns
+            self.clients_file.note(done.number, clients.each)
+            if test is None:
+                reached = Evaluation(dict(clients.metrics), clients.loss)
         now = self.clock()
         bytes_up, bytes_down = _per_usable_reply(uplink, rejected_uplink), _mean(downlink)
         bits = 8 / self.model.parameter_count
@@ -109,7 +176,7 @@ class Progress:
             uplink_bits_per_parameter=bytes_up * bits,
             downlink_bytes=bytes_down,
             downlink_bits_per_parameter=bytes_down * bits,
-            total_bits_per_parameter=(bytes_up + bytes_down) * bits,
+            total_bits_per_parameter=(bytes_up + bytes_down + _evaluation_bytes(columns)) * bits,
             clients_ok=len(uplink),
             clients_failed=len(done.failed),
             train_seconds=_mean([reply.train_seconds for reply in done.used]),
@@ -120,10 +187,13 @@ class Progress:
             model_rate=_mean([reply.capacity for reply in done.used]),
             held_share=_mean([reply.held_share for reply in done.used]),
             budget_left=self.protocol.budget_left(state),
+            **columns,
         )
         if self.protocol.method.error_feedback:
             kept = self.folder.residuals
             kept |= {reply.client: max(reply.order, kept.get(reply.client, 0)) for reply in done.used}
+        if self.best.keep and self.best.is_best([*self.folder.rounds, row]):
+            self.folder.keep_best(self.model, row.round)
         self._add(row, state, now)
         left = (now - self._begin) / (done.number - self._finished_before) * (self.rounds - done.number)
         self.report(progress_line(row, self.rounds, left))
@@ -153,7 +223,7 @@ class Progress:
         server, layout = self.protocol.method.server, self.protocol.layout
         self.model.load(server.weights(downlink_of(self.protocol).model(state), layout), state.dense)
 
-    def _sampled(self, state: GlobalState, server_round: int) -> float:
+    def _sampled(self, state: GlobalState, server_round: int, test: Samples) -> float:
         """Evaluate weights drawn from the distribution that the global vector defines; NaN where it defines none."""
         seed = derive_seed(self.protocol.seed, "sampling", server_round)
         weights = self.protocol.method.server.sampled(state.vector, self.protocol.layout, seed)
@@ -161,21 +231,32 @@ class Progress:
             return math.nan
         self.model.load(weights, state.dense)
         with measured_norms(self.model, self.task, self.splits.norms):
-            return evaluate(self.model, self.task, self.splits.test).headline
+            return evaluate(self.model, self.task, test).headline
 
 
 def progress_line(row: Round, rounds: int, seconds_left: float) -> str:
     """Return one line about a finished round."""
     name = next(iter(row.metrics)).replace("_", " ")
+    reached = "not evaluated" if math.isnan(row.headline) else f"{name} {row.headline:.4f}"
+    loss = "" if math.isnan(row.loss) else f"  loss {row.loss:.4f}"
+    known = not math.isnan(row.clients_headline) and row.clients_headline != row.headline
+    clients = f"  clients {row.clients_headline:.4f}" if known else ""
+    if not math.isnan(row.worst_headline):
+        clients += f", worst tenth {row.worst_headline:.4f}"
     sampled = "" if math.isnan(row.sampled) else f" (sampled {row.sampled:.4f})"
     private = "" if math.isnan(row.epsilon) else f"  epsilon {row.epsilon:.3f}"
     failed = f"  {row.clients_failed} rejected" if row.clients_failed else ""
     return (
-        f"round {row.round:{len(str(rounds))}}/{rounds}  {name} {row.headline:.4f}{sampled}  loss {row.loss:.4f}  "
+        f"round {row.round:{len(str(rounds))}}/{rounds}  {reached}{sampled}{loss}{clients}  "
         f"uplink {row.uplink_bytes:,.0f} B per client, {row.uplink_bits_per_parameter:.3f} bits per parameter, "
         f"downlink {row.downlink_bits_per_parameter:.2f}, total {row.total_bits_per_parameter:.2f}{private}  "
         f"{row.seconds:.1f} s, {int(seconds_left) // 60}:{int(seconds_left) % 60:02d} left{failed}"
     )
+
+
+def _evaluation_bytes(columns: Mapping[str, float]) -> float:
+    """Return the bytes, both ways, that evaluation took per client that evaluated."""
+    return sum(columns.get(f"evaluation_{way}_bytes", 0.0) for way in ("uplink", "downlink"))
 
 
 def _per_usable_reply(uplink: Sequence[int], rejected: int) -> float:

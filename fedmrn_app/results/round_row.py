@@ -16,7 +16,8 @@ class Round:
 
     Attributes:
         round: number of the round, from 1.
-        metrics: of the global model on the test split, by name; the first is the headline.
+        metrics: of the global model on the test split, by name; the first is the headline. With `evaluation.on=clients`
+            they are those on the rows that clients hold out. NaN in rounds that are not evaluated.
         sampled: the headline metric of a model drawn from the global distribution, for methods that keep one (FedPM).
         loss: of the global model on the test split.
         train_loss: loss of local training.
@@ -27,7 +28,7 @@ class Round:
         uplink_bits_per_parameter: the same in bits, divided by the number of trained parameters.
         downlink_bytes: bytes of the content sent to a client.
         downlink_bits_per_parameter: the same in bits, divided by the number of trained parameters.
-        total_bits_per_parameter: sum of both directions.
+        total_bits_per_parameter: sum of both directions, with the traffic of a client that evaluates.
         clients_ok: number of usable replies.
         clients_failed: number of clients rejected.
         train_seconds: local training of a client.
@@ -37,6 +38,13 @@ class Round:
         epsilon: privacy spent by all rounds so far, NaN where no noise is added.
         model_rate: share of the model's channels or weights that a client is assigned, its capacity.
         held_share: share of all weights that a client holds.
+        clients_headline: the headline metric on all rows that clients hold out, NaN where none has evaluated.
+        mean_headline: its mean over clients, NaN where the server does not know that of each client.
+        worst_headline: its mean over the worst tenth of the clients, at least one; NaN likewise.
+        clients_loss: mean loss on these rows.
+        clients_evaluated: number of clients that have evaluated; NaN where none was asked.
+        evaluation_uplink_bytes: bytes of the replies of a client that was asked to evaluate.
+        evaluation_downlink_bytes: bytes sent to it.
         budget_left: bits per parameter that `uplink.budget` leaves for all rounds to come, NaN without one.
     """
 
@@ -62,6 +70,13 @@ class Round:
     model_rate: float = math.nan
     held_share: float = math.nan
     budget_left: float = math.nan
+    clients_headline: float = math.nan
+    mean_headline: float = math.nan
+    worst_headline: float = math.nan
+    clients_loss: float = math.nan
+    clients_evaluated: float = math.nan
+    evaluation_uplink_bytes: float = math.nan
+    evaluation_downlink_bytes: float = math.nan
 
     @property
     def headline(self) -> float:
@@ -72,6 +87,7 @@ class Round:
 def _columns_of_fields(headline: str) -> dict[str, str]:
     """Return the column of each field except `metrics`."""
     renamed = {"sampled": f"sampled_{headline}", "headline_gap": f"{headline}_gap"}
+    renamed |= {f"{whose}_headline": f"{whose}_{headline}" for whose in ("clients", "mean", "worst")}
     return {field.name: renamed.get(field.name, field.name) for field in fields(Round) if field.name != "metrics"}
 
 

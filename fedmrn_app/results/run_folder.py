@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.federation.protocol import GlobalState
 from fedmrn_app.learning.flat import FlatModel, to_tensor
-from fedmrn_app.results.checkpoint import OWN, VECTOR, State, put_back, write_state
+from fedmrn_app.results.checkpoint import OWN, VECTOR, State, put_back, write_best, write_state
 from fedmrn_app.results.curves import draw_curves
 from fedmrn_app.results.resume import Defaults, must_be_free, resumable
 from fedmrn_app.results.round_row import Round, columns, from_row, to_row
@@ -133,6 +133,11 @@ class RunFolder:
             csv.DictWriter(file, columns(self.metrics)).writerow(to_row(row))
             file.flush()
             os.fsync(file.fileno())
+
+    def keep_best(self, model: FlatModel, number: int) -> None:
+        """Write best.safetensors: the module's state dict after the best round so far."""
+        facts = {"round": number, "name": self.name, "config": self._values}
+        write_best(self.path, State(dict(model.module.state_dict()), facts))
 
     def save_model(self, model: FlatModel, state: GlobalState, done: int) -> None:
         """Write model.safetensors: the module's state dict after `done` rounds, and what else a run resumes from."""

@@ -10,7 +10,7 @@ from torch import nn
 from fedmrn_app.config.build import build_module, build_task, read_config
 from fedmrn_app.config.schema import Config
 from fedmrn_app.errors import RunError
-from fedmrn_app.results.checkpoint import read_state
+from fedmrn_app.results.checkpoint import read_best, read_state
 from fedmrn_app.tasks.task import Task
 
 
@@ -19,11 +19,12 @@ class Trained:
     """A run's model with its task and configuration.
 
     Attributes:
-        model: the global model after the last finished round, in evaluation mode, on the CPU. Batch norm without
+        model: the global model after the last finished round, or after the best one with `evaluation.keep=best`, in
+            evaluation mode, on the CPU. Batch norm without
             running statistics (`model.norm=static`) uses the statistics of the batch that it evaluates.
         task: the learning task; its `batch` turns stored rows into inputs of the model.
         config: the run's configuration.
-        round: the number of finished rounds.
+        round: the number of the round after which the model was like this.
     """
 
     model: nn.Module
@@ -32,18 +33,27 @@ class Trained:
     round: int
 
 
-def load_trained(folder: str | Path) -> Trained:
+def load_trained(folder: str | Path, *, last: bool = False) -> Trained:
     """Load the model of a run, finished or not; the run's data are not needed.
+
+    Args:
+        folder: of the run.
+        last: whether to load the model of the last round although the run has kept that of its best one.
 
     Raises:
         RunError: the folder does not exist or holds no undamaged state of a run.
         ConfigError: the run has settings of another version, or its model's code is missing.
     """
     path = Path(folder).expanduser()
+    if path.is_file():
+        reason = f"is a file; load_trained takes the run's folder, {path.parent}"
+        raise RunError(f"{path}: {reason}", code="no-folder", value=str(path))
     if not path.is_dir():
         raise RunError(f"{path}: no such folder", code="no-folder", value=str(path))
     state, _ = read_state(path)
     config = read_config(state.facts["config"])
+    if config.evaluation.keep == "best" and not last and state.round:
+        state = read_best(path)
     task = build_task(config)
     model = build_module(config, task)
     model.load_state_dict(state.model)

@@ -42,7 +42,7 @@ from fedmrn_app.system.stopping import Stopped, stopping_gently
 from fedmrn_app.tasks.task import Task
 from fedmrn_app.tasks.validation import load_evaluation, load_training
 
-_WIDTH = None if sys.stdout.isatty() else 160  # room for tables in files and pipes
+_WIDTH = None if sys.stdout is not None and sys.stdout.isatty() else 160  # room for tables in files and pipes
 console = Console(highlight=False, soft_wrap=True, width=_WIDTH)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -110,12 +110,17 @@ def _with_absolute_paths(values: Values) -> Values:
     With hydra.job.chdir this process does too, so that paths are relative to the folder in which the command started.
     """
     started = Path(HydraConfig.get().runtime.cwd)
-    groups = {}
-    for group in ("dataset", "task"):
-        groups[group] = dict(values[group])
-        if path := values[group].get("path"):
-            with Place(f"{group}.path", str(path)).reading("opened"):
-                groups[group]["path"] = str((started / Path(str(path)).expanduser()).resolve())
+
+    def absolute(key: str, path: object) -> str:
+        with Place(key, str(path)).reading("opened"):
+            return str((started / Path(str(path)).expanduser()).resolve())
+
+    groups = {name: dict(values[name]) for name in ("dataset", "task", "simulation")}
+    for name in ("dataset", "task"):
+        if path := values[name].get("path"):
+            groups[name]["path"] = absolute(f"{name}.path", path)
+    if places := values["simulation"]["data"]:
+        groups["simulation"]["data"] = [absolute("simulation.data", place) for place in places]
     return {**values, **groups}
 
 
@@ -131,7 +136,10 @@ def _check(values: Values, config: Config, task: Task, folder: Path, on: str | N
     else:
         must_be_free(folder)
     check_library(config.log.name)
-    if on is None:  # devices may have data of their own
+    if on is None and config.simulation.data is not None:
+        if config.evaluation.on_server:
+            load_evaluation(task, config.validation, config.seed, console.print)
+    elif on is None:  # devices may have data of their own
         described = task.describe(console.print)
         print_data(console, described)
         train = load_training(task, config.validation, config.seed, console.print)
@@ -142,7 +150,8 @@ def _check(values: Values, config: Config, task: Task, folder: Path, on: str | N
             console.print(line)
         check_single_rows(config, task, partition)
         labels = None if train.labels is None else int(train.labels.max()) + 1
-        load_evaluation(task, config.validation, config.seed, console.print)  # the run may have no network
+        if config.evaluation.on_server:
+            load_evaluation(task, config.validation, config.seed, console.print)  # the run may have no network
         note_data(folder, described, shares)
     console.print(
         f"{config.strategy['name']} on {task.name}, {config.partition.name}: {config.rounds} rounds, "

@@ -10,14 +10,15 @@ import hashlib
 import os
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.secure import keys as primitives
 from fedmrn_app.secure import messages
 from fedmrn_app.secure.fields import Fields, Words
+from fedmrn_app.secure.graph import LeastNumbers
 from fedmrn_app.secure.keys import NONCE, SECRET
-from fedmrn_app.secure.messages import Envelope, PublicKeys
+from fedmrn_app.secure.messages import BINDING, Envelope, PublicKeys
 from fedmrn_app.secure.pads import add_pad
 
 Vectors = Callable[[int], tuple[Fields, Sequence[Words]]]
@@ -36,6 +37,7 @@ class SecureClient:
         answered: number of messages that it has answered.
         neighbours: the message `neighbours`; empty before it.
         inbox: the message `inbox`; empty before it.
+        least: what the client demands of a sum.
     """
 
     envelope: Envelope
@@ -45,6 +47,7 @@ class SecureClient:
     answered: int = 0
     neighbours: bytes = b""
     inbox: bytes = b""
+    least: LeastNumbers = field(default_factory=LeastNumbers, compare=False)
 
     @classmethod
     def begin(cls, envelope: Envelope, random: Callable[[int], bytes] = os.urandom) -> SecureClient:
@@ -65,6 +68,7 @@ class SecureClient:
             PayloadError: the message is refused, as in all answers.
         """
         needed, keys = messages.read_neighbours(self.envelope, neighbours)
+        self.least.check_neighbours(len(keys), needed)
         self._once(1)
         self.neighbours = neighbours
         split = [primitives.split(secret, needed, len(keys)) for secret in (self.padding, self.own)]
@@ -74,14 +78,21 @@ class SecureClient:
             sealed[client] = primitives.encrypt(self._seal_key(public), padding + own, about, random(NONCE))
         return messages.write_shares(self.envelope, commitment(self.own), sealed)
 
-    def masked(self, inbox: bytes, vectors: Vectors) -> bytes:
+    def masked(self, inbox: bytes, vectors: Vectors, binding: bytes = bytes(BINDING)) -> bytes:
         """Answer the message `inbox` with the message `masked`.
 
         Args:
             inbox: the message.
             vectors: returns the fields of a sum of so many clients, and this client's integers, which are overwritten.
+            binding: hash of what the client was sent; pads cancel among clients with the same one only.
         """
+        self.take_part(inbox)
+        return self.add_pads(vectors, binding)
+
+    def take_part(self, inbox: bytes) -> None:
+        """Check the message `inbox`, and note that it is answered; nothing secret has left the client yet."""
         summands, sealed = messages.read_inbox(self.envelope, inbox)
+        self.least.check_clients(summands)
         needed, keys = messages.read_neighbours(self.envelope, self.neighbours)
         if not sealed.keys() <= keys.keys():
             raise PayloadError("shares come from a client that is no neighbour", code="secure-neighbours")
@@ -91,14 +102,19 @@ class SecureClient:
         self._opened(sealed, keys)  # shares that are not authentic are refused before the input is sent
         self._once(2)
         self.inbox = inbox
+
+    def add_pads(self, vectors: Vectors, binding: bytes) -> bytes:
+        """Return the message `masked`, once the client takes part, see `masked`."""
+        summands, sealed = messages.read_inbox(self.envelope, self.inbox)
+        _, keys = messages.read_neighbours(self.envelope, self.neighbours)
         fields, total = vectors(summands)
         client, session = self.envelope.client, self.envelope.session
         add_pad(primitives.derive(self.own, "own pad", session), fields, total)
         for other in sealed:
-            key = primitives.agree(self.padding, keys[other].padding, "pad", session)
+            key = primitives.agree(self.padding, keys[other].padding, pad_use(binding), session)
             add_pad(key, fields, total, subtract=client > other)
         fields.reduce(total)
-        return messages.write_masked(self.envelope, fields.pack(total))
+        return messages.write_masked(self.envelope, binding, fields.pack(total))
 
     def revealed(self, survivors: bytes) -> bytes:
         """Answer the message `survivors` with the message `revealed`.
@@ -129,8 +145,8 @@ class SecureClient:
         return head + self.neighbours + self.inbox
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> SecureClient:
-        """Return the client of `to_bytes`.
+    def from_bytes(cls, data: bytes, least: LeastNumbers | None = None) -> SecureClient:
+        """Return the client of `to_bytes`, which demands at least these numbers.
 
         Raises:
             PayloadError: the bytes are damaged.
@@ -141,7 +157,8 @@ class SecureClient:
         rest = data[_STATE.size :]
         if len(rest) != first + second:
             raise PayloadError("the client's secrets are damaged", code="secure-state")
-        return cls(Envelope(number, session, client), sealing, padding, own, answered, rest[:first], rest[first:])
+        return cls(Envelope(number, session, client), sealing, padding, own, answered, rest[:first], rest[first:],
+                   least or LeastNumbers())  # fmt: skip
 
     def _once(self, answered: int) -> None:
         """Note one more answer; refuse a message that is not the next one."""
@@ -164,16 +181,40 @@ class SecureClient:
         }
 
 
-def answer(state: bytes | None, data: bytes, vectors: Vectors) -> tuple[bytes | None, bytes]:
-    """Answer any message of the server.
+@dataclass(frozen=True)
+class Accepted:
+    """A message that a client has accepted and will answer, once.
+
+    Attributes:
+        kept: what the client keeps, to be on its disk before the answer is made; None after its last answer.
+        reveals: whether the answer reveals shares, after which nothing may be revealed in the round again.
+        answer: makes the answer; the argument is called at most once, where the client adds its input.
+    """
+
+    kept: bytes | None
+    reveals: bool
+    answer: Callable[[Vectors], bytes]
+
+
+def accept(
+    state: bytes | None,
+    data: bytes,
+    *,
+    binding: Callable[[], bytes] = lambda: bytes(BINDING),
+    least: LeastNumbers | None = None,
+    revealed: int = 0,
+) -> Accepted:
+    """Check any message of the server, and note that it is answered.
+
+    Whoever keeps the state writes `kept` before `answer` is called, and lets no other message in between. Then a
+    message cannot be answered twice, whatever the server sends at the same time.
 
     Args:
         state: what the client kept of the last message; None or empty if it kept nothing.
         data: the message.
-        vectors: as in `SecureClient.masked`, where it is called at most once.
-
-    Returns:
-        What the client keeps, nothing after its last answer, and the answer.
+        binding: returns the hash of what the client was sent, with the message that asks for its input.
+        least: what the client demands of a sum.
+        revealed: the last round in which the client has revealed shares.
 
     Raises:
         PayloadError: the message is refused.
@@ -181,19 +222,55 @@ def answer(state: bytes | None, data: bytes, vectors: Vectors) -> tuple[bytes | 
     envelope, kind = Envelope.of(data)
     if kind == messages.INVITATION:
         envelope.read(data, kind)
+        if envelope.server_round <= revealed:
+            reason = f"this client has revealed its shares of round {revealed}, and takes part in later rounds only"
+            raise PayloadError(reason, code="secure-revealed", value=envelope.server_round)
         client = SecureClient.begin(envelope)
         reply = client.keys()
-        return client.to_bytes(), reply
+        return Accepted(client.to_bytes(), False, lambda _: reply)
     if not state:
         raise PayloadError("this client has not been invited, or has lost its secrets", code="secure-order")
-    client = SecureClient.from_bytes(state)
+    client = SecureClient.from_bytes(state, least)
     if kind == messages.NEIGHBOURS:
         reply = client.shares(data)
-    elif kind == messages.INBOX:
-        reply = client.masked(data, vectors)
-    else:
-        return None, client.revealed(data)
-    return client.to_bytes(), reply
+        return Accepted(client.to_bytes(), False, lambda _: reply)
+    if kind == messages.INBOX:
+        bound = binding()
+        client.take_part(data)
+        return Accepted(client.to_bytes(), False, lambda vectors: client.add_pads(vectors, bound))
+    reply = client.revealed(data)
+    return Accepted(None, True, lambda _: reply)
+
+
+def answer(
+    state: bytes | None,
+    data: bytes,
+    vectors: Vectors,
+    binding: Callable[[], bytes] = lambda: bytes(BINDING),
+    least: LeastNumbers | None = None,
+) -> tuple[bytes | None, bytes]:
+    """Answer any message of the server, where one message is answered after the other.
+
+    Args:
+        state: what the client kept of the last message; None or empty if it kept nothing.
+        data: the message.
+        vectors: as in `SecureClient.masked`, where it is called at most once.
+        binding: as in `accept`.
+        least: as in `accept`.
+
+    Returns:
+        What the client keeps, nothing after its last answer, and the answer.
+
+    Raises:
+        PayloadError: the message is refused.
+    """
+    accepted = accept(state, data, binding=binding, least=least)
+    return accepted.kept, accepted.answer(vectors)
+
+
+def pad_use(binding: bytes) -> str:
+    """Return what the pads of clients are for that were sent the same."""
+    return f"pad {binding.hex()}"
 
 
 def commitment(own: bytes) -> bytes:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedmrn_app.errors import PayloadError
+
 MIN_CLIENTS = 3  # of a sum; fewer would tell a client the other one's summand
 
 
@@ -29,12 +31,58 @@ class GraphSettings:
 
     def shares(self, clients: int) -> int:
         """Return the number of shares that reconstruct a secret: more than half, so that a split server gets one."""
-        degree = self.degree(clients)
-        return min(degree, max(math.floor(self.threshold * degree), degree // 2) + 1)
+        return self.shares_of(self.degree(clients))
+
+    def shares_of(self, neighbours: int) -> int:
+        """Return the number of shares of a client with so many neighbours, see `shares`."""
+        return min(neighbours, max(math.floor(self.threshold * neighbours), neighbours // 2) + 1)
 
     def survivors(self, clients: int) -> int:
         """Return the smallest number of masked inputs whose sum is revealed."""
         return max(MIN_CLIENTS, math.floor(self.threshold * clients) + 1)
+
+
+@dataclass(frozen=True)
+class LeastNumbers:
+    """What a client asks of a sum before it takes part; the server cannot go below it.
+
+    Attributes:
+        clients: least number of clients of the sum, of which the others follow.
+        settings: of the graph.
+    """
+
+    clients: int = MIN_CLIENTS
+    settings: GraphSettings = GraphSettings()
+
+    @classmethod
+    def of(cls, asked: int, own: int | None = None, settings: GraphSettings | None = None) -> LeastNumbers:
+        """Return the numbers of a round that asks so many clients; `own` is a number that the device itself demands."""
+        settings = settings or GraphSettings()
+        return cls(max(settings.survivors(asked), own or 0), settings)
+
+    def check_neighbours(self, count: int, needed: int) -> None:
+        """Check the number of neighbours of a client, and how many of them reconstruct a secret.
+
+        Raises:
+            PayloadError: there are too few.
+        """
+        least = self.settings.degree(self.clients)
+        if count < least:
+            reason = f"{count} neighbours share pads with this client, and it demands {least}"
+            raise PayloadError(reason, code="secure-least", value=count)
+        if needed < (share := self.settings.shares_of(count)):
+            reason = f"{needed} of {count} neighbours are to reconstruct a secret, and this client demands {share}"
+            raise PayloadError(reason, code="secure-least", value=needed)
+
+    def check_clients(self, count: int) -> None:
+        """Check the number of clients of a sum.
+
+        Raises:
+            PayloadError: there are too few.
+        """
+        if count < self.clients:
+            reason = f"{count} clients are in the sum, and this client demands {self.clients}"
+            raise PayloadError(reason, code="secure-least", value=count)
 
 
 def draw_graph(clients: Sequence[int], degree: int, seed: int) -> dict[int, tuple[int, ...]]:

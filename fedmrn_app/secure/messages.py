@@ -10,7 +10,7 @@ message it expects, and every other one is refused with a `PayloadError` whose c
 | 2 neighbours | server | shares needed, then for each neighbour its number and its public keys |
 | 3 shares | client | commitment to the own pad, then for each neighbour its number and encrypted shares |
 | 4 inbox | server | number of clients in the sum, then for each neighbour of them its number and its encrypted shares |
-| 5 masked | client | packed fields |
+| 5 masked | client | binding to what it was sent, then packed fields |
 | 6 survivors | server | numbers of neighbours whose input has arrived, then of the others |
 | 7 revealed | client | for each of those neighbours, in that order, one share |
 """
@@ -25,9 +25,10 @@ from dataclasses import dataclass
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.secure.keys import NONCE, PUBLIC, SECRET, TAG
 
-MAGIC, VERSION = b"FSEC", 1
+MAGIC, VERSION = b"FSEC", 2
 INVITATION, KEYS, NEIGHBOURS, SHARES, INBOX, MASKED, SURVIVORS, REVEALED = range(8)
 KINDS = ("invitation", "keys", "neighbours", "shares", "inbox", "masked", "survivors", "revealed")
+BINDING = 32  # bytes of the hash of what a client was sent
 SESSION = 16  # bytes of the random name of one attempt at a round
 SEALED = NONCE + 2 * SECRET + TAG  # bytes of two encrypted shares
 
@@ -174,14 +175,18 @@ def read_inbox(envelope: Envelope, data: bytes) -> tuple[int, dict[int, bytes]]:
     return summands, sealed
 
 
-def write_masked(envelope: Envelope, packed: bytes) -> bytes:
-    """Return the message `masked`."""
-    return envelope.write(MASKED, packed)
+def write_masked(envelope: Envelope, binding: bytes, packed: bytes) -> bytes:
+    """Return the message `masked`; `binding` is the hash of what the client was sent."""
+    return envelope.write(MASKED, binding, packed)
 
 
-def read_masked(envelope: Envelope, data: bytes) -> memoryview:
-    """Read the message `masked`: packed fields."""
-    return envelope.read(data, MASKED)
+def read_masked(envelope: Envelope, data: bytes, binding: bytes) -> memoryview:
+    """Read the message `masked`: packed fields of a client that was sent what `binding` says."""
+    content = envelope.read(data, MASKED)
+    if bytes(content[:BINDING]) != binding:
+        reason = "has decoded another model or configuration than the server has sent, so its pads do not cancel"
+        raise PayloadError(reason, code="secure-binding")
+    return content[BINDING:]
 
 
 def write_survivors(envelope: Envelope, arrived: Sequence[int], dropped: Sequence[int]) -> bytes:

@@ -16,10 +16,10 @@ from typing import NoReturn
 from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.secure import keys as primitives
 from fedmrn_app.secure import messages
-from fedmrn_app.secure.client import commitment
+from fedmrn_app.secure.client import commitment, pad_use
 from fedmrn_app.secure.fields import Fields, Words
 from fedmrn_app.secure.graph import GraphSettings, draw_graph, without_lonely
-from fedmrn_app.secure.messages import SESSION, Envelope, PublicKeys
+from fedmrn_app.secure.messages import BINDING, SESSION, Envelope, PublicKeys
 from fedmrn_app.secure.pads import add_pad
 
 MAX_CLIENTS = (1 << 16) - 1
@@ -40,6 +40,7 @@ class SecureServer:
         fields: Callable[[int], Fields],
         settings: GraphSettings | None = None,
         *,
+        binding: bytes = bytes(BINDING),
         random: Callable[[int], bytes] = os.urandom,
     ) -> None:
         """Begin an attempt.
@@ -49,11 +50,13 @@ class SecureServer:
             clients: the clients that are asked.
             fields: returns the fields of a sum of so many clients.
             settings: of the graph.
+            binding: hash of what all clients are sent.
             random: returns random bytes.
         """
         self.server_round = server_round
         self.session = random(SESSION)
         self._random = random
+        self._binding = binding
         self._fields_of = fields
         self._settings = settings or GraphSettings()
         self._asked = len(clients)
@@ -127,7 +130,7 @@ class SecureServer:
     def add_masked(self, client: int, data: bytes) -> None:
         """Take a client's message `masked` and add its input."""
         self._must_be_in(client, self._taking_part)
-        vectors = self._fields.unpack(messages.read_masked(self.envelope(client), data))
+        vectors = self._fields.unpack(messages.read_masked(self.envelope(client), data, self._binding))
         _first_time(client, self._inputs)
         self._fields.add(self._total, vectors)
         self._inputs.add(client)
@@ -191,7 +194,7 @@ class SecureServer:
         if primitives.public_bytes(secret, self.session) != self._keys[client].padding:
             self._give_up(f"a share of client {client} is wrong")
         for other in self._part(client, self._inputs):
-            key = primitives.agree(secret, self._keys[other].padding, "pad", self.session)
+            key = primitives.agree(secret, self._keys[other].padding, pad_use(self._binding), self.session)
             add_pad(key, self._fields, self._total, subtract=client > other)
 
     def _to_unmask(self) -> list[int]:

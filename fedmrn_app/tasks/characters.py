@@ -92,11 +92,12 @@ class Characters(Task):
         place = self._place()
         where = place.stamp(place.find(self._holds())) if place.on_disk else (self.hub, self.subset)
         source = (where, self.group_column, self.text_column, self.window)
-        text = cached_arrays(self.name, source, self._read, report)
+        text = cached_arrays(self.name, source, self._read, report, private=place.on_disk)
         limit = self.max_samples if split == "train" else self.max_test_samples
         cut = cached_arrays(
-            f"{self.name}-{split}", (source, self.test_share, limit), lambda: self._cut(text, split, limit), None
-        )
+            f"{self.name}-{split}", (source, self.test_share, limit), lambda: self._cut(text, split, limit), None,
+            private=place.on_disk,
+        )  # fmt: skip
         labels = cut["labels"]
         return Samples(Windows(text["text"], cut["starts"], self.window), labels, labels, cut["groups"])
 

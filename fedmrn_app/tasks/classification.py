@@ -17,7 +17,7 @@ from torch import Tensor
 from fedmrn_app.data.digits import DIGITS_TEST_SIZES
 from fedmrn_app.data.images import by
 from fedmrn_app.data.labels import count_classes
-from fedmrn_app.data.load import FORM_WORDS, SHAPE_KEYS, check_shape, describe_rows, load_rows, open_rows
+from fedmrn_app.data.load import FORM_WORDS, SHAPE_KEYS, check_shape, describe_rows, load_rows, open_rows, open_splits
 from fedmrn_app.data.place import Place
 from fedmrn_app.data.rows import ColumnKind, Folders, Form, RowQuery, Tokenizer
 from fedmrn_app.data.statistics import measure_rows
@@ -134,12 +134,16 @@ class Classification(Task):
     def measured(self, report: Report | None = None) -> Classification:
         """Fill in what is None from the training split, or from the test split where it is the only one.
 
+        Without a place for rows, but with their shape and classes, nothing is read: devices have the rows.
+
         Raises:
             DataError: it cannot be read, or its rows are of one class.
         """
         complete = bool(self.inputs()) and (self._form() == "ids" or None not in (self.mean, self.std))
         if complete and (self.path is None or self.names is not None):
             return self
+        if bool(self.inputs()) and self.path is None and self.hub is None and self.name != "digits":
+            return self._unmeasured(report)
         split, opened = open_rows(self._query())
         names, classes, place = self.names, self.classes, self._query().place
         if names is None and not (classes is not None and opened.labels.declared):
@@ -184,6 +188,17 @@ class Classification(Task):
         names = self.names or tuple(map(str, range(int(self.classes or 0))))
         counts = np.bincount(labels, minlength=len(names)).tolist()
         return SplitRows(split, len(labels), use, dict(zip(names, counts, strict=True)))
+
+    def _unmeasured(self, report: Report | None) -> Classification:
+        """Return the task of devices whose rows nobody else has: without `mean` and `std`, those of the form."""
+        channels, features = self.channels or 0, self.features or 0
+        mean, std = ((0.0,) * features, (1.0,) * features) if features else ((0.5,) * channels, (0.25,) * channels)
+        if self._form() == "ids" or None not in (self.mean, self.std):
+            return self
+        if report is not None:
+            taken = "pixels are taken to have mean 0.5 and deviation 0.25" if channels else "columns are not normalized"
+            report(f"dataset={self.name}: no rows to measure here, so {taken}; set dataset.mean and dataset.std")
+        return replace(self, mean=self.mean or mean, std=self.std or std)
 
     def local(self, path: str) -> Classification:
         """Return the same task on a device's rows, in any form; `load` checks them against what was measured."""
@@ -265,6 +280,10 @@ class DeviceRows(Classification):
     def measured(self, report: Report | None = None) -> Classification:
         """Return the task itself, because the run's rows are measured."""
         return self
+
+    def own_test_rows(self) -> Samples | None:
+        """Return the test split of the device's place; None where it has none."""
+        return self.load("test") if "test" in open_splits(self._query()) else None
 
     def _query(self) -> RowQuery:
         return replace(super()._query(), whose="the run's", test_share=None)

@@ -95,7 +95,7 @@ class Segmentation(Task):
             return self._decode(table_pairs(table, columns, place, split), table.count_rows(), place)
 
         source = (stamp, split, self.height, self.width, (*columns, self.classes, self.first_class, self.void))
-        arrays = cached_arrays(f"{self.name}-{split}", source, make, report)
+        arrays = cached_arrays(f"{self.name}-{split}", source, make, report, private=place.on_disk)
         return Samples(arrays["x"], arrays["y"])
 
     def local(self, path: str) -> Segmentation:
@@ -139,6 +139,11 @@ class Segmentation(Task):
         pixels = (y != self.void).sum().clamp(min=1)
         losses = [functional.cross_entropy(o, y, ignore_index=self.void, reduction="sum") / pixels for o in heads]
         return torch.stack(losses).sum()
+
+    @property
+    def tally_shape(self) -> tuple[int, ...]:
+        """The shape of the confusion matrix."""
+        return self.classes, self.classes
 
     def tally(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the confusion matrix, int64 (classes, classes): pixels by their class and by the predicted class."""

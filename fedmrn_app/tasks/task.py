@@ -106,6 +106,19 @@ class Task(ABC):
         """Return the mean loss of a batch; `outputs` is what the model returns, in training mode or in evaluation."""
         return functional.cross_entropy(outputs, y)
 
+    def own_test_rows(self) -> Samples | None:
+        """Return the test split that a device has brought with its own rows; None where it has brought none.
+
+        Raises:
+            DataError: the split cannot be read, or does not fit the run.
+        """
+        return None
+
+    @property
+    def tally_shape(self) -> tuple[int, ...]:
+        """The shape of the counts that `tally` returns, which the server needs where clients evaluate."""
+        return (2,)
+
     def tally(self, outputs: Any, y: Tensor) -> Tensor:
         """Return the counts of a batch in evaluation; `read` gets their sum over all batches."""
         correct = (outputs.argmax(1) == y).sum()

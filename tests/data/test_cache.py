@@ -10,6 +10,7 @@ import pytest
 from fedmrn_app.data.cache import Arrays, cached_arrays
 from fedmrn_app.data.place import file_stamp
 from fedmrn_app.errors import DataError
+from tests.own_rows import own
 
 
 class Maker:
@@ -108,3 +109,30 @@ def test_stamp_changes_with_the_files(tmp_path: Path) -> None:
     (folder / "b").rename(folder / "c")
     stamps += [file_stamp(folder), file_stamp(folder / "c")]
     assert len(set(stamps)) == len(stamps)
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_a_copy_of_somebody_s_own_rows_is_for_its_owner_alone(
+    private: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDMRN_CACHE", str(tmp_path))
+    before = os.umask(0o022)
+    try:
+        cached_arrays("rows", 1, lambda: {"x": np.zeros(3)}, None, private=private)
+        (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+        modes = [path.stat().st_mode & 0o777 for path in (folder, folder / "x.npy")]
+        assert modes == ([0o700, 0o600] if private else [0o755, 0o644])
+        folder.chmod(0o755)  # as older versions have left it
+        cached_arrays("rows", 1, lambda: {}, None, private=private)
+        assert folder.stat().st_mode & 0o777 == (0o700 if private else 0o755)
+    finally:
+        os.umask(before)
+
+
+def test_rows_at_a_place_of_one_s_own_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDMRN_CACHE", str(tmp_path / "cache"))
+    np.savez(tmp_path / "own.npz", x=np.random.default_rng(0).standard_normal((20, 3)), y=np.arange(20) % 2)
+    own(tmp_path / "own.npz").measured().load("train")
+    modes = [path.stat().st_mode & 0o077 for path in (tmp_path / "cache").iterdir() if path.is_dir()]
+    assert modes
+    assert not any(modes)

@@ -21,10 +21,10 @@ import yaml
 from fedmrn_app.deploy import cli
 from fedmrn_app.deploy import service_files as units
 from fedmrn_app.deploy.certificates import public_pem
-from fedmrn_app.deploy.device import check_server, explain, read_bundle
+from fedmrn_app.deploy.device import check_server, explain, read_bundle, refused_certificate
 from fedmrn_app.deploy.folder import Federation, create, load
 from fedmrn_app.deploy.gate_keys import Keys
-from fedmrn_app.deploy.server import superlink_words
+from fedmrn_app.deploy.server import start_server, superlink_words
 from fedmrn_app.errors import ConfigError, FedMRNError, RunError
 from fedmrn_app.flower.device_records import DeviceRecord, DeviceRecords
 from fedmrn_app.runtime.connection import add_connection, read_connection
@@ -275,3 +275,20 @@ def test_on_is_taken_out_of_the_command_line() -> None:
 def test_command_starts_without_pytorch() -> None:
     code = "import sys, fedmrn_app.deploy.cli; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(("code", "says"), [(9, "set the clock"), (10, "fedmrn-deploy server --renew"), (20, "ca.crt")])
+def test_a_refused_certificate_names_the_clock_or_what_mends_it(code: int, says: str) -> None:
+    error = ssl.SSLCertVerificationError("refused")
+    error.verify_code, error.verify_message = code, "unable to get local issuer certificate"
+    reason = refused_certificate(error, Path("ca.crt"))
+    assert says in reason
+    assert ("this device's clock says 20" in reason) == (code != 20)
+
+
+def test_a_second_server_says_that_its_port_is_taken(federation: Federation) -> None:
+    with socket.create_server(("127.0.0.1", federation.control_port)):
+        processes: list[subprocess.Popen[bytes]] = []
+        with refused(RunError, "taken"):
+            start_server(federation, "127.0.0.1", processes)
+        assert not processes

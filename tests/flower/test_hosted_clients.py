@@ -1,12 +1,17 @@
 """Which clients a node hosts, by its configuration."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from flwr.app import Context, RecordDict
 
+from fedmrn_app.client_app import query
 from fedmrn_app.errors import ConfigError
+from fedmrn_app.flower import hosted
+from fedmrn_app.flower.hosted import read_hosted
 from fedmrn_app.flower.node import hosted_clients
+from tests.one_node import asking, small
 
 
 def node(**settings: Any) -> Context:
@@ -43,3 +48,21 @@ def test_node_that_does_not_say_which_is_refused(settings: dict[str, Any]) -> No
 def test_partition_below_zero_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="partition-id=-1: must be from 0 to 6"):
         hosted_clients(node(partition_id=-1, num_partitions=3, **settings), 7)
+
+
+def test_a_device_and_a_server_of_other_revisions_name_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = small()
+    monkeypatch.setattr(hosted, "WIRE", hosted.WIRE + 1)
+    newer = query(asking(values), node(partition_id=0))
+    monkeypatch.undo()
+    answer = read_hosted(newer)
+    assert "the device speaks revision 2 of the messages" in str(answer.refusal)
+    older = asking(values)
+    del older.content["wire"]
+    refusal = str(read_hosted(query(older, node(partition_id=1, num_partitions=5))).refusal)
+    assert "the server speaks an older revision of the messages, this device revision 1" in refusal
+    silent = hosted.hosted_content(hosted.Hosted({3: 10}))
+    del silent["hosted"]["wire"]
+    found = read_hosted(SimpleNamespace(has_error=lambda: False, content=silent))  # type: ignore[arg-type]
+    assert found.samples == {3: 0}
+    assert "the device speaks an older revision" in str(found.refusal)

@@ -1,5 +1,6 @@
 """Rounds of secure sums over messages: real clients on a made-up grid, which lose clients in any phase."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,6 +48,9 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client_app._worker.cache_clear()
 
 
+_NAMES = itertools.count(1)  # of runs: clients remember in which rounds of a run they have revealed shares
+
+
 class Run:
     """A run with one node per client; `loses(client, kind, attempt)` says which messages get no answer."""
 
@@ -58,7 +62,7 @@ class Run:
         self.sessions: list[bytes] = []
         self.lines: list[str] = []
         self.contexts = {client: node(partition_id=client) for client in range(self.config.clients)}
-        self.packed = pack_config(self.values, "ab12")
+        self.packed = pack_config(self.values, f"{next(_NAMES):04x}")
 
     def answer(self, message: Message) -> Reply:
         client = message.metadata.dst_node_id - 100
@@ -137,7 +141,20 @@ def test_a_round_below_the_threshold_is_done_again_with_others() -> None:
 
 def test_a_round_that_is_given_up_three_times_ends_the_run() -> None:
     with pytest.raises(RunError, match=r"no secure sum.*resume=true"):
-        Run("downlink.memory=false", loses=lambda client, kind, _: kind == 6 and client > 1).rounds()
+        Run("downlink.memory=false", loses=lambda client, kind, _: kind == 4 and client > 1).rounds()
+
+
+@pytest.mark.slow
+def test_clients_reveal_shares_once_in_a_round_which_leaves_the_model_as_it_is_after_that() -> None:
+    run = Run("downlink.memory=false", loses=lambda client, kind, attempt: kind == 6 and client > 2 and attempt <= 2)
+    first, second = run.rounds(2)
+    assert first.report.used == []
+    assert first.state.vector.tobytes() == run.worker.model()[1].begin().vector.tobytes()
+    assert "have revealed their shares of this round before" in " ".join(run.lines)
+    assert len(second.report.used) == 6
+    again = Run("downlink.memory=false", loses=lambda client, kind, _: kind == 6 and client > 1)
+    with pytest.raises(RunError, match="most clients failed in 3 rounds in a row"):
+        again.rounds(3)
 
 
 def test_a_node_sends_no_single_reply_in_a_secure_run() -> None:

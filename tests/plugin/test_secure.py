@@ -2,8 +2,10 @@
 
 import copy
 import logging
+import os
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,11 +29,12 @@ from flwr.serverapp.strategy import (
 )
 from numpy.typing import NDArray
 
+from fedmrn_app.environment import STATE_FOLDER
 from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.plugin import Compressed, compress_uplink, compressed_grid, learn_masks
 from fedmrn_app.plugin.secure_sum import Steps, SumLayout
 from fedmrn_app.plugin.settings import SECURE
-from fedmrn_app.secure.messages import HEADER_SIZE, INBOX, INVITATION, NEIGHBOURS, SURVIVORS, Envelope
+from fedmrn_app.secure.messages import BINDING, HEADER_SIZE, INBOX, INVITATION, NEIGHBOURS, SURVIVORS, Envelope
 from tests.local_nodes import LiveNodes
 
 NODES = (11, 12, 13, 14, 15)
@@ -144,7 +147,8 @@ def test_a_run_ends_with_the_arrays_of_one_without_secure_sums(strategy: FedAvg)
     assert not grid.failures
     for name, value in values_of(plain.arrays).items():
         np.testing.assert_allclose(values_of(secure.arrays)[name], value, rtol=1e-6, atol=3 * STEP)
-    assert not any(context.state for context in grid.contexts.values())  # no secret stays
+    assert all(list(context.state) == [SECURE] for context in grid.contexts.values())  # a random name
+    assert not list(Path(os.environ[STATE_FOLDER]).rglob("*.secret"))  # no secret stays
 
 
 def test_an_adaptive_strategy_gets_the_mean() -> None:
@@ -250,7 +254,7 @@ def test_what_the_server_sees_of_a_client_is_uniform_and_another_each_time() -> 
             content = RecordDict({"arrays": sent, "config": ConfigRecord()})
             replies = compressed.send_and_receive([Message(content, node, "train") for node in NODES])
         assert all(reply.has_content() for reply in replies)
-        seen.append(np.frombuffer(grid.masked[0][NODES[0]], np.uint8)[HEADER_SIZE : HEADER_SIZE + 160_000])
+        seen.append(np.frombuffer(grid.masked[0][NODES[0]], np.uint8)[HEADER_SIZE + BINDING :][:160_000])
     for octets in (*seen, seen[0] ^ seen[1]):
         expected = octets.size / 256
         assert ((np.bincount(octets, minlength=256) - expected) ** 2 / expected).sum() < 377.1
@@ -262,6 +266,39 @@ def test_what_the_server_sees_of_a_client_is_uniform_and_another_each_time() -> 
     expected = unmasked.size / 256
     assert ((np.bincount(unmasked, minlength=256) - expected) ** 2 / expected).sum() > 10_000  # without pads
     assert np.mean(unmasked == seen[0]) < 0.01
+
+
+def test_arrays_that_one_client_alone_is_sent_are_not_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"w": np.zeros((50, 50), np.float32), "steps": np.array(5)}
+    grid = Grid(new_app())
+    push = grid.send_and_receive
+
+    def send(messages: Iterable[Message], **more: Any) -> list[Message]:
+        asked = list(messages)
+        for message in asked:
+            if message.metadata.dst_node_id == NODES[0] and message.content.array_records:
+                message.content["arrays"] = to_arrays({"w": np.ones((50, 50), np.float32), "steps": np.array(5)})
+        return push(asked, **more)  # type: ignore[return-value]
+
+    monkeypatch.setattr(grid, "send_and_receive", send)
+    with compressed_grid(grid, secure=True) as compressed:  # type: ignore[arg-type]
+        content = RecordDict({"arrays": to_arrays(values), "config": ConfigRecord()})
+        replies = list(compressed.send_and_receive([Message(content, node, "train") for node in NODES]))
+    used = [reply.metadata.src_node_id for reply in replies if reply.has_content()]
+    assert NODES[0] not in used
+    assert len(used) in (0, len(NODES) - 1)
+
+
+def test_clients_that_are_sent_other_settings_are_refused_before_they_train() -> None:
+    with compressed_grid(Grid(new_app()), secure=True) as compressed:  # type: ignore[arg-type]
+        asked = []
+        for node in NODES:
+            config = ConfigRecord({"lr": 0.0 if node == NODES[-1] else 0.1})
+            content = RecordDict({"arrays": to_arrays({"w": np.zeros((5, 5), np.float32)}), "config": config})
+            asked.append(Message(content, node, "train"))
+        with pytest.raises(RunError) as caught:
+            compressed.send_and_receive(asked)
+    assert (caught.value.code, caught.value.value) == ("secure", NODES[-1])
 
 
 class Net(torch.nn.Module):

@@ -56,3 +56,11 @@ def test_missing_code_of_a_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         load_trained(tmp_path)
     assert "no.such.Net" in str(refused.value)
+
+
+def test_the_file_of_a_model_is_no_folder_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(RunError) as caught:
+        load_trained(tmp_path / "model.safetensors")
+    assert caught.value.code == "no-folder"
+    assert f"takes the run's folder, {tmp_path}" in str(caught.value)

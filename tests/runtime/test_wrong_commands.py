@@ -80,3 +80,11 @@ def test_wrong_command_lines_are_refused(row: Row, tmp_path: Path) -> None:
     assert (found[-1] if found else ["", "", ""]) == [row.error, row.code, row.key]
     left = {path.name.partition(".")[0] for path in cwd.iterdir()} - {*MODULES, "__pycache__", "data"}
     assert not left
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["fedmrn_app.runtime.cli", "fedmrn_app.deploy.cli"])
+def test_a_closed_standard_output_is_no_error(module: str) -> None:
+    words = ["/bin/sh", "-c", f"exec '{sys.executable}' -c 'import {module}' >&-"]
+    done = subprocess.run(words, stderr=subprocess.PIPE, text=True, timeout=SECONDS, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

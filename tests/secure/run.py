@@ -10,7 +10,7 @@ from fedmrn_app.errors import PayloadError
 from fedmrn_app.secure.client import answer
 from fedmrn_app.secure.exchange import Phase, collect
 from fedmrn_app.secure.fields import Field, Fields, Words, bits_for
-from fedmrn_app.secure.graph import GraphSettings
+from fedmrn_app.secure.graph import GraphSettings, LeastNumbers
 from fedmrn_app.secure.server import SecureServer
 
 Masks = NDArray[np.uint8]  # (clients, d)
@@ -38,6 +38,7 @@ def run_round(
     count, size = masks.shape
     server = SecureServer(7, range(count), fields_of(size), settings, random=random)
     states: dict[int, bytes | None] = {}
+    least = LeastNumbers(settings=settings or GraphSettings())
 
     def ask(phase: Phase, asked: Mapping[int, bytes]) -> dict[int, bytes | PayloadError]:
         replies: dict[int, bytes | PayloadError] = {}
@@ -48,7 +49,7 @@ def run_round(
             def vectors(summands: int, client: int = client) -> tuple[Fields, list[Words]]:
                 return fields_of(size)(summands), [masks[client].copy(), dense_of(client)]
 
-            states[client], reply = answer(states.get(client), message, vectors)
+            states[client], reply = answer(states.get(client), message, vectors, least=least)
             replies[client] = reply
             if seen is not None and phase == "masked":
                 seen[client] = reply

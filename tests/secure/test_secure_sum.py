@@ -11,7 +11,7 @@ from fedmrn_app.errors import RunError
 from fedmrn_app.secure import messages
 from fedmrn_app.secure.fields import Field
 from fedmrn_app.secure.graph import GraphSettings, chance_exposed, chance_stuck, draw_graph
-from fedmrn_app.secure.messages import HEADER_SIZE
+from fedmrn_app.secure.messages import BINDING, HEADER_SIZE
 from tests.secure.run import Masks, dense_of, run_round
 
 PHASES = ("keys", "shares", "masked", "revealed")
@@ -70,7 +70,7 @@ def test_what_the_server_sees_of_a_client_is_uniform() -> None:
     for _ in range(rounds):
         seen: dict[int, bytes] = {}
         run_round(masks, seen=seen)
-        content = np.frombuffer(seen[client], np.uint8, offset=HEADER_SIZE)
+        content = np.frombuffer(seen[client], np.uint8, offset=HEADER_SIZE + BINDING)
         values = Field(256, 3).unpack(content[:96].tobytes())
         counts[np.arange(256), values] += 1
         high += np.bincount(content[96:], minlength=256)

@@ -1,0 +1,19 @@
+"""Runs Flower's SuperLink with the arguments of this process; its port answers the processes of this user only."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from fedmrn_app.deploy.own_user import guard
+
+
+def main() -> None:
+    """Run `flower-superlink`."""
+    superlink: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
+    guard(superlink)
+    superlink.flower_superlink()
+
+
+if __name__ == "__main__":
+    main()
