@@ -78,13 +78,10 @@ def prepare(
     if privacy is not None:
         ledger.must_hold(done, privacy.typical)
     report(f"run folder {folder.path}" + (f", going on after round {done}" if done else ""))
-    if config.evaluation.by_clients:
-        report(evaluation_line(config))
-    if config.validation is not None and splits.test is not None:
-        report(f"evaluated on {len(splits.test)} rows {_held_out(config)}, not on the test split")
     if devices is None and (remark := precision_remark(config)) is not None:
         report(remark)  # devices have other processors, and log this themselves
-    for line in (*budget_lines(protocol), *privacy_lines(config, privacy, protocol)):
+    lines = [*_evaluation_lines(config, splits), *budget_lines(protocol), *privacy_lines(config, privacy, protocol)]
+    for line in lines:
         report(line)
     packed, nodes = pack_config(values, folder.name), LiveNodes(grid, real=devices is not None)
     directory = ClientDirectory(
@@ -158,6 +155,14 @@ def _progress(
         every=evaluation.every,
         clients_file=file,
     )
+
+
+def _evaluation_lines(config: Config, splits: Splits) -> list[str]:
+    """Return the lines of the log that say on which rows the model is evaluated, where it is not the test split."""
+    lines = [evaluation_line(config)] if config.evaluation.by_clients else []
+    if config.validation is not None and splits.test is not None:
+        lines.append(f"evaluated on {len(splits.test)} rows {_held_out(config)}, not on the test split")
+    return lines
 
 
 def evaluation_line(config: Config) -> str:
