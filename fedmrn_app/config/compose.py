@@ -121,6 +121,20 @@ def default_values(values: Values) -> Values:
     return compose_values([f"{group}={name}" for group, name in names.items() if name in choices_of(group)])
 
 
+def with_later_keys(values: Values) -> Values:
+    """Return a stored configuration with the defaults of the keys that were added after it was stored."""
+    return _filled(values, default_values(values))
+
+
+def _filled(values: Values, defaults: Values) -> Values:
+    """Return values, and the defaults of missing keys at every level."""
+    found = {**defaults, **values}
+    for key, default in defaults.items():
+        if isinstance(default, dict) and isinstance(values.get(key), dict):
+            found[key] = _filled(values[key], default)
+    return found
+
+
 def plain_values(composed: DictConfig) -> Values:
     """Return a composed configuration as plain values, with the default model filled in and without Hydra's settings.
 

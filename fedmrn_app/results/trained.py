@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import nn
 
 from fedmrn_app.config.build import build_module, build_task, read_config
+from fedmrn_app.config.compose import with_later_keys
 from fedmrn_app.config.schema import Config
 from fedmrn_app.errors import RunError
 from fedmrn_app.results.checkpoint import read_best, read_state
@@ -51,7 +52,7 @@ def load_trained(folder: str | Path, *, last: bool = False) -> Trained:
     if not path.is_dir():
         raise RunError(f"{path}: no such folder", code="no-folder", value=str(path))
     state, _ = read_state(path)
-    config = read_config(state.facts["config"])
+    config = read_config(with_later_keys(state.facts["config"]))
     if config.evaluation.keep == "best" and not last and state.round:
         state = read_best(path)
     task = build_task(config)

@@ -1,5 +1,6 @@
 """Loading the model of a run."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,16 @@ def test_the_file_of_a_model_is_no_folder_of_a_run(tmp_path: Path) -> None:
         load_trained(tmp_path / "model.safetensors")
     assert caught.value.code == "no-folder"
     assert f"takes the run's folder, {tmp_path}" in str(caught.value)
+
+
+def test_a_run_of_an_earlier_version_is_loaded_with_the_defaults_of_later_keys(tmp_path: Path) -> None:
+    run = begun("strategy=quantized")
+    later = [("save_every",), ("uplink", "budget"), ("strategy", "half_length"), ("evaluation",)]
+    values = copy.deepcopy(run.values)
+    for *groups, key in later:
+        group = values
+        for name in groups:
+            group = group[name]
+        del group[key]
+    RunFolder(tmp_path).create(values, run.model, run.state)
+    assert load_trained(tmp_path).config == run.config
