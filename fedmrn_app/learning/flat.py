@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from fedmrn_app.layout import Float32Array, Layout, flatten
 from fedmrn_app.learning.step_graphs import StepGraphs
@@ -124,7 +125,7 @@ def trained_parameters(module: nn.Module, *, whole: bool = False) -> tuple[list[
     """Return the masked weights and the other trained parameters, in the module's order; tied parameters occur once.
 
     Raises:
-        ValueError: there are no weights to mask, or a trained tensor or a statistic is not float32.
+        ValueError: there are no such weights, or a trained tensor or a statistic is not float32.
     """
     masked = {
         id(p)
@@ -139,7 +140,14 @@ def trained_parameters(module: nn.Module, *, whole: bool = False) -> tuple[list[
             raise ValueError(f"a trained tensor of shape {tuple(tensor.shape)} is {tensor.dtype}, not float32")
     weights = [p for p in trained if whole or id(p) in masked]
     if not weights:
-        raise ValueError("has no trained matrices or kernels of linear, convolutional or recurrent layers to mask")
+        computed = next((name for name, layer in module.named_modules() if is_parametrized(layer)), None)
+        reason = "has no trained matrices or kernels of linear, convolutional or recurrent layers"
+        if computed is not None:
+            reason += (
+                f"; {computed or 'it'} computes its weight from other tensors (weight_norm, spectral_norm or another "
+                "parametrization); take the layer without it"
+            )
+        raise ValueError(reason)
     return weights, [p for p in trained if not (whole or id(p) in masked)]
 
 

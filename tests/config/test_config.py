@@ -20,6 +20,7 @@ STRATEGIES = [name for group, name in CHOICES if group == "strategy"]
 BESIDE = {  # what a choice needs beside it
     ("model", "bisenet_v2"): ["dataset=camvid"],
     ("model", "char_lstm"): ["dataset=shakespeare"],
+    ("model", "word_average"): ["dataset=shakespeare"],
     ("model", "own"): ["model._target_=fedmrn_app.learning.models.mlp.mlp", "model.hidden=[5]"],
     ("task", "own"): ["task._target_=fedmrn_app.tasks.characters.Characters", "task.window=20"],
 }

@@ -1,6 +1,7 @@
 """The models in conf/model/ for images: initial weights, narrower versions, and refusals."""
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,10 +9,11 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from torch import nn
+from torch.nn.utils import parametrizations
 
 from fedmrn_app.config.build import find_conf, locate
 from fedmrn_app.errors import ConfigError
-from fedmrn_app.learning.flat import FlatModel
+from fedmrn_app.learning.flat import FlatModel, trained_parameters
 from fedmrn_app.learning.models.build import build_model
 from fedmrn_app.learning.models.cnn import cnn4
 from fedmrn_app.learning.models.narrow import Scaler, batch_norm, narrowed
@@ -85,6 +87,23 @@ def test_models_that_do_not_fit_are_refused(target: Any, options: dict[str, Any]
         build_model(target, options, IMAGES, 0, width=width)
     assert str(error.value).startswith(f"{name}: ")
     assert "\n" not in str(error.value)
+
+
+def test_lazy_layers_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError) as error:
+        build_model(lambda classes: nn.Sequential(nn.Flatten(), nn.LazyLinear(classes)), {}, IMAGES, 0)
+    assert (error.value.code, "lazy layers" in str(error.value), "1.weight" in str(error.value)) == (
+        "model",
+        True,
+        True,
+    )
+
+
+@pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
+def test_computed_weights_are_refused_by_name(norm: Callable[[nn.Module], nn.Module]) -> None:
+    with pytest.raises(ValueError, match=r"; 1 computes its weight from other tensors \(weight_norm") as error:
+        trained_parameters(nn.Sequential(nn.Flatten(), norm(nn.Linear(4, 2))))
+    assert "mask" not in str(error.value)
 
 
 def test_scalers_divide_in_training_only() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 from torch.overrides import TorchFunctionMode
 
 from fedmrn_app.data.place import first_line
@@ -72,6 +73,8 @@ def build_model(
             raise _misfit(name, f"does not fit {_data(task)} ({first_line(error)})") from error
         if not isinstance(module, nn.Module):
             raise _misfit(name, f"gives a {type(module).__name__}, not a torch.nn.Module")
+        if lazy := [key for key, weights in module.named_parameters() if isinstance(weights, UninitializedParameter)]:
+            raise _misfit(name, f"has lazy layers, whose sizes are not known ({lazy[0]}); state their input sizes")
         if any(not weights.is_meta and not weights.isfinite().all() for weights in module.parameters()):
             raise _misfit(name, "has initial weights that are not finite")
         if trial and (problem := _try(module, task)):
