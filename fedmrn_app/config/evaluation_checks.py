@@ -32,7 +32,7 @@ def check_evaluation(config: Config, method: Method) -> None:
             "no client evaluates; set evaluation.on=clients or both",
         ),
         (evaluation.by == "server" and not evaluation.on_server, "evaluation.by", f"{beside}evaluation.by=null"),
-        (config.evaluate_train and not evaluation.on_server, "evaluate_train", f"{beside}evaluate_train=false"),
+        (evaluation.train and not evaluation.on_server, "evaluation.train", f"{beside}evaluation.train=false"),
         (config.validation is not None and not evaluation.on_server, "validation", f"{beside}validation=null"),
     ]
     refuse(config, conflicts)

@@ -45,9 +45,9 @@ def check_privacy(config: Config, method: Method) -> None:
             for key in ("budget", "bits")
         ),
         (
-            private and config.evaluate_train,
-            "evaluate_train",
-            "publishes the model's loss on clients' rows; with privacy set evaluate_train=false",
+            private and config.evaluation.train,
+            "evaluation.train",
+            "publishes the model's loss on clients' rows; with privacy set evaluation.train=false",
         ),
         (
             private and method.codec.tells_labels,

@@ -85,6 +85,8 @@ class EvaluationConfig:
     by: Literal["server", "clients"] | None = None
     keep: Literal["last", "best"] = "last"
     patience: Count | None = None
+    samples: Count | None = None
+    train: bool = False
 
     @property
     def by_clients(self) -> bool:

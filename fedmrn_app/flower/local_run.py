@@ -23,6 +23,7 @@ from fedmrn_app.flower.local_grid import LocalGrid
 from fedmrn_app.flower.serve import serve
 from fedmrn_app.flower.shared_workers import shared_workers
 from fedmrn_app.flower.workers import Workers
+from fedmrn_app.learning.evaluate import Watch
 from fedmrn_app.system.cores import cores
 
 CLIENT_APP = "fedmrn_app.client_app:app"
@@ -36,6 +37,7 @@ def run_local(
     app: str = CLIENT_APP,
     at_once: int = 1,
     on_line: Callable[[str], None] = lambda line: None,
+    watch: Watch = lambda done, total: None,
 ) -> None:
     """Run to the end on this machine.
 
@@ -46,6 +48,7 @@ def run_local(
         app: name of the ClientApp.
         at_once: number of runs that share the cores of this machine.
         on_line: called with each line that the run adds to run.log.
+        watch: called during an evaluation with the number of rows so far and of all rows.
 
     Raises:
         ConfigError: a client needs more cores than the machine has.
@@ -57,7 +60,7 @@ def run_local(
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
-        serve(grid, context, on_line)
+        serve(grid, context, on_line, watch)
 
     grid = LocalGrid(
         app,

@@ -22,6 +22,7 @@ from fedmrn_app.flower.device_records import DeviceRecords
 from fedmrn_app.flower.residual_notes import ResidualNotes
 from fedmrn_app.flower.round_settings import RoundSettings
 from fedmrn_app.flower.run_loop import ServerRun
+from fedmrn_app.learning.evaluate import Watch
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.methods.method import Method
 from fedmrn_app.privacy.ledger import Ledger
@@ -31,7 +32,7 @@ from fedmrn_app.results.progress import Best, Progress, Splits
 from fedmrn_app.results.run_folder import RunFolder
 from fedmrn_app.results.saving import Saving
 from fedmrn_app.tasks.task import Task
-from fedmrn_app.tasks.validation import load_evaluation, load_training
+from fedmrn_app.tasks.validation import load_evaluation, load_training, part_of
 from fedmrn_app.wire.payload import HEADER_SIZE
 
 Report = Callable[[str], None]
@@ -50,6 +51,7 @@ def prepare(
     *,
     devices: DeviceRecords | None,
     report: Report,
+    watch: Watch,
 ) -> ServerRun:
     """Load data and state, describe the run in the log, and find the clients.
 
@@ -61,6 +63,7 @@ def prepare(
         folder: the run's folder.
         devices: the operator's records of real devices; None without them, as in a simulation.
         report: adds a line to the run's log.
+        watch: see `Progress`.
     """
     folder.metrics = task.metrics
     splits = _load_splits(config, task, report)
@@ -110,6 +113,7 @@ def prepare(
             directory,
             saving=Saving(config.save_every, every_round=saved_each_round(config, method) is not None),
             report=report,
+            watch=watch,
         ),
         participants=Participants(folder.path, done),
         report=report,
@@ -134,6 +138,7 @@ def _progress(
     *,
     saving: Saving,
     report: Report,
+    watch: Watch,
 ) -> Progress:
     """Return what evaluates and records each round."""
     evaluation, file = config.evaluation, None
@@ -151,6 +156,7 @@ def _progress(
         rounds=config.rounds,
         saving=saving,
         report=report,
+        watch=watch,
         best=best,
         every=evaluation.every,
         clients_file=file,
@@ -223,8 +229,17 @@ def weigh_devices(protocol: RunProtocol, config: Config, devices: DeviceRecords 
 
 def _load_splits(config: Config, task: Task, report: Report) -> Splits:
     """Load the samples on which the global model is evaluated."""
-    rows = (task, config.validation, config.seed, report)
+    rows, evaluation = (task, config.validation, config.seed, report), config.evaluation
     by_train = config.static_norm == "train"
-    train_rows = load_training(*rows) if config.evaluate_train or by_train else None
-    test_rows = load_evaluation(*rows) if config.evaluation.on_server else None
-    return Splits(test_rows, train_rows if config.evaluate_train else None, train_rows if by_train else None)
+    train_rows = load_training(*rows) if evaluation.train or by_train else None
+    measured = None
+    if evaluation.train and train_rows is not None:
+        measured = part_of(train_rows, evaluation.samples, config.seed)
+    norms = train_rows if by_train else None
+    if not evaluation.on_server:
+        return Splits(None, measured, norms)
+    test_rows = load_evaluation(*rows)
+    part = part_of(test_rows, evaluation.samples, config.seed)
+    if len(part) < len(test_rows):
+        report(f"evaluated on {len(part):,} of {len(test_rows):,} rows, which are the same after every round")
+    return Splits(part, measured, norms, len(test_rows))

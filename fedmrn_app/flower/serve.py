@@ -22,9 +22,11 @@ from fedmrn_app.flower.baseline import fedavg_bytes
 from fedmrn_app.flower.device_records import DeviceRecords
 from fedmrn_app.flower.prepare import prepare
 from fedmrn_app.flower.run_loop import ServerRun, train
+from fedmrn_app.learning.evaluate import Watch
 from fedmrn_app.learning.flat import state_sha256
 from fedmrn_app.learning.memory import keep_freed_memory
 from fedmrn_app.results.lock import locked
+from fedmrn_app.results.progress import Splits
 from fedmrn_app.results.provenance import made_with
 from fedmrn_app.results.resume import settle_resume
 from fedmrn_app.results.round_row import Round
@@ -38,22 +40,25 @@ Report = Callable[[str], None]
 _LISTED = 100  # devices in a summary; evaluation.csv has all of them
 
 
-def serve(grid: Grid, context: Context, report: Report) -> None:
+def serve(grid: Grid, context: Context, report: Report, watch: Watch = lambda done, total: None) -> None:
     """Run the whole training. If it ends early, the run's folder holds the reason.
 
     Args:
         grid: Flower's grid.
         context: of the ServerApp; its run configuration holds the run's.
         report: called with each line that is added to run.log.
+        watch: called during an evaluation with the number of rows so far and of all rows.
     """
     run_dir = str(context.run_config["run-dir"])
     # by default a new folder below the one in which the SuperLink was started
     path = Path(run_dir or f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S.%f}").expanduser().resolve()
     with locked(path, "run"):
-        _run(grid, context, RunFolder(path), report)
+        _run(grid, context, RunFolder(path), report, watch)
 
 
-def _run(grid: Grid, context: Context, folder: RunFolder, on_line: Report) -> None:
+def _run(
+    grid: Grid, context: Context, folder: RunFolder, on_line: Report, watch: Watch = lambda done, total: None
+) -> None:
     keep_freed_memory()
 
     def report(line: str) -> None:
@@ -67,7 +72,7 @@ def _run(grid: Grid, context: Context, folder: RunFolder, on_line: Report) -> No
         if config.resume == "auto":  # of `flwr run`
             values = settle_resume(values, folder.path)
             config = replace(config, resume=bool(values["resume"]))
-        run = prepare(grid, values, config, task, folder, devices=devices, report=report)
+        run = prepare(grid, values, config, task, folder, devices=devices, report=report, watch=watch)
         try:
             train(run)
         except (BudgetSpent, StoppedEarly) as ended:
@@ -108,6 +113,11 @@ def _evaluated_on(config: Config) -> str:
     return "test" if config.validation is None else "validation"
 
 
+def _evaluated_rows(splits: Splits) -> dict[str, int]:
+    """Return on how many rows the server evaluates, and of how many; nothing where clients alone do."""
+    return {} if splits.test is None else {"evaluated_samples": len(splits.test), "evaluated_of": splits.rows or 0}
+
+
 def _summarize(run: ServerRun) -> None:
     """Write the summary and log its headline."""
     config, model, task, folder = run.config, run.progress.model, run.progress.task, run.progress.folder
@@ -116,6 +126,7 @@ def _summarize(run: ServerRun) -> None:
         "dataset": task.name,
         "partition": config.partition.name,
         "evaluated_on": _evaluated_on(config),
+        **_evaluated_rows(run.progress.splits),
         "parameters": model.parameter_count,
         **fedavg_bytes(model),
         **privacy_facts(config, run.privacy, run.protocol),

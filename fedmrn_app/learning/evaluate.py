@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.tasks.task import Samples, Task
+
+Watch = Callable[[int, int], object]  # rows so far, and all rows
 
 _BATCH = 200  # the allocator returns the memory of larger activations to the system after each batch
 _LARGE_BATCH = 500
@@ -33,18 +35,26 @@ class Evaluation:
         return next(iter(self.metrics.values()))
 
 
-def evaluate(model: FlatModel, task: Task, samples: Samples) -> Evaluation:
+def evaluate(model: FlatModel, task: Task, samples: Samples, watch: Watch = lambda done, total: None) -> Evaluation:
     """Evaluate in evaluation mode and float32; the loss is the mean over samples.
+
+    Args:
+        model: the model.
+        task: what is learned.
+        samples: the rows.
+        watch: called after each batch with the number of rows so far and of all rows.
 
     Raises:
         ValueError: there are no samples.
     """
-    counts, loss = tally(model, task, samples)
+    counts, loss = tally(model, task, samples, watch)
     return Evaluation(task.read(counts), loss / len(samples))
 
 
 @torch.inference_mode()
-def tally(model: FlatModel, task: Task, samples: Samples) -> tuple[NDArray[Any], float]:
+def tally(
+    model: FlatModel, task: Task, samples: Samples, watch: Watch = lambda done, total: None
+) -> tuple[NDArray[Any], float]:
     """Return the task's counts and the sum of the losses of all samples, in evaluation mode and float32.
 
     Raises:
@@ -53,11 +63,14 @@ def tally(model: FlatModel, task: Task, samples: Samples) -> tuple[NDArray[Any],
     model.module.eval()
     total: Tensor | None = None
     loss = torch.zeros((), dtype=torch.float64, device=model.device)
+    done = 0
     for x, y in _batches(model, task, samples):
         outputs = model.module(x)
         counted = task.tally(outputs, y)
         total = counted if total is None else total + counted
         loss += task.loss(outputs, y) * len(y)
+        done += len(y)
+        watch(done, len(samples))
     if total is None:
         raise ValueError("there are no samples to evaluate on")
     return total.cpu().numpy(), float(loss)

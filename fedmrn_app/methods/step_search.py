@@ -21,7 +21,7 @@ _SECANTS, _MAX_TRIALS = 6, 16
 _ESTIMATES, _ROUGH_ESTIMATES = 8, 5
 _FARTHEST = 3.0  # largest change of the logarithm of a step at once
 _GROWTH = 1.08  # of a size's logarithm with that of the expected one, as in updates of CNNs and an LSTM
-_EXACT = 1e-9  # error below which more bits gain nothing
+_EXACT = 1e-6  # error below which more bits gain nothing
 _SHORT = 1000  # bytes; what factors cost in ranks and lengths is not in the estimate of what they are worth
 
 

@@ -14,7 +14,7 @@ from fedmrn_app.federation.downlinks import downlink_of
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.federation.report import RoundReport
 from fedmrn_app.federation.tallies import Evaluated
-from fedmrn_app.learning.evaluate import Evaluation, evaluate, measured_norms
+from fedmrn_app.learning.evaluate import Evaluation, Watch, evaluate, measured_norms
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.results.client_metrics import ClientMetrics, EvaluationFile
 from fedmrn_app.results.round_row import Round
@@ -22,6 +22,8 @@ from fedmrn_app.results.run_folder import RunFolder
 from fedmrn_app.results.saving import Saving
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.tasks.task import Samples, Task
+
+_LONG_SECONDS = 5.0  # evaluations that take less are not worth a line
 
 
 @dataclass(frozen=True)
@@ -31,12 +33,14 @@ class Splits:
     Attributes:
         test: the test split, or held-out training data; None where clients alone evaluate.
         train: the training data; None where they are not evaluated.
+        rows: number of rows of the split of which `test` may be a part.
         norms: the samples from which static batch norm takes its statistics, see `measured_norms`; None without it.
     """
 
     test: Samples | None
     train: Samples | None = None
     norms: Samples | None = None
+    rows: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +101,7 @@ class Progress:
         best: which round is the best, and what follows.
         every: number of rounds from one evaluation to the next.
         clients_file: receives what each client found out; None where clients do not evaluate.
+        watch: called during an evaluation with the number of rows so far and of all rows.
         clock: returns seconds that never go back.
     """
 
@@ -111,10 +116,12 @@ class Progress:
     best: Best = Best()
     every: int = 1
     clients_file: EvaluationFile | None = None
+    watch: Watch = lambda done, total: None
     clock: Callable[[], float] = time.perf_counter
 
     def __post_init__(self) -> None:
         self._unsaved: tuple[int, GlobalState] | None = None
+        self._told_long = False
         self._finished_before = len(self.folder.rounds)
         self.begin()
 
@@ -146,14 +153,16 @@ class Progress:
             rejected_uplink: bytes of all replies that were read and not used.
             evaluated: what clients found out about the new model.
         """
+        trained = self.clock()
         due, test = self.is_due(done.number), self.splits.test
         sampled = self._sampled(state, done.number, test) if due and test is not None else math.nan
         self._load(state)
         reached, train = Evaluation(dict.fromkeys(self.task.metrics, math.nan), math.nan), None
         if due and test is not None:
             with measured_norms(self.model, self.task, self.splits.norms):
-                reached = evaluate(self.model, self.task, test)
-                train = None if self.splits.train is None else evaluate(self.model, self.task, self.splits.train)
+                reached = evaluate(self.model, self.task, test, self.watch)
+                rows = self.splits.train
+                train = None if rows is None else evaluate(self.model, self.task, rows, self.watch)
         columns: Mapping[str, float] = {}
         if due and self.clients_file is not None:
             clients = ClientMetrics.of(self.task, evaluated)
@@ -162,6 +171,7 @@ class Progress:
             if test is None:
                 reached = Evaluation(dict(clients.metrics), clients.loss)
         now = self.clock()
+        self._tell_long(done.number, trained - self._round_begin, now - trained)
         bytes_up, bytes_down = _per_usable_reply(uplink, rejected_uplink), _mean(downlink)
         bits = 8 / self.model.parameter_count
         row = Round(
@@ -199,6 +209,18 @@ class Progress:
         self.report(progress_line(row, self.rounds, left))
         self._round_begin = now
         return dict(reached.metrics)
+
+    def _tell_long(self, number: int, others: float, evaluation: float) -> None:
+        """Report once that an evaluation takes longer than all else in a round, and more than a few seconds."""
+        test = self.splits.test
+        if test is not None and not self._told_long and evaluation > max(_LONG_SECONDS, others):
+            self._told_long = True
+            rows = len(test)
+            self.report(
+                f"round {number}: the evaluation on {rows:,} rows took {evaluation:.0f} s, and all else "
+                f"{others:.0f} s; evaluation.samples={max(1, rows // 10)} evaluates on a tenth of them, and "
+                "evaluation.every=10 after every tenth round"
+            )
 
     def save(self) -> None:
         """Save the state after the last round, unless it is saved already; the model then holds its weights."""

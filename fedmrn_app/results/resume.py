@@ -127,6 +127,9 @@ def changes(before: dict[str, Any], now: Mapping[str, Any], defaults: Defaults) 
     other keys follow from them.
     """
     flat_before, flat_now = flatten(before), flatten(now)
+    if "evaluate_train" in flat_before:
+        flat_before.setdefault("evaluation.train", flat_before["evaluate_train"])
+    flat_before["evaluate_train"] = flat_now.get("evaluate_train")  # only names the other key's default
     if added := flat_now.keys() - flat_before.keys():
         flat_before |= {key: value for key, value in flatten(defaults(before)).items() if key in added}
     for key in sorted(flat_before.keys() | flat_now.keys(), key=lambda key: (not key.endswith(".name"), key)):

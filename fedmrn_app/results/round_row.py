@@ -21,7 +21,7 @@ class Round:
         sampled: the headline metric of a model drawn from the global distribution, for methods that keep one (FedPM).
         loss: of the global model on the test split.
         train_loss: loss of local training.
-        loss_gap: loss of the global model on the train split less that on the test split, with `evaluate_train`.
+        loss_gap: loss of the global model on the train split less that on the test split, with `evaluation.train`.
         headline_gap: the same difference of the headline metric.
         uplink_bytes: bytes of all whole replies that the server read, usable and rejected, divided by the number of
             usable ones, so that this times `clients_ok` is the traffic of the round.

@@ -164,7 +164,7 @@ def _check(values: Values, config: Config, task: Task, folder: Path, on: str | N
 
 def _run(values: Values, config: Config, folder: Path, on: str | None) -> dict[str, Any]:
     """Run, show progress, feed the logger, and return the summary."""
-    columns = (TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     rows = RowReader(folder)
     feed = Feed(values, folder, lambda line: errors.print(f"fedmrn: {line}", markup=False))
     summary: dict[str, Any] | None = None
@@ -172,6 +172,7 @@ def _run(values: Values, config: Config, folder: Path, on: str | None) -> dict[s
     mark = f"[{HydraConfig.get().job.num}] " if in_parallel() else ""
     with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         bar = progress.add_task("rounds", total=config.rounds)
+        evaluation = progress.add_task("evaluation", visible=False)
 
         def show(line: str) -> None:
             if line in failure_lines(folder):
@@ -182,13 +183,16 @@ def _run(values: Values, config: Config, folder: Path, on: str | None) -> dict[s
                 progress.update(bar, completed=int(finished_rows[-1]["round"]))
                 feed.add(finished_rows)
 
+        def watch(done: int, rows: int) -> None:
+            progress.update(evaluation, completed=done, total=rows, visible=done < rows)
+
         def run(values: Values) -> None:
             run_on(str(on), values, folder, show)
 
         try:
             if on is None:
                 with stopping_gently():
-                    run_local(values, config, folder, at_once=runs_at_once(), on_line=show)
+                    run_local(values, config, folder, at_once=runs_at_once(), on_line=show, watch=watch)
             else:
                 run_supervised(run, values, folder, restarts=config.restarts, on_line=show)
             summary = dict(json.loads((folder / "summary.json").read_text()))

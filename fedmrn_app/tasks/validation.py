@@ -63,6 +63,15 @@ def load_evaluation(task: Task, share: HeldOut, run_seed: int, report: Report | 
     return _subset(samples, _held_out(samples, share, run_seed))
 
 
+def part_of(samples: Samples, count: int | None, run_seed: int) -> Samples:
+    """Return `count` random rows in their order, or all rows where there are no more or `count` is None."""
+    if count is None or count >= len(samples):
+        return samples
+    mask = np.zeros(len(samples), bool)
+    mask[np.random.default_rng(derive_seed(run_seed, "validation", 1)).permutation(len(samples))[:count]] = True
+    return _subset(samples, mask)
+
+
 def _held_out(samples: Samples, share: float, run_seed: int) -> NDArray[np.bool_]:
     """Return a mask bool (n,) of random rows, or of the last rows of each natural group, whose rows may overlap."""
     count = len(samples)

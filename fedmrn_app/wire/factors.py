@@ -65,6 +65,10 @@ class Spectrum:
         """Return the first `count` left vectors times their singular values, float32 (count, n)."""
         return self.left[:count] * np.sqrt(self.energies[:count], dtype=np.float32)[:, None]
 
+    def _largest(self, count: int) -> float:
+        """Return the largest element of the first `count` vectors, scaled as they are sent."""
+        return max(float(np.abs(rows).max()) for rows in (self.scaled_left(count), self.right(count)))
+
     def rank(self, step: float, price: float) -> int:
         """Return how many products are worth sending; 0 where the elements themselves are cheaper.
 
@@ -76,10 +80,8 @@ class Spectrum:
             price: price of a bit, as a share of the squared step.
         """
         energies = self.energies / step**2
-        if energies[0] > MAX_LEVEL**2:
-            return 0
         tried = int(np.count_nonzero(energies[: largest_rank(self.matrix.shape)] > _LEAST * max(self.matrix.shape)))
-        if tried == 0:
+        if tried == 0 or self._largest(tried) > MAX_LEVEL * step:
             return 0
         costs = _cost(self.scaled_left(tried), step, price) + _cost(self.right(tried), step, price)
         worth = np.flatnonzero(costs < energies[:tried])

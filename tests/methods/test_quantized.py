@@ -8,7 +8,7 @@ import pytest
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.layout import Float32Array, Layout
-from fedmrn_app.methods.quantization import ONE_STEP, TensorSteps, UpdateQuantizer
+from fedmrn_app.methods.quantization import ONE_STEP, Quantization, Ranks, TensorSteps, UpdateQuantizer
 from fedmrn_app.methods.quantized import UniformLevels
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.wire.adaptive_levels import encode_levels, trends_of
@@ -367,3 +367,26 @@ def test_products_beyond_float32_are_refused_without_a_warning() -> None:
             continue
         with pytest.raises(PayloadError, match="scale"):
             codec.decode(body, known, 1)
+
+
+def test_a_wide_matrix_of_low_rank_is_never_tried_element_by_element(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After few local steps an update has few directions, and a size may have room for finer steps than it needs."""
+    rng = np.random.default_rng(0)
+    x = (rng.standard_normal((600, 8), np.float32) @ rng.standard_normal((8, 600), np.float32)).reshape(-1)
+    layout = Layout(((600, 600),))
+    tried: list[tuple[Ranks, int]] = []
+    plain = UpdateQuantizer.at
+
+    def at(quantizer: UpdateQuantizer, step: float, ranks: Ranks | None = None) -> Quantization:
+        found = plain(quantizer, step, ranks)
+        tried.append((found.ranks, len(found.elements.coded.levels)))
+        return found
+
+    monkeypatch.setattr(UpdateQuantizer, "at", at)
+    for bits, most in ((0.05, 0.3), (0.2, 0.01), (0.6, 1e-6), (2.0, 1e-6)):
+        tried.clear()
+        found = UniformLevels(bits, None, "auto").search(x, layout, np.zeros(x.size, np.int8))
+        assert set(tried) == {((8,), 8 * 600)}, bits
+        assert len(tried) <= 6, bits
+        assert found.size <= 1.02 * bits * x.size / 8
+        assert found.error < most, bits

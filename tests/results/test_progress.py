@@ -56,3 +56,28 @@ def test_a_quantized_downlink_saves_what_clients_are_sent_and_resumes_from_the_e
     assert resumed.published is not None
     assert published is not None
     assert np.array_equal(resumed.published, published)
+
+
+def test_an_evaluation_that_takes_longer_than_the_round_is_named_once(tmp_path: Path) -> None:
+    run = begun("strategy=fedavg", "rounds=4")
+    lines: list[str] = []
+    progress, _ = progress_of(run, tmp_path, lines)
+    progress.rounds = 4
+    seen: list[tuple[int, int]] = []
+    now, evaluation = [0.0], [0.0]
+
+    def slow(done: int, total: int) -> None:
+        seen.append((done, total))
+        now[0] += evaluation[0] if done == total else 0
+
+    progress.watch, progress.clock = slow, lambda: now[0]
+    progress.begin()
+    for number, (training, evaluation[0]) in enumerate([(60, 50), (4, 4.5), (10, 30), (10, 30)], 1):
+        now[0] += training
+        progress.end_round(run.state, RoundReport(number), [100], [400])
+    rows = len(run.task.load("test"))
+    long = [line for line in lines if "evaluation.samples" in line]
+    assert len(long) == 1
+    assert long[0].startswith("round 3: ")
+    assert seen[-1] == (rows, rows)
+    assert len(seen) == 4 * -(-rows // 200)

@@ -10,7 +10,7 @@ from fedmrn_app.report.console import split_of
 from fedmrn_app.report.runs import data_of
 from fedmrn_app.tasks.characters import Characters
 from fedmrn_app.tasks.task import Samples
-from fedmrn_app.tasks.validation import load_evaluation, load_training
+from fedmrn_app.tasks.validation import load_evaluation, load_training, part_of
 
 DIGITS = resolve_from_data(compose_values(()))[2]
 
@@ -65,3 +65,15 @@ def test_reports_name_the_split() -> None:
     assert (data_of(summary), split_of(summary)) == ("digits, iid, validation", "validation ")
     del summary["evaluated_on"]  # of an older version
     assert (data_of(summary), split_of(summary)) == ("digits, iid", "")
+
+
+def test_a_part_of_the_rows_is_random_and_the_same_each_time() -> None:
+    test = DIGITS.load("test")
+    part = part_of(test, 50, 3)
+    assert len(part) == len(part.take(slice(None))[1]) == 50
+    assert rows_of(part) == rows_of(part_of(test, 50, 3))
+    assert rows_of(part) != rows_of(part_of(test, 50, 4))
+    assert set(rows_of(part)) <= set(rows_of(test))
+    assert rows_of(part) != rows_of(test)[:50]
+    for all_rows in (None, len(test), len(test) + 1):
+        assert part_of(test, all_rows, 3) is test
