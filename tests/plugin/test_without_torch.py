@@ -35,7 +35,9 @@ class Nodes(LiveNodes):
 
 
 def app(message, context):
-    arrays = {name: Array(array.numpy() + 0.1) for name, array in message.content["arrays"].items()}
+    moves = {"coef": 0.1 * np.abs(np.random.default_rng(message.metadata.dst_node_id).normal(0, 1, (10, 64)))}
+    sent = message.content["arrays"].items()
+    arrays = {name: Array(array.numpy() + moves.get(name, 0.1)) for name, array in sent}
     content = {"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"num-examples": 1})}
     return Message(RecordDict(content), reply_to=message)
 
