@@ -11,7 +11,7 @@ from pathlib import Path
 import nox
 
 nox.options.default_venv_backend = "uv"
-nox.options.sessions = ["matrix"]
+nox.options.sessions = ["matrix", "plugin"]
 
 FLOWER = ("1.40", "1.41", "1.42")
 # the oldest of each that has wheels for a version of Python; of `newest`, whatever the ranges in pyproject.toml admit
@@ -54,3 +54,13 @@ def matrix(session: nox.Session, flwr: str, torch: str) -> None:
         file.write(f"| {' | '.join(cells)} | {summary['weights_sha256'][:12]} | {last.strip('= ')} |\n")
     if "failed" in last or "error" in last:
         session.error(last)
+
+
+@nox.session(python="3.11")
+@nox.parametrize("flwr", ("1.29", "1.36", "1.42"))
+def plugin(session: nox.Session, flwr: str) -> None:
+    """Run the tests of the plug-in without PyTorch, with the versions of Flower that it accepts."""
+    session.install("-r", "requirements/plugin.txt", f"flwr=={flwr}.*", "pytest")
+    session.install("--no-deps", "-e", ".")
+    tests = ("tests/plugin/test_replies.py", "tests/plugin/test_without_torch.py")
+    session.run("pytest", "-q", "-o", "addopts=", "--noconftest", *tests)

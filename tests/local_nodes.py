@@ -15,7 +15,11 @@ from typing import Any, cast
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
+
+try:
+    from flwr.supercore.task_identity import TaskIdentity
+except ImportError:  # before Flower 1.40, messages need no identity
+    TaskIdentity = None  # type: ignore[assignment, misc]
 
 from fedmrn_app.errors import RunError
 from fedmrn_app.exchange.content_size import content_bytes
@@ -30,7 +34,8 @@ def set_message_id(message: Message, name: str) -> None:
 
 def allow_messages() -> None:
     """Make messages possible outside a run; Flower makes none without the identity of a task."""
-    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+    if TaskIdentity is not None:
+        TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
 
 
 class LiveNodes:

@@ -6,14 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.federation.budget import Budget, BudgetState
 from fedmrn_app.layout import Float32Array, Layout
-from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.methods.method import Method
 from fedmrn_app.methods.rate_control import least_mask_bits
 from fedmrn_app.methods.shared_context import SharedContext
@@ -21,6 +20,9 @@ from fedmrn_app.validation import Range
 from fedmrn_app.wire.dense import usual_dense_bytes
 from fedmrn_app.wire.downlink import LATTICE_STEP
 from fedmrn_app.wire.payload import HEADER_SIZE
+
+if TYPE_CHECKING:
+    from fedmrn_app.learning.flat import FlatModel
 
 # Attributes of `GlobalState` that not every run has, and the names under which they are stored and sent.
 OPTIONAL = {"rate_state": "steering", "published": "published", "budget_state": "budget"}

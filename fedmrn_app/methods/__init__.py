@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -18,6 +19,19 @@ def find_methods() -> dict[str, type[MethodConfig]]:
     modules = [importlib.import_module(module.name) for module in pkgutil.iter_modules(__path__, f"{__name__}.")]
     values = [value for module in modules for value in vars(module).values() if isinstance(value, type)]
     return by_name(value for value in dict.fromkeys(values) if issubclass(value, MethodConfig))
+
+
+def find_method(name: str) -> type[MethodConfig] | None:
+    """Return the method of a name, None if there is none; most are found in the file of their name alone.
+
+    Loading all methods takes PyTorch, which most codecs do without.
+    """
+    if name.isidentifier() and importlib.util.find_spec(f"{__name__}.{name}") is not None:
+        found = vars(importlib.import_module(f"{__name__}.{name}")).values()
+        for value in found:
+            if isinstance(value, type) and issubclass(value, MethodConfig) and vars(value).get("name") == name:
+                return value
+    return find_methods().get(name)
 
 
 def by_name(configs: Iterable[type[MethodConfig]]) -> dict[str, type[MethodConfig]]:
@@ -42,12 +56,13 @@ def build_method(name: str, options: Mapping[str, object], run: RunOptions, key:
     Raises:
         ConfigError: there is no such method, it has no such option, or it refuses a value.
     """
-    methods = find_methods()
-    if name not in methods:
+    method = find_method(name)
+    if method is None:
+        methods = find_methods()
         raise ConfigError(
             f"strategy.name={name}: no such method{nearest(str(name), list(methods))}; there are {', '.join(methods)}",
             code="unknown-method",
             key="strategy.name",
             value=name,
         )
-    return build(methods[name], options, key).build(run)
+    return build(method, options, key).build(run)

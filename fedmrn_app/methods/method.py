@@ -14,15 +14,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.layout import Float32Array, Layout
-from fedmrn_app.learning.batches import Batches
-from fedmrn_app.learning.flat import FlatModel
-from fedmrn_app.learning.sgd import Precision, local_sgd
 from fedmrn_app.methods.contribution import Contribution, VectorContribution
 from fedmrn_app.methods.randomized_response import RandomizedResponse
 from fedmrn_app.methods.rate_control import RateControl
@@ -31,6 +28,11 @@ from fedmrn_app.methods.submodel_selection import SubmodelSelector
 from fedmrn_app.noise import Noise
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.wire.body import Body, Coder
+
+if TYPE_CHECKING:
+    from fedmrn_app.learning.batches import Batches
+    from fedmrn_app.learning.flat import FlatModel
+    from fedmrn_app.learning.sgd import Precision
 
 StepHook = Callable[[int], None] | None  # called with the step number t = 1..S
 
@@ -67,6 +69,8 @@ class TrainContext:
 
     def sgd(self, model: FlatModel, *, before_step: StepHook = None, update: StepHook = None) -> float:
         """Train `model` on the batches, in place, and return the mean loss; see `local_sgd`."""
+        from fedmrn_app.learning.sgd import local_sgd  # codecs are used without PyTorch
+
         sgd = partial(local_sgd, precision=self.precision, weight_decay=self.weight_decay)
         return sgd(model, self.batches, self.lr, before_step=before_step, update=update)
 

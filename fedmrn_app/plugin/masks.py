@@ -27,7 +27,8 @@ from fedmrn_app.plugin.scales import OwnScales, gain_of, rescaled
 from fedmrn_app.plugin.settings import RoundContext, check_own_scales
 
 _CHANGED = (
-    "load the message's arrays before the optimizer is created, and let nothing else change the weights that it trains"
+    "load the message's arrays before the optimizer is created, and let nothing else change the weights that it "
+    "trains; for projections, Lookahead and the like say Compressed(..., method='eden')"
 )
 
 
@@ -129,8 +130,7 @@ class Masks:
         if self.taken == self.steps:
             raise self._miscounted("more")
         self._check_places()
-        if self.taken in (0, 1, self.steps - 1):
-            self._check_values()
+        self._check_values()
         self._reached = self._reached or any(p.grad is not None for p in self.parameters)
         self.taken += 1
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from fedmrn_app.plugin.masks import Masks
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+_WRAPPED = ("optimizer", "original_optimizer", "opt")  # where accelerate, Opacus and fastai keep the optimizer
+_MOST_WRAPPERS = 8
 
 
 class MaskedSGD(torch.optim.Optimizer):
@@ -141,15 +143,19 @@ def learn_masks(
     trained without masks. Gradient clipping, accumulation and schedulers work as usual, and so do closures that are
     called once per step. The arguments are those of `MaskedSGD`.
 
+    An optimizer that `accelerate`, Opacus or fastai has wrapped works too: the one inside learns the masks.
+
     Returns:
         The same optimizer.
 
     Raises:
-        RunError: as for `MaskedSGD`, or the optimizer calls its closure several times in a step.
+        RunError: as for `MaskedSGD`, or the optimizer calls its closure several times in a step, or is none of
+            `torch.optim`.
     """
     from fedmrn_app.plugin.masks import Masks  # with all that learns and codes masks
 
-    trained = [p for group in optimizer.param_groups for p in group["params"]]
+    inside = _unwrapped(optimizer)
+    trained = [p for group in inside.param_groups for p in group["params"]]
     masks = Masks(
         model,
         message,
@@ -175,9 +181,29 @@ def learn_masks(
         masks.read_learned()
         masks.advance([(0, masks.zeros)], 0.0)
 
-    optimizer.register_step_pre_hook(show_learned)
-    optimizer.register_step_post_hook(mask_learned)
+    inside.register_step_pre_hook(show_learned)
+    inside.register_step_post_hook(mask_learned)
     return optimizer
+
+
+def _unwrapped(optimizer: object) -> torch.optim.Optimizer:
+    """Return the optimizer of `torch.optim` inside of wrappers, whose steps call its own.
+
+    Raises:
+        RunError: there is none.
+    """
+    found = optimizer
+    for _ in range(_MOST_WRAPPERS):
+        parts = (vars(found).get(name) for name in _WRAPPED) if hasattr(found, "__dict__") else iter(())
+        inside = next((part for part in parts if part is not None), None)
+        if inside is None:
+            break
+        found = inside
+    if isinstance(found, torch.optim.Optimizer):
+        return found
+    kind = f"{type(optimizer).__module__}.{type(optimizer).__name__}"
+    reason = f"optimizer={kind}: is no optimizer of torch.optim, and holds none; give learn_masks the one that steps"
+    raise RunError(reason, code="optimizer", key="optimizer", value=kind)
 
 
 def _constant(loss: Any) -> Callable[[], Any]:

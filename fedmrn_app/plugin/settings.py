@@ -16,7 +16,7 @@ from fedmrn_app.errors import ConfigError, PayloadError
 from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.federation.upload import CheckedUpload, check_upload, header_of
 from fedmrn_app.layout import Float32Array
-from fedmrn_app.methods import build_method, find_methods
+from fedmrn_app.methods import build_method, find_method, find_methods
 from fedmrn_app.methods.fedavg import Floats
 from fedmrn_app.methods.method import Method, RunOptions
 from fedmrn_app.methods.shared_context import SharedContext
@@ -138,7 +138,7 @@ class PluginSettings:
             ConfigError: the method or an option does not work on an app's arrays.
         """
         noise = build(Noise, {"distribution": self.distribution, "alpha": self.alpha})
-        if self.method not in find_methods():
+        if find_method(self.method) is None:
             names = _usable_names()
             reason = f"no such method{nearest(str(self.method).lower(), names)}; choose one of {', '.join(names)}"
             raise ConfigError(f"method={self.method}: {reason}", code="choice", key="method", value=self.method)
@@ -245,7 +245,7 @@ class ClientTask:
         terms = json.loads(values["terms"])
         if other := [name for name in terms if name not in PluginSettings.__dataclass_fields__]:
             check_format(record, f"the setting {', '.join(other)}, which")
-        if terms["method"] not in find_methods():
+        if find_method(str(terms["method"])) is None:
             check_format(record, f"the method {terms['method']}, which")
         return cls(
             PluginSettings(**terms),

@@ -297,7 +297,7 @@ def apps(cifar10: Path, fashion: Path) -> dict[str, App]:
         "fedadam": App(leaf, partial(torch.optim.SGD, lr=0.05), evenly, test, 10, 0.5, partial(FedAdam, eta=0.01)),
         "fedyogi": App(leaf, partial(torch.optim.Adam, lr=1e-3), evenly, test, 8, 0.5, partial(FedYogi, eta=0.01)),
         "qfedavg": App(
-            perceptron, partial(torch.optim.SGD, lr=0.1), skewed, test, 20, 1.0,
+            perceptron, partial(torch.optim.SGD, lr=0.1), skewed, test, 10, 1.0,
             partial(QFedAvg, client_learning_rate=0.1, q=0.2),
         ),
         "fedprox": App(leaf, partial(sgd, lr=0.02), skewed, test, 10, 0.5, partial(FedProx, proximal_mu=0.5)),

@@ -209,6 +209,51 @@ def test_weights_that_change_between_steps_are_refused(make: Any) -> None:
 
 
 @makers
+def test_projections_between_steps_are_refused_at_any_step(make: Any) -> None:
+    """Through `data`, which leaves no trace in the version of a tensor."""
+
+    def project(net: Any) -> None:
+        net.hidden.weight.data.clamp_(min=0)
+
+    error = refused(changed(make, project, 3))
+    assert (error.code, error.key) == ("changed", "hidden.weight")
+    assert "projections" in str(error)
+
+
+class Wrapper:
+    """As those of accelerate, Opacus and fastai: an optimizer inside, which it steps."""
+
+    def __init__(self, name: str, inside: torch.optim.Optimizer) -> None:
+        setattr(self, name, inside)
+        self._inside = inside
+
+    def zero_grad(self) -> None:
+        self._inside.zero_grad()
+
+    def step(self) -> None:
+        self._inside.step()
+
+
+@pytest.mark.parametrize("name", ["optimizer", "original_optimizer", "opt"])
+def test_wrapped_optimizers_learn_masks(name: str) -> None:
+    def make(net: nn.Module, message: Message) -> Any:
+        plain = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1)
+        return learn_masks(Wrapper(name, plain), net, message, steps=STEPS)  # type: ignore[type-var]
+
+    arrived, ended = learned(changed(make, lambda net: None, 0))
+    expected, _ = learned(changed(sgd, lambda net: None, 0))
+    assert all(torch.equal(arrived[key], ended[key]) for key in ("hidden.weight", "conv.weight"))
+    assert torch.equal(arrived["hidden.weight"], expected["hidden.weight"])
+
+
+def test_other_objects_learn_no_masks() -> None:
+    def loop(net: nn.Module, message: Message) -> None:
+        learn_masks(object(), net, message, steps=STEPS)  # type: ignore[type-var]
+
+    assert refused(loop).code == "optimizer"
+
+
+@makers
 def test_second_optimizer_for_masks_is_refused(make: Any) -> None:
     def loop(net: nn.Module, message: Message) -> None:
         for _ in range(2):  # as in an app that makes one in each epoch

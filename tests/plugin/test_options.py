@@ -30,7 +30,7 @@ def lines(caplog: pytest.LogCaptureFixture, **options: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("options", "start"),
     [
-        ({"alpha": "auto"}, "Compressed: alpha=auto has no effect because quantized masks no noise"),
+        ({"alpha": "auto"}, "Compressed: alpha=auto has no effect because eden masks no noise"),
         ({"method": "eden", "alpha": 0.1}, "Compressed: alpha=0.1 has no effect because eden masks no noise"),
         (
             {"method": "topk", "noise": "gaussian"},

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.layout import Layout
 from fedmrn_app.plugin import Compressed, MaskedSGD, compress_uplink, learn_masks
-from fedmrn_app.plugin.scale_limit import LIMIT
+from fedmrn_app.plugin.arrays import to_values
+from fedmrn_app.plugin.scale_limit import LIMIT, largest_scale
 from fedmrn_app.plugin.scales import RATIO, SCALES, OwnScales
 from tests.plugin_app import NODES, STEPS, LocalGrid, accuracy, inner, learned, masked, new_app, new_net, run
 
@@ -185,3 +187,15 @@ def test_scales_of_the_clients_exclude_a_budget() -> None:
     with pytest.raises(ConfigError) as caught:
         Compressed(inner(), "fedmrn", alpha="auto", bits=0.5)
     assert (caught.value.code, caught.value.key) == ("conflict", "alpha")
+
+
+def test_budget_has_the_limit_of_the_scales(caplog: pytest.LogCaptureFixture) -> None:
+    """Weights bear noise of a size; a budget that asks for more is not met, and the log says so once."""
+    most = largest_scale(to_values(ArrayRecord(new_net().state_dict())))
+    logging.getLogger("flwr").propagate = True
+    with caplog.at_level(logging.WARNING, "flwr"):
+        _, grid = run(Compressed(inner(), "fedmrn", bits=0.2, alpha=1.0), masked, rounds=3)
+    scales = [cast(float, message.content.config_records["fedmrn"]["scale"]) for message in grid.sent]
+    assert max(scales) <= 1.2 * most  # the weights grow
+    assert scales[0] == pytest.approx(most)
+    assert len([text for text in caplog.messages if "replies are longer" in text]) == 1
