@@ -97,7 +97,10 @@ def test_names_given_to_import_module_are_known_without_a_call_or_none_of_flower
     assert names_in_use()["unknown"] == {
         "fedmrn_app.config.build": ["module"],  # of a task or model that the user names
         "fedmrn_app.flower.worker_process": ["module"],  # of the ClientApp that a grid names
-        "fedmrn_app.methods": ["module.name"],  # found in the package's own folder, like the next ones
+        "fedmrn_app.methods": [
+            "f'{__name__}.{name}'",
+            "module.name",
+        ],  # found in the package's own folder, like the next ones
         "fedmrn_app.results.loggers.feed": [
             "f\"fedmrn_app.results.loggers.to_{settings['name']}\"",
             "f'fedmrn_app.results.loggers.to_{name}'",

@@ -334,8 +334,9 @@ class ClientDirectory:
                 "shared out as intended only if all nodes say the same"
             )
         self._shares.update(() if hosted.nodes is None else [hosted.nodes])
-        valid = {client: n for client, n in hosted.samples.items() if 0 <= client < self._settings.clients and n > 0}
-        self._refused |= dict.fromkeys(hosted.samples.keys() - valid.keys(), "it has no rows")
+        known = {client: n for client, n in hosted.samples.items() if 0 <= client < self._settings.clients}
+        valid = {client: n for client, n in known.items() if n > 0}
+        self._refused |= dict.fromkeys(known.keys() - valid.keys(), "it has no rows")
         clients = np.fromiter(valid, np.int64)
         hosts = self._hosts() if self._offered[clients].any() else host_table(0, [])
         elsewhere = np.intersect1d(clients, hosts.clients)

@@ -104,22 +104,15 @@ def prepare(
         nodes=nodes,
         directory=directory,
         progress=_progress(
-            config,
-            protocol,
-            model,
-            task,
-            splits,
-            folder,
-            directory,
+            config, protocol, model, task, splits, folder, directory,
             saving=Saving(config.save_every, every_round=saved_each_round(config, method) is not None),
-            report=report,
-            watch=watch,
+            report=report, watch=watch,
         ),
         participants=Participants(folder.path, done),
         report=report,
         finished_rounds=done,
         privacy=privacy,
-    )
+    )  # fmt: skip
 
 
 def _held_out(config: Config) -> str:

@@ -154,22 +154,7 @@ class Progress:
             evaluated: what clients found out about the new model.
         """
         trained = self.clock()
-        due, test = self.is_due(done.number), self.splits.test
-        sampled = self._sampled(state, done.number, test) if due and test is not None else math.nan
-        self._load(state)
-        reached, train = Evaluation(dict.fromkeys(self.task.metrics, math.nan), math.nan), None
-        if due and test is not None:
-            with measured_norms(self.model, self.task, self.splits.norms):
-                reached = evaluate(self.model, self.task, test, self.watch)
-                rows = self.splits.train
-                train = None if rows is None else evaluate(self.model, self.task, rows, self.watch)
-        columns: Mapping[str, float] = {}
-        if due and self.clients_file is not None:
-            clients = ClientMetrics.of(self.task, evaluated)
-            columns = clients.columns
-            self.clients_file.note(done.number, clients.each)
-            if test is None:
-                reached = Evaluation(dict(clients.metrics), clients.loss)
+        sampled, reached, train, columns = self._evaluate(state, done.number, evaluated)
         now = self.clock()
         self._tell_long(done.number, trained - self._round_begin, now - trained)
         bytes_up, bytes_down = _per_usable_reply(uplink, rejected_uplink), _mean(downlink)
@@ -209,6 +194,33 @@ class Progress:
         self.report(progress_line(row, self.rounds, left))
         self._round_begin = now
         return dict(reached.metrics)
+
+    def _evaluate(
+        self, state: GlobalState, number: int, evaluated: Evaluated | None
+    ) -> tuple[float, Evaluation, Evaluation | None, Mapping[str, float]]:
+        """Evaluate the model of a round, where that is due.
+
+        Returns:
+            The accuracy of drawn weights, or NaN; the evaluation on the server's rows, or on those of the clients where
+            the server has none; the evaluation on the training rows, or None; the columns of the clients' evaluation.
+        """
+        due, test = self.is_due(number), self.splits.test
+        sampled = self._sampled(state, number, test) if due and test is not None else math.nan
+        self._load(state)
+        reached, train = Evaluation(dict.fromkeys(self.task.metrics, math.nan), math.nan), None
+        if due and test is not None:
+            with measured_norms(self.model, self.task, self.splits.norms):
+                reached = evaluate(self.model, self.task, test, self.watch)
+                rows = self.splits.train
+                train = None if rows is None else evaluate(self.model, self.task, rows, self.watch)
+        columns: Mapping[str, float] = {}
+        if due and self.clients_file is not None:
+            clients = ClientMetrics.of(self.task, evaluated)
+            columns = clients.columns
+            self.clients_file.note(number, clients.each)
+            if test is None:
+                reached = Evaluation(dict(clients.metrics), clients.loss)
+        return sampled, reached, train, columns
 
     def _tell_long(self, number: int, others: float, evaluation: float) -> None:
         """Report once that an evaluation takes longer than all else in a round, and more than a few seconds."""

@@ -9,8 +9,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedmrn_app.errors import ConfigError
+from fedmrn_app.results.data_notes import DATA
 
-_TRACES = {".hydra", ".fedmrn.lock", "multirun.yaml"}  # what a command writes before a run begins
+_TRACES = {".hydra", ".fedmrn.lock", "multirun.yaml", "run.log", DATA}  # what a command writes before a run begins
 
 
 @contextmanager

@@ -99,7 +99,7 @@ def test_a_client_that_one_node_refuses_may_be_on_another() -> None:
         None,
         Error(1, "boom"),
         lambda message: RecordDict(),
-        Hosted({-1: 5, 4: 5, 10**9: 5, 3: 0}),
+        Hosted({-1: 5, 4: 5, 10**9: 5}),
     ],
     ids=["silent", "failed", "malformed", "no such clients"],
 )
@@ -109,6 +109,12 @@ def test_missing_clients_end_the_run_after_the_timeout(answer: Behaviour) -> Non
     assert error.code == "too-few-clients"
     assert "(2, 3)" in str(error)
     assert 0.3 <= grid.clock.now < 5
+
+
+def test_a_client_without_rows_is_never_drawn_and_not_waited_for() -> None:
+    grid = FakeGrid({5: LOW, 6: Hosted({2: 4, 3: 0})})
+    assert sorted(find(grid, [])) == [0, 1, 2]
+    assert grid.clock.now < 0.3
 
 
 def test_without_nodes_the_run_ends_and_lists_ten_clients() -> None:

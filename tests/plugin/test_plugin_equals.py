@@ -114,7 +114,7 @@ def test_later_rounds_go_the_same_way(worker: Worker) -> None:
     assert cosine > 0.95
 
 
-def test_the_default_writes_the_payload_of_quantized(worker: Worker) -> None:
+def test_a_size_writes_the_payload_of_quantized(worker: Worker) -> None:
     """Given the same update, the body is that of `strategy=quantized` in its first round, with its 0.2 bits."""
     (model, protocol), payloads = worker.model(), []
     first = protocol.begin()
@@ -136,7 +136,7 @@ def test_the_default_writes_the_payload_of_quantized(worker: Worker) -> None:
             return reply
 
     model.load(first.vector, first.dense)
-    strategy = Compressed(FedAvg(fraction_evaluate=0.0))
+    strategy = Compressed(FedAvg(fraction_evaluate=0.0), options={"bits": 0.2})
     strategy.start(cast(Grid, Listening(app, 2, {})), ArrayRecord(model.module.state_dict()), num_rounds=1)
     method = build_method("quantized", {}, RunOptions(Noise()))
     body = method.codec.encode(trained - first.vector, protocol.context(first.vector, None), 1, 2)
