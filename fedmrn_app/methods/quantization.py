@@ -26,7 +26,7 @@ PRICE = 0.11  # of a bit, as a share of the squared step: of 0.08 to 0.16 the on
 OFFSETS: Final = struct.Struct("<bbb")  # centroids, see `LevelPart`
 LEFT: Final = struct.Struct("<BBbbbI")  # forms of both parts; centroids and number of bytes of the left vectors
 _GRAIN = 256
-HALF_LENGTH = 32.0  # found by the search in results/length.txt
+HALF_LENGTH, SHORTEST = 3.2, 0.5  # of the length of updates, see docs/methods.md
 _QUARTERS = tuple(2 ** (quarter / 4) for quarter in range(4))
 
 
@@ -116,7 +116,7 @@ class UpdateQuantizer:
             low_rank: whether matrices may have factors.
             scale: whether the length is right along the update, or that of the least squared error; `auto` for one
                 between them, see `part_of_length`.
-            half_length: ratio of noise to signal at which `auto` is half of the length.
+            half_length: ratio of noise to signal from which on `auto` is half of the length.
         """
         self._x, self.layout, self._trends, self._steps, self._scale = x, layout, trends, steps, scale
         self._half_length = half_length
@@ -215,17 +215,18 @@ class UpdateQuantizer:
 
 
 def part_of_length(error: float, half_length: float) -> float:
-    """Return the part of the length along the update that an update with an error is sent at.
+    """Return the part of the length along the update that an update with an error is sent at, at least `SHORTEST`.
 
     The ratio of noise to signal is error / (1 - error) at any length. The noise of several replies averages out and
     later rounds correct it, but what is shrunk is missing in all replies; so the length is that of the least error,
-    1 - error, for a ratio of noise to signal that is divided by `half_length`.
+    1 - error, for a ratio of noise to signal that is divided by `half_length`. With much less than half of its length
+    training nearly comes to a halt, however noisy the updates are.
 
     Args:
         error: squared error at the best length, as a share of the squared norm.
         half_length: ratio of noise to signal at which the part is a half; 1 for the least squared error of one update.
     """
-    return half_length * (1 - error) / (half_length * (1 - error) + error)
+    return max(SHORTEST, half_length * (1 - error) / (half_length * (1 - error) + error))
 
 
 def rebuilt(

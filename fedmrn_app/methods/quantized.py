@@ -82,7 +82,7 @@ class Quantized(MethodConfig):
         low_rank: whether matrices are sent as products of factors where that takes fewer bits.
         scale: `unbiased` for the length S above, `least_mse` for the shorter one of the least squared error; `auto` for
             one between them, which `part_of_length` derives from the error.
-        half_length: ratio of noise to signal in one update at which `auto` is half of S.
+        half_length: ratio of noise to signal in one update from which on `auto` is half of S.
     """
 
     name = "quantized"
