@@ -223,7 +223,10 @@ def accept(
     if kind == messages.INVITATION:
         envelope.read(data, kind)
         if envelope.server_round <= revealed:
-            reason = f"this client has revealed its shares of round {revealed}, and takes part in later rounds only"
+            reason = (
+                f"this client has revealed its shares of round {revealed}, and takes part in later rounds only; a "
+                "further strategy in the same run continues the numbers of rounds: Compressed(..., state=before.state())"
+            )
             raise PayloadError(reason, code="secure-revealed", value=envelope.server_round)
         client = SecureClient.begin(envelope)
         reply = client.keys()

@@ -22,4 +22,4 @@ def test_secure_sums(tmp_path: Path) -> None:
     log = (tmp_path / "flower.log").read_text()
     assert "aggregate_train: Received 4 results and 1 failures" in log
     assert "every ClientApp needs mods=[compress_uplink]" in log
-    assert "round 1: no secure sum: 2 of 5 clients are left, and 4 are needed" in log
+    assert "round 6: no secure sum: 2 of 5 clients are left, and 4 are needed" in log

@@ -42,13 +42,16 @@ def main(grid: Grid, context: Context) -> None:
     first = ArrayRecord({name: Array(random.normal(size=(40, 50)).astype(np.float32)) for name in ("w", "v")})
     nodes = clients_of(grid, first)
     found: dict[str, Any] = {"size": 4 * 2 * 40 * 50}
+    before: list[Any] = [None]  # the state of the last strategy with secure sums, whose numbers of rounds go on
 
     def trained(clients: Sequence[int], rounds: int, secure: bool, fails: tuple[int, int] = (-1, -1)) -> ArrayRecord:
         strategy = Some(fraction_evaluate=0.0, min_train_nodes=5, min_available_nodes=5)
         strategy.nodes = [nodes[client] for client in clients]
         config = ConfigRecord({"fails": fails[0], "fails-too": fails[1]})
-        used = Compressed(strategy, secure=True) if secure else strategy
+        used = Compressed(strategy, secure=True, state=before[0]) if secure else strategy
         result = used.start(grid, first, num_rounds=rounds, train_config=config)
+        if isinstance(used, Compressed):
+            before[0] = used.state()
         found["metrics"] = dict(result.train_metrics_clientapp.get(1) or {})
         return result.arrays
 
