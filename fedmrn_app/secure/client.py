@@ -224,8 +224,8 @@ def accept(
         envelope.read(data, kind)
         if envelope.server_round <= revealed:
             reason = (
-                f"this client has revealed its shares of round {revealed}, and takes part in later rounds only; the next "
-                "strategy of a run continues the numbers of rounds: Compressed(..., state=before.state())"
+                f"this client has revealed its shares of round {revealed}, and takes part in later rounds only; "
+                "the next strategy of a run continues the numbers of rounds: Compressed(..., state=before.state())"
             )
             raise PayloadError(reason, code="secure-revealed", value=envelope.server_round)
         client = SecureClient.begin(envelope)
