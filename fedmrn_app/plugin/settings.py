@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
 import numpy as np
 from flwr.app import ConfigRecord
 from numpy.typing import NDArray
 
+from fedmrn_app.environment import release
 from fedmrn_app.errors import ConfigError, PayloadError
 from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.federation.upload import CheckedUpload, check_upload, header_of
@@ -69,14 +69,6 @@ def default_method(options: Mapping[str, Any]) -> str:
 
 class OtherFormatError(PayloadError):
     """The server's plug-in speaks another format than the client's; the client then trains as without the plug-in."""
-
-
-def release() -> str:
-    """Return the version of the installed package."""
-    try:
-        return version("fedmrn")
-    except PackageNotFoundError:  # a checkout on the import path
-        return "a checkout"
 
 
 def format_fields(number: int = FORMAT) -> dict[str, int | str]:
