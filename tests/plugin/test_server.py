@@ -12,9 +12,10 @@ from flwr.server.strategy import FedAvg as LegacyFedAvg
 from flwr.serverapp.strategy import FedAvg, Result
 from torch import nn
 
+from fedmrn_app.environment import release
 from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.plugin import Compressed, compress_uplink, compressed_grid
-from fedmrn_app.plugin.settings import FORMAT, PluginSettings, release
+from fedmrn_app.plugin.settings import FORMAT, PluginSettings
 from tests.plugin_app import (
     NODES,
     LocalGrid,
