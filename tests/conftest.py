@@ -1,3 +1,4 @@
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,12 @@ import torch
 from tests.supernodes import Federation
 
 torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of collections, of which Flower makes one for each record of arrays."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
