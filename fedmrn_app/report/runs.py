@@ -47,7 +47,12 @@ _EARLIER: dict[str, dict[str, Any]] = {
     "eden": {"strategy.share": 1.0},
     "fedmrn": {"strategy.shared_noise": False},
     "fedmrns": {"strategy.shared_noise": False},
-    "quantized": {"strategy.low_rank": False, "strategy.scale": "auto", "strategy.tensor_steps": 0.0},
+    "quantized": {
+        "strategy.half_length": 1.0,
+        "strategy.low_rank": False,
+        "strategy.scale": "auto",
+        "strategy.tensor_steps": 0.0,
+    },
 }
 
 
