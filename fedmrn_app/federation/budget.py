@@ -34,6 +34,7 @@ FINE_ROUNDS = 2
 FINE_BITS = 0.8  # per parameter, at which about a tenth of an update's squared norm is lost
 FINE_SHARE = 0.5  # largest share of the whole budget that all fine rounds of a schedule take
 HORIZON = 50  # rounds over which the fine rounds are paid for, where the number of rounds is not known
+RESERVE = 1.5  # least share of each later round, as a multiple of the smallest one
 LEAST, MOST = 0.1, 2.0  # of a round: as a share of the budget, and in bits per parameter
 ERROR_POWER = 0.66  # p: of 1 / bits in the squared error, for updates of CNNs at 0.05 to 0.8 bits
 PRIOR_WEIGHT = 1.0  # of the slopes before the first replies, in the fits
@@ -141,8 +142,10 @@ class Budget:
             wanted = (remaining - FINE_ROUNDS * fine) / (left - FINE_ROUNDS)
         else:
             wanted = equal
-        most = max(remaining - (left - 1) * self.least, equal)  # what leaves enough for the rounds to come
-        return max(min(wanted, most, max(MOST, equal)), self.least, LEAST * self.bits)
+        least = max(self.least, LEAST * self.bits)
+        # what leaves enough for the rounds to come, although replies may be longer than they are told
+        most = max(remaining - (left - 1) * RESERVE * least, equal)
+        return max(min(wanted, most, max(MOST, equal)), least)
 
     def left(self, state: BudgetState) -> float:
         """Return the bits per parameter that are left for all rounds to come; NaN if their number is not known."""
