@@ -16,6 +16,7 @@ from fedmrn_app.errors import FedMRNError, PayloadError, VersionError
 from fedmrn_app.exchange.client_storage import Purpose, StateError
 from fedmrn_app.exchange.messages import lost_content, one_line, payload_content, read_secure
 from fedmrn_app.exchange.orders import read_order
+from fedmrn_app.exchange.secure_answers import accept_once
 from fedmrn_app.federation.client import ClientState, Reply
 from fedmrn_app.federation.protocol import Order
 from fedmrn_app.federation.secure_round import secure_input
@@ -23,7 +24,6 @@ from fedmrn_app.federation.tallies import Tally, tally_input
 from fedmrn_app.federation.worker import Worker
 from fedmrn_app.flower.hosted import Hosted, check_wire, hosted_content, read_last
 from fedmrn_app.flower.node import LostError, Node
-from fedmrn_app.secure.client import accept
 from fedmrn_app.secure.fields import Fields, Words
 from fedmrn_app.secure.graph import LeastNumbers
 from fedmrn_app.secure.messages import Envelope
@@ -160,16 +160,10 @@ def _answer(node: Node, worker: Worker, content: RecordDict, data: bytes, summan
         held = node.versions().read(order.client) if worker.settings.keeps_versions and order.base else None
         return worker.binding(order, held, node.config, purpose)
 
-    secrets, client = node.secrets(purpose), envelope.client
     settings, own = worker.settings, node.setting("secure-clients")
     asked = settings.clients_per_round if purpose == "train" else settings.evaluating_clients
     least = LeastNumbers.of(asked, None if own is None else int(own))
-    with secrets.locked(client):
-        revealed = secrets.revealed(client)
-        accepted = accept(secrets.read(client), data, binding=binding, least=least, revealed=revealed)
-        if accepted.reveals:
-            secrets.note_revealed(client, envelope.server_round)
-        secrets.write(client, accepted.kept)  # before anything secret leaves this node
+    accepted = accept_once(node.secrets(purpose), envelope.client, data, binding=binding, least=least)
     return accepted.answer(vectors)
 
 

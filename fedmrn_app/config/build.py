@@ -320,9 +320,7 @@ def build_worker(config: Config, data_path: str | None = None) -> Worker:
         evaluates=config.evaluation.by_clients,
         evaluating_clients=config.evaluation.clients or config.clients,
     )
-    rows = ClientRows(
-        samples, partition, share=config.evaluation.holdout, seed=config.seed, own_test=own_test
-    )  # fmt: skip
+    rows = ClientRows(samples, partition, share=config.evaluation.holdout, seed=config.seed, own_test=own_test)
     return Worker(settings, task, method, rows=rows, build_model=build_model)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedmrn_app.data.labels import listed
 from fedmrn_app.data.place import Place
-from fedmrn_app.data.rows import ColumnKind, Entry, RowQuery
+from fedmrn_app.data.rows import ColumnKind, Entry, RowQuery, way_to_ignore
 
 Table = Any  # a pyarrow.dataset.Dataset
 MAX_CATEGORIES = 100  # a column of text with more different values is text
@@ -226,7 +226,7 @@ def refuse_unused(found: Mapping[str, Found], query: RowQuery, beside: str = "")
         return
     words = listed([f"{name} ({one.kind}{', ' + one.note if one.note else ''})" for name, one in found.items()])
     name, first = next(iter(found.items()))
-    ways = [f"dataset.ignore=[{','.join(found)}] leaves {'it' if len(found) == 1 else 'them'} out"]
+    ways = [way_to_ignore(list(found))]
     doubtful = [name for name, one in found.items() if one.kind in DOUBTFUL]
     if doubtful and not beside:
         name, first = doubtful[0], found[doubtful[0]]

@@ -12,7 +12,7 @@ from fedmrn_app.data.csv_files import read_csv_files
 from fedmrn_app.data.images import SUFFIXES, ImageForm, stack_images
 from fedmrn_app.data.labels import Labels, listed
 from fedmrn_app.data.place import Place
-from fedmrn_app.data.rows import Entry, OpenRows, RowQuery, Splits
+from fedmrn_app.data.rows import Entry, OpenRows, RowQuery, Splits, way_to_ignore
 from fedmrn_app.data.samples import Rows
 from fedmrn_app.data.splits import split_of_name
 from fedmrn_app.data.table_rows import columns_rows, group_entry
@@ -40,9 +40,9 @@ def image_folder_splits(folder: Path, query: RowQuery) -> Splits:
     elif not query.on_device:
         left = [p.name for p in _folders(folder) if p not in found.values() and p.name not in query.ignore]
         if left:
-            way = f"dataset.ignore=[{','.join(left)}] leaves {'it' if len(left) == 1 else 'them'} out"
             splits = ", ".join(place.name for place in found.values())
-            raise query.place.error("unused", f"{listed(left)} beside {splits} would not be used; {way}")
+            problem = f"{listed(left)} beside {splits} would not be used"
+            raise query.place.error("unused", f"{problem}; {way_to_ignore(left)}")
     return {split: partial(_open_folder, place, query) for split, place in found.items()}
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedmrn_app.data.labels import Labels, encode_labels, listed
 from fedmrn_app.data.place import Place
-from fedmrn_app.data.rows import Entry, Form, OpenRows, RowQuery, Splits, check_table
+from fedmrn_app.data.rows import Entry, Form, OpenRows, RowQuery, Splits, check_table, way_to_ignore
 from fedmrn_app.data.samples import Rows
 from fedmrn_app.data.splits import WORDS
 from fedmrn_app.data.table_rows import group_entry, groups_of
@@ -42,8 +42,8 @@ def npz_splits(path: Path, query: RowQuery) -> Splits:
         raise place.error("array", f"has no array x; it has {', '.join(names) or 'none'}, and must have x and y")
     used = {name for pair in splits.values() for name in pair} | {query.group_column} | set(query.ignore)
     if (left := [name for name in names if name not in used]) and not query.on_device:
-        way = f"dataset.ignore=[{','.join(left)}] leaves {'it' if len(left) == 1 else 'them'} out"
-        raise place.error("unused", f"array{'s' * (len(left) > 1)} {listed(left)} would not be used; {way}")
+        problem = f"array{'s' * (len(left) > 1)} {listed(left)} would not be used"
+        raise place.error("unused", f"{problem}; {way_to_ignore(left)}")
     return {split: partial(_open, path, keys, query) for split, keys in splits.items()}
 
 

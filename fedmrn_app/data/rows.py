@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -57,7 +57,7 @@ class RowQuery:
     folders: Folders | None = None  # of images
     image_mode: str | None = None  # to which all images are converted; None for that which they have
     image_size: int | None = None  # height and width to which all images are scaled
-    image_max: int | None = None  # of images of 16 bits, the value that becomes 255; None to find it
+    image_max: int | None = None  # of images of 16 bits, the value that becomes 255; None to refuse such images
     tokenizer: Tokenizer = "words"
     window: int | None = None  # tokens of a text; None to find it
     vocabulary: int | None = None  # different tokens of a text
@@ -102,6 +102,11 @@ class OpenRows:
     entries: Callable[[], list[Entry]] = list
     text_column: str | None = None
     indicators: Callable[[], NDArray[np.bool_]] | None = None
+
+
+def way_to_ignore(names: Sequence[str]) -> str:
+    """Return how to leave columns, arrays or folders out."""
+    return f"dataset.ignore=[{','.join(names)}] leaves {'it' if len(names) == 1 else 'them'} out"
 
 
 Splits = Mapping[str, Callable[[], OpenRows]]  # of `train`, `val` and `test`; rows that are not split are `train`

@@ -19,7 +19,12 @@ def sample_clients(
 
     The result depends on `clients`, `count`, the run's seed, the round, and the number of the repeat.
     """
-    generator = np.random.Generator(np.random.Philox(key=derive_seed(seed, "sampling", server_round, repeat)))
+    return draw_clients(clients, count, derive_seed(seed, "sampling", server_round, repeat))
+
+
+def draw_clients(clients: Sequence[int] | NDArray[np.int64], count: int, seed: int) -> list[int]:
+    """Draw `count` different clients by a 64-bit seed, and return them in ascending order."""
+    generator = np.random.Generator(np.random.Philox(key=seed))
     return sorted(int(client) for client in generator.choice(np.sort(clients), count, replace=False))
 
 

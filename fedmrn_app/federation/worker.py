@@ -32,9 +32,9 @@ ModelBuilder = Callable[[float], tuple[FlatModel, RunProtocol]]
 class RunSettings:
     """What a worker, or a plain loop over the rounds, needs of a run's configuration; see `config/schema.py`.
 
-    `keeps_versions` says whether clients keep the model that they were sent, `secure` whether the server learns only
-    the sum of the replies, `evaluates` whether clients evaluate the model,
-    and `evaluating_clients` how many of them each time.
+    `keeps_versions` says whether clients keep the model that they were sent, and `secure` whether the server learns
+    only the sum of the replies. `evaluates` says whether clients evaluate the model, and `evaluating_clients` how many
+    of them do each time.
     """
 
     seed: int

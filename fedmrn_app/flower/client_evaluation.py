@@ -12,14 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-
 from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.exchange.channel import Answer, Channel, ReplyPolicy
 from fedmrn_app.exchange.orders import OrderRequest, OrderSender
 from fedmrn_app.exchange.secure_rounds import PhaseMessages
 from fedmrn_app.exchange.timeouts import RoundTimeout
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
+from fedmrn_app.federation.sampling import draw_clients
 from fedmrn_app.federation.secure_round import opened_binding
 from fedmrn_app.federation.server import OpenRound
 from fedmrn_app.federation.tallies import Evaluated, Tally, add_tallies, from_sum, read_tally, tally_bytes, tally_fields
@@ -85,7 +84,7 @@ class ClientEvaluation:
         clients = list(samples)
         if self.count is not None and self.count < len(clients):
             seed = derive_seed(self.protocol.seed, "evaluation", finished)
-            clients = _sample(clients, self.count, seed)
+            clients = draw_clients(clients, self.count, seed)
         return {client: samples[client] for client in clients}
 
     def _plain(self, opened: OpenRound, sender: OrderSender) -> Evaluated | None:
@@ -149,9 +148,3 @@ class ClientEvaluation:
         reasons = "; ".join(f"client {client}: {error}" for client, error in list(failed.items())[:_NAMED])
         count = f"{len(failed)} of {len(opened.clients)} clients have not evaluated"
         self.directory.report(f"evaluation after round {opened.number - 1}: {count} ({reasons}){more}")
-
-
-def _sample(clients: Sequence[int], count: int, seed: int) -> list[int]:
-    """Draw `count` different clients, in ascending order."""
-    generator = np.random.Generator(np.random.Philox(key=seed))
-    return sorted(int(client) for client in generator.choice(np.array(clients), count, replace=False))

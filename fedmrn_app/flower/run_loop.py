@@ -79,7 +79,6 @@ def train(run: ServerRun) -> None:
     """
     run.progress.best.check(run.progress.folder.rounds)
     strategy = _strategy(run)
-
     clients = _client_evaluation(run, strategy) if run.config.evaluation.by_clients else None
 
     def record(number: int, arrays: ArrayRecord) -> None:

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.exchange.client_storage import Secrets, state_root
 from fedmrn_app.exchange.messages import FIELD, payload_content
+from fedmrn_app.exchange.secure_answers import accept_once
 from fedmrn_app.plugin.arrays import Values, check_finite, only_arrays, to_values
 from fedmrn_app.plugin.client_round import ClientRound, RoundContent, in_sent_types, no_masks, read_bound
 from fedmrn_app.plugin.difference import check_returned
 from fedmrn_app.plugin.secure_sum import SumLayout, read_steps, sum_binding
 from fedmrn_app.plugin.settings import RECORD, SECURE, ClientTask, RoundContext
-from fedmrn_app.secure.client import accept
 from fedmrn_app.secure.fields import Fields, Words
 from fedmrn_app.secure.graph import MIN_CLIENTS, LeastNumbers
 from fedmrn_app.secure.messages import Envelope
@@ -44,8 +44,7 @@ def answer_secure(message: Message, context: Context, call_next: Callable[[Messa
     data = message.content.config_records[SECURE].get(FIELD)
     if not isinstance(data, bytes):
         raise PayloadError("the message of the secure sum is malformed", code="order")
-    envelope, _ = Envelope.of(data)
-    client, secrets = envelope.client, _secrets(context)
+    client = Envelope.of(data)[0].client
 
     def vectors(summands: int) -> tuple[Fields, Sequence[Words]]:
         layout, sent, trained, mask = _summand(message, context, call_next, client)
@@ -58,12 +57,7 @@ def answer_secure(message: Message, context: Context, call_next: Callable[[Messa
 
     own = context.node_config.get(LEAST)
     least = LeastNumbers(max(MIN_CLIENTS, 0 if own is None else int(own)))
-    with secrets.locked(_NODE):
-        revealed = secrets.revealed(_NODE)
-        accepted = accept(secrets.read(_NODE), data, binding=binding, least=least, revealed=revealed)
-        if accepted.reveals:
-            secrets.note_revealed(_NODE, envelope.server_round)
-        secrets.write(_NODE, accepted.kept)  # before anything secret leaves this node
+    accepted = accept_once(_secrets(context), _NODE, data, binding=binding, least=least)
     return Message(payload_content(accepted.answer(vectors)), reply_to=message)
 
 

@@ -33,8 +33,8 @@ class Splits:
     Attributes:
         test: the test split, or held-out training data; None where clients alone evaluate.
         train: the training data; None where they are not evaluated.
-        rows: number of rows of the split of which `test` may be a part.
         norms: the samples from which static batch norm takes its statistics, see `measured_norms`; None without it.
+        rows: number of rows of the split of which `test` may be a part; None without `test`.
     """
 
     test: Samples | None

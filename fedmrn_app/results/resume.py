@@ -23,8 +23,9 @@ _MAY_CHANGE = (
     "min_clients",
     "min_replies",
     "save_every",
+    "evaluation.patience",
 )
-_MAY_CHANGE_WITHIN = ("privacy.", "log.", "simulation.", "ray.", "evaluation.patience")
+_MAY_CHANGE_WITHIN = ("privacy.", "log.", "simulation.", "ray.")
 # Settings that earlier rounds' privacy guarantee depends on but epsilon does not record.
 _MUST_STAY = ("privacy.noise_seed", "privacy.flip", "privacy.local_epsilon")
 _OUTPUT_STEP = "strategy.output_lr"  # if it has a value, the last round is an output step, which ends the training

@@ -21,8 +21,8 @@ class Trained:
 
     Attributes:
         model: the global model after the last finished round, or after the best one with `evaluation.keep=best`, in
-            evaluation mode, on the CPU. Batch norm without
-            running statistics (`model.norm=static`) uses the statistics of the batch that it evaluates.
+            evaluation mode, on the CPU. Batch norm without running statistics (`model.norm=static`) uses the statistics
+            of the batch that it evaluates.
         task: the learning task; its `batch` turns stored rows into inputs of the model.
         config: the run's configuration.
         round: the number of the round after which the model was like this.
