@@ -29,7 +29,7 @@ from tests.paths import ROOT
 from tests.run_folder import begun
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS, *sorted((ROOT / "results").rglob("*.md"))]
 PROSE = [*PAGES, ROOT / "CHANGELOG.md", *sorted((ROOT / "examples").rglob("README.md"))]
 
 # words of a command that stand for what a reader fills in

@@ -48,8 +48,8 @@ def main() -> None:
 
 
 def pages() -> list[Path]:
-    """Return README.md and the files of docs/ that have a table of the stored runs."""
-    files = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    """Return README.md and the files of docs/ and results/ that have a table of the stored runs."""
+    files = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "results").rglob("*.md"))]
     return [file for file in files if _TABLE.search(file.read_text())]
 
 

@@ -16,8 +16,17 @@ from fedmrn_app.results.resume import flatten
 from tests.report.doc_tables import ROOT, filled, pages, parse
 
 FILES = pages()
+
+
+def name(file: Path) -> str:
+    return file.relative_to(ROOT).as_posix()
+
+
 README = ROOT / "README.md"
-RESULTS = "\n".join(file.read_text() for file in sorted((ROOT / "docs").glob("results*.md")))
+RESULTS = "\n".join(
+    file.read_text()
+    for file in (*sorted((ROOT / "docs").glob("results*.md")), *sorted((ROOT / "results").rglob("*.md")))
+)
 KEPT = load_runs(ROOT / "results")
 MADE_AGAIN = {  # with the repaired estimators of EDEN and DRIVE
     *(("table1", f"ls_{name}_s{seed}") for name in ("drive", "eden") for seed in range(3)),
@@ -38,7 +47,7 @@ MADE_SINCE = {
 @pytest.mark.parametrize(
     "file",
     [pytest.param(file, marks=() if file.name == "README.md" else pytest.mark.slow) for file in FILES],
-    ids=lambda file: file.name,
+    ids=name,
 )
 def test_tables_are_what_the_command_prints(file: Path) -> None:
     text = file.read_text()
@@ -46,8 +55,15 @@ def test_tables_are_what_the_command_prints(file: Path) -> None:
 
 
 def test_results_stand_on_these_pages() -> None:
-    results = ("results", "results_digits", "results_fashion_mnist", "results_settings", "scale")
-    assert [file.stem for file in FILES] == ["README", *results]
+    docs = [
+        f"docs/{stem}.md"
+        for stem in ("results", "results_digits", "results_fashion_mnist", "results_settings", "scale")
+    ]
+    tables = [
+        f"results/{stem}.md"
+        for stem in ("cifar10/tables", "claims", "digits/tables", "fashion_mnist/settings", "fashion_mnist/tables")
+    ]
+    assert [name(file) for file in FILES] == ["README.md", *docs, *tables]
 
 
 def test_changed_number_is_found() -> None:
@@ -125,7 +141,7 @@ def test_claims_say_what_their_verdicts_are() -> None:
         assert said == [claim["verdict"]], claim
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+@pytest.mark.parametrize("file", FILES, ids=name)
 def test_intervals_in_the_text_stand_in_a_table(file: Path) -> None:
     interval = re.compile(r"\[[+-]\d+\.\d\d, [+-]\d+\.\d\d\]")
     tables = {found for line in RESULTS.splitlines() if line.startswith("|") for found in interval.findall(line)}
