@@ -163,10 +163,12 @@ def test_keys_decide_which_devices_connect_and_runs_end_cleanly(site: Site, tmp_
     assert f"once it is up again, `fedmrn --on fedmrn resume=true hydra.run.dir={tmp_path / 'died'}`" in line
 
 
+TRIAL = (*DEPLOY, "try", "--devices", "2", "--", "local.epochs=1")
+
+
 def test_trial_equals_a_plain_loop_and_leaves_nothing(tmp_path: Path) -> None:
-    words = (*DEPLOY, "try", "--devices", "2", "--", "local.epochs=1")
     environment = {**os.environ, "FEDMRN_TEST": str(tmp_path)}
-    done = finish((*words, "rounds=2", f"hydra.run.dir={tmp_path / 'run'}"), tmp_path, environment=environment)
+    done = finish((*TRIAL, "rounds=2", f"hydra.run.dir={tmp_path / 'run'}"), tmp_path, environment=environment)
     assert done.returncode == 0
     assert "FedAvg would send" in done.stdout
     assert "device-1" in done.stdout
@@ -174,18 +176,21 @@ def test_trial_equals_a_plain_loop_and_leaves_nothing(tmp_path: Path) -> None:
     assert summary["weights_sha256"] == reference_run((*SMALL, "rounds=2", "client_weights=equal"))
     assert not environments("FEDMRN_TEST", str(tmp_path))
 
-    for number in (signal.SIGINT, signal.SIGKILL):
-        run = (*words, "rounds=50", f"hydra.run.dir={tmp_path / number.name}")
-        trial = start(run, tmp_path, environment=environment, session=True)
-        assert trial.stdout is not None
-        assert any("round  1/50" in line for line in trial.stdout)
-        started = environments("FEDMRN_TEST", str(tmp_path))
-        homes = {Path(each["FLWR_HOME"]) for each in started.values() if "fedmrn-" in each.get("FLWR_HOME", "")}
-        assert [home.is_dir() for home in homes] == [True]
-        os.killpg(trial.pid, number)
-        trial.communicate(timeout=120)
-        assert trial.returncode == (130 if number == signal.SIGINT else -number)
-        _, running = psutil.wait_procs(started, timeout=60)
-        assert not running
-        assert not environments("FEDMRN_TEST", str(tmp_path))
-        assert not any(home.exists() for home in homes)
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
+def test_stopped_trial_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    environment = {**os.environ, "FEDMRN_TEST": str(tmp_path)}
+    run = (*TRIAL, "rounds=50", f"hydra.run.dir={tmp_path / 'run'}")
+    trial = start(run, tmp_path, environment=environment, session=True)
+    assert trial.stdout is not None
+    assert any("round  1/50" in line for line in trial.stdout)
+    started = environments("FEDMRN_TEST", str(tmp_path))
+    homes = {Path(each["FLWR_HOME"]) for each in started.values() if "fedmrn-" in each.get("FLWR_HOME", "")}
+    assert [home.is_dir() for home in homes] == [True]
+    os.killpg(trial.pid, number)
+    trial.communicate(timeout=120)
+    assert trial.returncode == (130 if number == signal.SIGINT else -number)
+    _, running = psutil.wait_procs(started, timeout=60)
+    assert not running
+    assert not environments("FEDMRN_TEST", str(tmp_path))
+    assert not any(home.exists() for home in homes)

@@ -60,6 +60,7 @@ def test_flower_s_command_has_the_weights_of_a_plain_loop(tmp_path: Path) -> Non
 
 @pytest.mark.flower
 @pytest.mark.slow
+@pytest.mark.long
 def test_so_has_a_cluster(cluster: dict[str, str], tmp_path: Path) -> None:
     assert weights(tmp_path, cluster) == reference_run(SMALL)
 

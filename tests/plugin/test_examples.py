@@ -51,6 +51,7 @@ def test_adapters(tmp_path: Path) -> None:
 
 @pytest.mark.flower
 @pytest.mark.slow
+@pytest.mark.long
 def test_lightning(tmp_path: Path) -> None:
     pytest.importorskip("lightning", reason='pip install -e ".[examples]"')
     found = run_flower_app(EXAMPLES / "lightning", {"num-server-rounds": 3}, tmp_path, nodes=3)

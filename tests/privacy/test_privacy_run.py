@@ -41,6 +41,7 @@ def reference(words: tuple[str, ...]) -> tuple[str, list[RoundReport]]:
     return state_sha256(state.vector, state.dense), reports
 
 
+@pytest.mark.long
 def test_run_ends_with_its_budget_and_goes_on_with_a_larger_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

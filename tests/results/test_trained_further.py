@@ -24,6 +24,7 @@ def loss(overrides: tuple[str, ...], before: Path) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_fine_tuning_on_a_grid_is_as_good_as_in_float32(tmp_path: Path) -> None:
     before = tmp_path / "before.safetensors"
     first = loss((*CLIENTS, "strategy=fedavg", "rounds=6"), before)

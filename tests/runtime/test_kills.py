@@ -53,7 +53,7 @@ def weights(folder: Path) -> str:
     return str(summary["weights_sha256"])
 
 
-@pytest.mark.parametrize("way", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("way", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.long)])
 def test_one_command_line_survives_a_scheduler(way: signal.Signals, tmp_path: Path) -> None:
     command = words(tmp_path / "run", "rounds=8", "local.epochs=3", "resume=auto")
     run = start(command, tmp_path)
@@ -99,10 +99,9 @@ def test_ten_killed_workers_change_nothing(tmp_path: Path) -> None:
     [
         (0, signal.SIGKILL),
         (2, signal.SIGINT),
-        (2, signal.SIGHUP),
         *(
             pytest.param(*one, marks=pytest.mark.long)
-            for one in ((0, signal.SIGINT), (0, signal.SIGHUP), (2, signal.SIGKILL))
+            for one in ((0, signal.SIGINT), (0, signal.SIGHUP), (2, signal.SIGHUP), (2, signal.SIGKILL))
         ),
     ],
 )
