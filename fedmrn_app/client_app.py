@@ -161,8 +161,8 @@ def _answer(node: Node, worker: Worker, content: RecordDict, data: bytes, summan
         return worker.binding(order, held, node.config, purpose)
 
     settings, own = worker.settings, node.setting("secure-clients")
-    asked = settings.clients_per_round if purpose == "train" else settings.evaluating_clients
-    least = LeastNumbers.of(asked, None if own is None else int(own))
+    declared = settings.least_summands if purpose == "train" else settings.least_tallies
+    least = LeastNumbers.of(declared, None if own is None else int(own))
     accepted = accept_once(node.secrets(purpose), envelope.client, data, binding=binding, least=least)
     return accepted.answer(vectors)
 

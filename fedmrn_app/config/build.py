@@ -318,7 +318,8 @@ def build_worker(config: Config, data_path: str | None = None) -> Worker:
         keeps_versions=config.downlink.remembers,
         secure=config.privacy.secure_aggregation,
         evaluates=config.evaluation.by_clients,
-        evaluating_clients=config.evaluation.clients or config.clients,
+        least_summands=config.least_summands,
+        least_tallies=config.least_tallies,
     )
     rows = ClientRows(samples, partition, share=config.evaluation.holdout, seed=config.seed, own_test=own_test)
     return Worker(settings, task, method, rows=rows, build_model=build_model)

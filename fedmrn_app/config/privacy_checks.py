@@ -117,7 +117,7 @@ def check_secure_settings(config: Config) -> None:
         (config.server == "async", "server=sync", "a secure sum needs its clients at the same time"),
         (config.aggregation != "mean", "aggregation=mean", f"{unseen} that could be compared"),
         (config.oversample > 1, "oversample=1", "a secure sum needs all whose masks it holds"),
-        (config.min_replies > 1, "min_replies=1", "a secure sum has a threshold of its own"),
+        (config.min_replies == 2, f"min_replies={MIN_CLIENTS}", "a sum of two masks tells each client the other one's"),
     ]
     wrong = [(values, reason) for applies, values, reason in settings if applies]
     if wrong:
@@ -245,12 +245,13 @@ def privacy_lines(config: Config, privacy: Privacy | None, protocol: RunProtocol
             "privacy.noise_seed=run: whoever knows the run's seed can take the noise away: for experiments only"
         )
     if config.privacy.secure_aggregation:
-        asked, graph = config.clients_per_round, GraphSettings()
+        asked, graph = config.clients_per_round, GraphSettings(least=config.least_summands)
         neighbours, needed = graph.degree(asked), graph.shares(asked)
         masks, _ = secure_fields(protocol, asked)
         lines.append(
             f"privacy: the server learns the sum of at least {graph.survivors(asked)} of {asked} masks, {masks.bits} "
-            f"bits per weight; each client shares pads with {neighbours} others, of which {needed} must stay"
+            f"bits per weight; each client shares pads with {neighbours} others, of which {needed} must stay, and "
+            f"takes part in no sum of fewer than {graph.least} (min_replies)"
         )
     return lines
 

@@ -5,6 +5,7 @@ Conflicts between values are checked in `checks.py`, `privacy_checks.py` and `bu
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from fedmrn_app.federation.protocol import ServerSettings
 from fedmrn_app.learning.sgd import LocalSettings, Precision
 from fedmrn_app.noise import Noise
 from fedmrn_app.privacy.mechanism import PrivacyConfig
+from fedmrn_app.secure.graph import MIN_CLIENTS
 from fedmrn_app.validation import Count, NotNegative, Positive, Range, refusal
 from fedmrn_app.wire.body import Coder
 from fedmrn_app.wire.downlink import LATTICE_STEP
@@ -203,6 +205,18 @@ class Config(ServerSettings):
     def equal_weights(self) -> bool:
         """Whether each client has the same weight in the mean."""
         return self.client_weights == "equal"
+
+    @property
+    def least_summands(self) -> int:
+        """The least number of clients of a secure sum: `min_replies`, by default 60 % of a round, and never below 3."""
+        declared = self.min_replies if self.min_replies > 1 else math.ceil(0.6 * self.clients_per_round - 1e-9)
+        return max(MIN_CLIENTS, declared)
+
+    @property
+    def least_tallies(self) -> int:
+        """The least number of clients of a secure sum of tallies, of which there may be fewer than of masks."""
+        asked = self.evaluation.clients or self.clients
+        return max(MIN_CLIENTS, min(self.least_summands, math.ceil(0.6 * asked - 1e-9)))
 
     @property
     def answer_timeout(self) -> float:

@@ -205,6 +205,23 @@ class Secrets:
         except OSError as error:
             raise unwritable(self.folder, error) from None
 
+    def most_told(self, client: int, least: int) -> int:
+        """Return the largest least number of clients of a sum that the run has told this client so far, and keep it.
+
+        Raises:
+            StateError: it cannot be written, so the client must not answer.
+        """
+        told, path = 0, self.path(client).with_suffix(".least")
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            told = int(path.read_text())
+        if told >= least:
+            return told
+        try:
+            _write_private(path, str(least).encode())
+        except OSError as error:
+            raise unwritable(self.folder, error) from None
+        return least
+
     def _ledger(self, client: int) -> Path:
         return self.path(client).with_suffix(".revealed")
 

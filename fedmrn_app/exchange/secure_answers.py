@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from fedmrn_app.exchange.client_storage import Secrets
 from fedmrn_app.secure.client import Accepted, accept
@@ -20,13 +21,14 @@ def accept_once(
         client: number under which the node keeps the secrets of this client.
         data: the message.
         binding: returns the hash of what the client was sent, see `accept`.
-        least: what the client demands of a sum.
+        least: what the client demands of a sum; a later configuration of the run cannot lower it.
 
     Raises:
         PayloadError: the message is refused.
         StateError: it cannot be recorded, so the client must not answer.
     """
     with secrets.locked(client):
+        least = replace(least, clients=secrets.most_told(client, least.clients))
         accepted = accept(secrets.read(client), data, binding=binding, least=least, revealed=secrets.revealed(client))
         if accepted.reveals:
             secrets.note_revealed(client, Envelope.of(data)[0].server_round)

@@ -23,6 +23,7 @@ from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.learning.memory import keep_freed_memory
 from fedmrn_app.learning.sgd import LocalSettings, Precision
 from fedmrn_app.methods.method import Method
+from fedmrn_app.secure.graph import MIN_CLIENTS
 from fedmrn_app.tasks.task import Task
 
 ModelBuilder = Callable[[float], tuple[FlatModel, RunProtocol]]
@@ -33,8 +34,8 @@ class RunSettings:
     """What a worker, or a plain loop over the rounds, needs of a run's configuration; see `config/schema.py`.
 
     `keeps_versions` says whether clients keep the model that they were sent, and `secure` whether the server learns
-    only the sum of the replies. `evaluates` says whether clients evaluate the model, and `evaluating_clients` how many
-    of them do each time.
+    only the sum of the replies. `evaluates` says whether clients evaluate the model. `least_summands` and
+    `least_tallies` are the least numbers of clients of a secure sum of replies, and of one of tallies.
     """
 
     seed: int
@@ -47,7 +48,8 @@ class RunSettings:
     keeps_versions: bool
     secure: bool = False
     evaluates: bool = False
-    evaluating_clients: int = 0
+    least_summands: int = MIN_CLIENTS
+    least_tallies: int = MIN_CLIENTS
 
 
 class Worker:

@@ -26,6 +26,7 @@ from fedmrn_app.federation.versions import Versions
 from fedmrn_app.flower.client_directory import Directory
 from fedmrn_app.flower.secure_rounds import SecureRequest
 from fedmrn_app.secure.exchange import Phase, collect
+from fedmrn_app.secure.graph import MIN_CLIENTS, GraphSettings
 from fedmrn_app.secure.server import SecureServer
 from fedmrn_app.seeds import derive_seed
 
@@ -59,6 +60,7 @@ class ClientEvaluation:
         count: number of clients that evaluate; None for all that are available.
         secure: whether the server learns only the sum.
         timeout: how long an evaluation may take.
+        least: the least number of clients of a secure sum.
     """
 
     protocol: RunProtocol
@@ -70,6 +72,7 @@ class ClientEvaluation:
     count: int | None
     secure: bool
     timeout: RoundTimeout
+    least: int = MIN_CLIENTS
 
     def run(self, state: GlobalState, finished: int) -> Evaluated | None:
         """Evaluate the model after round `finished`; None where no client has replied, which the log explains."""
@@ -116,7 +119,8 @@ class ClientEvaluation:
         try:
             clients = list(opened.clients)
             binding = opened_binding(opened, self.config, "evaluate")
-            server = SecureServer(opened.number, clients, lambda summands: tally_fields(self.shape), binding=binding)
+            fields, graph = tally_fields(self.shape), GraphSettings(least=self.least)
+            server = SecureServer(opened.number, clients, lambda summands: fields, graph, binding=binding)
             collect(server, clients, phases.ask, failed)
             used, (words,) = server.unmask()
             total = from_sum(words, self.shape)

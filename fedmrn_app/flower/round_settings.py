@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from fedmrn_app.config.schema import Config
+from fedmrn_app.secure.graph import MIN_CLIENTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,7 @@ class RoundSettings:
         config: the run's configuration as nodes are sent it, see `config.resolved.pack_config`.
         oversample: factor by which more clients are asked than a round uses.
         min_replies: number of usable replies below which a round continues with other clients.
+        least_summands: the least number of clients of a secure sum.
         memory: whether clients keep the model that they were sent, and are sent what has changed since.
         min_clients: number of clients that must be available when a round begins; None for all before the first round.
         node_timeout: seconds after which a run with too few clients ends if no further node connects.
@@ -29,6 +31,7 @@ class RoundSettings:
     config: bytes
     oversample: float = 1.0
     min_replies: int = 1
+    least_summands: int = MIN_CLIENTS
     memory: bool = False
     min_clients: int | None = None
     node_timeout: float = 60.0
@@ -43,6 +46,7 @@ class RoundSettings:
             config=packed,
             oversample=config.oversample,
             min_replies=config.min_replies,
+            least_summands=config.least_summands,
             memory=config.downlink.remembers,
             min_clients=config.min_clients,
             node_timeout=config.node_timeout,

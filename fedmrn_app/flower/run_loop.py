@@ -134,6 +134,7 @@ def _client_evaluation(run: ServerRun, strategy: PayloadStrategy | AsyncStrategy
         count=run.config.evaluation.clients,
         secure=run.config.privacy.secure_aggregation,
         timeout=_timeout(run),
+        least=run.config.least_tallies,
     )
 
 

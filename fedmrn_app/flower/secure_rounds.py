@@ -29,6 +29,7 @@ from fedmrn_app.federation.secure_round import secure_round
 from fedmrn_app.federation.server import OpenRound
 from fedmrn_app.flower.strategy import FinishedRound, PayloadStrategy
 from fedmrn_app.secure.exchange import Phase
+from fedmrn_app.secure.graph import GraphSettings
 
 _AGAIN = ("secure-threshold", "secure-sum")  # codes of errors after which a round is done again
 
@@ -68,9 +69,10 @@ class SecureStrategy(PayloadStrategy):
         """Run attempts at the open round, with other clients each time."""
         opened, directory = self._current.opened, self._connected[0]
         phases = PhaseMessages(partial(self._send, self._current.sender))
+        graph, packed = GraphSettings(least=self.settings.least_summands), self.settings.config
         for repeat in range(1, MAX_FAILING + 1):
             try:
-                finished = _finished(*secure_round(opened, phases.ask, config=self.settings.config), phases)
+                finished = _finished(*secure_round(opened, phases.ask, settings=graph, config=packed), phases)
                 self._limit.note(finished.report)
                 return self._closed(finished)
             except RunError as error:

@@ -131,9 +131,11 @@ def changes(before: dict[str, Any], now: Mapping[str, Any], defaults: Defaults) 
     if "evaluate_train" in flat_before:
         flat_before.setdefault("evaluation.train", flat_before["evaluate_train"])
     flat_before["evaluate_train"] = flat_now.get("evaluate_train")  # only names the other key's default
+    secure = flat_now.get("privacy.secure_aggregation")
     if added := flat_now.keys() - flat_before.keys():
         flat_before |= {key: value for key, value in flatten(defaults(before)).items() if key in added}
     for key in sorted(flat_before.keys() | flat_now.keys(), key=lambda key: (not key.endswith(".name"), key)):
         may_change = key in _MAY_CHANGE or (key.startswith(_MAY_CHANGE_WITHIN) and key not in _MUST_STAY)
+        may_change &= not (secure and key == "min_replies")  # devices demand what the run has told them
         if flat_before.get(key) != flat_now.get(key) and not may_change:
             yield key, flat_before.get(key), flat_now.get(key)

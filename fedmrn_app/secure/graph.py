@@ -20,10 +20,12 @@ class GraphSettings:
     Attributes:
         neighbours: largest number of neighbours, even; rounds with at most one client more use the complete graph.
         threshold: share of a client's neighbours whose shares reconstruct a secret of its, from 1/2 to below 1.
+        least: smallest number of clients of a sum, whatever the number that is asked.
     """
 
     neighbours: int = 48
     threshold: float = 0.6
+    least: int = MIN_CLIENTS
 
     def degree(self, clients: int) -> int:
         """Return the number of neighbours in a round of this many clients."""
@@ -39,7 +41,7 @@ class GraphSettings:
 
     def survivors(self, clients: int) -> int:
         """Return the smallest number of masked inputs whose sum is revealed."""
-        return max(MIN_CLIENTS, math.floor(self.threshold * clients) + 1)
+        return max(self.least, math.floor(self.threshold * clients) + 1)
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,9 @@ class LeastNumbers:
     settings: GraphSettings = GraphSettings()
 
     @classmethod
-    def of(cls, asked: int, own: int | None = None, settings: GraphSettings | None = None) -> LeastNumbers:
-        """Return the numbers of a round that asks so many clients; `own` is a number that the device itself demands."""
-        settings = settings or GraphSettings()
-        return cls(max(settings.survivors(asked), own or 0), settings)
+    def of(cls, declared: int, own: int | None = None) -> LeastNumbers:
+        """Return the numbers of a run that declares so many acceptable; `own` is what the device itself demands."""
+        return cls(max(MIN_CLIENTS, declared, own or 0))
 
     def check_neighbours(self, count: int, needed: int) -> None:
         """Check the number of neighbours of a client, and how many of them reconstruct a secret.

@@ -67,8 +67,9 @@ class SecureServer:
         self._inputs: set[int] = set()
         self._revealed: dict[int, dict[int, bytes]] = {}  # shares by owner and holder
         self._needed = 0
-        if not 3 <= len(set(clients)) == len(clients) <= MAX_CLIENTS:
-            reason = f"secure aggregation takes 3 to {MAX_CLIENTS} different clients, and {len(clients)} are asked"
+        least = self._settings.least
+        if not least <= len(set(clients)) == len(clients) <= MAX_CLIENTS:
+            reason = f"a secure sum takes {least} to {MAX_CLIENTS} different clients, and {len(clients)} are asked"
             raise RunError(reason, code="secure-threshold", value=len(clients))
 
     def envelope(self, client: int) -> Envelope:

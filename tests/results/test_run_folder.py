@@ -122,6 +122,14 @@ def test_advice_at_resume_works_when_it_is_followed(before: str, now: str) -> No
     raise AssertionError(words)
 
 
+@pytest.mark.parametrize("secure", [False, True])
+def test_devices_rely_on_the_least_number_of_a_secure_sum(secure: bool) -> None:
+    words = [f"privacy.secure_aggregation={str(secure).lower()}", "clients=10"]
+    before, now = (compose_values([*words, f"min_replies={least}"]) for least in (6, 3))
+    keys = [key for key, _, _ in changes(before, now, default_values)]
+    assert keys == (["min_replies"] if secure else [])
+
+
 def test_best_round_is_that_of_the_headline_metric(tmp_path: Path) -> None:
     folder = new_run(tmp_path, "mean_iou", "pixel_accuracy")
     for number, (iou, pixels) in enumerate([(0.3, 0.9), (0.4, 0.7)], 1):

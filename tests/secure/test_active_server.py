@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from fedmrn_app import client_app
 from fedmrn_app.config.build import build_worker, resolve_from_data
+from fedmrn_app.config.compose import compose_values
 from fedmrn_app.config.resolved import pack_config
 from fedmrn_app.environment import STATE_FOLDER
 from fedmrn_app.errors import PayloadError, RunError
@@ -100,13 +101,20 @@ def test_an_honest_server_names_the_client_that_decoded_another_model() -> None:
 class Device:
     """A real node that hosts one client of a secure run, and what the server sends it."""
 
-    def __init__(self, client: int = 0, **settings: object) -> None:
-        self.values = small("privacy.secure_aggregation=true", "model=mlp", "model.hidden=[8]", "downlink.memory=false")
+    def __init__(self, client: int = 0, *, min_replies: int = 1, **settings: object) -> None:
+        self.values = small(
+            "privacy.secure_aggregation=true", "model=mlp", "model.hidden=[8]", "downlink.memory=false",
+            "clients_per_round=5" if min_replies > 3 else "clients_per_round=3", f"min_replies={min_replies}",
+        )  # fmt: skip
         self.config = resolve_from_data(self.values)[1]
         self.worker = build_worker(self.config)
         self.opened = first_round(self.worker)
         self.client, self.context = client, node(partition_id=client, **settings)
         client_app.query(asking(self.values), self.context)
+
+    def lower(self, **values: object) -> None:
+        """Send the device another configuration of the same run."""
+        client_app.query(asking({**self.values, **values}), self.context)
 
     def send(self, data: bytes, *, order: bool = False) -> Message:
         message = asking(None, "train")
@@ -234,10 +242,42 @@ def test_a_sum_of_fewer_clients_than_the_device_demands_is_refused(own: int | No
     assert (caught.value.code, caught.value.value) == ("secure-least", 4)
 
 
-@pytest.mark.parametrize(("asked", "clients", "neighbours"), [(3, 3, 2), (10, 7, 6), (100, 61, 48), (1000, 601, 48)])
-def test_the_least_numbers_of_a_round(asked: int, clients: int, neighbours: int) -> None:
-    least = LeastNumbers.of(asked)
+@pytest.mark.parametrize(
+    ("overrides", "masks", "tallies"),
+    [
+        (("clients=5", "clients_per_round=5"), 3, 3),
+        (("clients=100", "clients_per_round=10"), 6, 6),
+        (("clients=100", "clients_per_round=10", "min_replies=3"), 3, 3),
+        (("clients=100", "clients_per_round=100"), 60, 60),
+        (("clients=100", "clients_per_round=100", "evaluation.clients=5"), 60, 3),
+        (("clients=20", "clients_per_round=10", "min_replies=9"), 9, 9),
+    ],
+)
+def test_a_run_declares_how_few_clients_a_sum_may_have(overrides: tuple[str, ...], masks: int, tallies: int) -> None:
+    values = compose_values((*overrides, "privacy.secure_aggregation=true", "evaluation.on=clients"))
+    settings = build_worker(resolve_from_data(values)[1]).settings
+    assert (settings.least_summands, settings.least_tallies) == (masks, tallies)
+
+
+def test_a_later_configuration_of_a_run_cannot_lower_what_the_device_was_told() -> None:
+    device = Device(min_replies=5)
+    read_payload(device.send(server_of(device, 5).invitation(0)))
+    device.lower(min_replies=3)
+    server = server_of(device, 4)
+    read_payload(device.send(server.invitation(0)))
+    keys = {client: messages.read_keys(server.envelope(client), SecureClient.begin(server.envelope(client)).keys())
+            for client in range(1, 4)}  # fmt: skip
+    with pytest.raises(PayloadError) as caught:
+        device.send(messages.write_neighbours(server.envelope(0), 2, keys))
+    assert (caught.value.code, caught.value.value) == ("secure-least", 3)
+
+
+@pytest.mark.parametrize(("clients", "neighbours"), [(3, 2), (7, 6), (61, 48), (601, 48)])
+def test_the_least_numbers_of_a_round(clients: int, neighbours: int) -> None:
+    least = LeastNumbers.of(clients)
     assert least.clients == clients
+    assert LeastNumbers.of(clients, own=clients + 1).clients == clients + 1
+    assert LeastNumbers.of(clients, own=2) == least
     share = GraphSettings().shares(clients)
     least.check_neighbours(neighbours, share)
     least.check_clients(clients)
