@@ -83,7 +83,7 @@ class ForkServer:
             "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")])),
         }  # fmt: skip
         settings = json.dumps({"parent": os.getpid(), "path": paths, "preload": self._preload})
-        words = [sys.executable, "-m", f"{__package__}.worker_process", str(theirs.fileno()), settings]
+        words = [sys.executable, "-P", "-m", f"{__package__}.worker_process", str(theirs.fileno()), settings]
         with theirs:
             self._process = subprocess.Popen(
                 words, pass_fds=[theirs.fileno()], env=environment, start_new_session=True,

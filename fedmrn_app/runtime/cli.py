@@ -53,8 +53,6 @@ def main() -> None:
 
     `fedmrn data` shows data without a run.
     """
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # for models and tasks of the user's own
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra passes errors on, instead of printing a traceback itself
     sweep, composed = None, None
     folder: Path | None
