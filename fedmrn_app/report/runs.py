@@ -22,7 +22,7 @@ from fedmrn_app.privacy.mechanism import PrivacyConfig
 from fedmrn_app.report.run_names import LATTICE_ONLY, Setting, name_settings, names_runs
 from fedmrn_app.results.resume import flatten
 from fedmrn_app.results.round_row import columns, from_row
-from fedmrn_app.results.summary import summarize
+from fedmrn_app.results.summary import read_summary, summarize
 
 REMARK = "remark.txt"
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a sixth of the time that OmegaConf takes
@@ -180,7 +180,7 @@ def _read_run(folder: Path, rounds: int | None) -> tuple[dict[str, Any], dict[st
     try:
         path = folder / "config.yaml"
         settings = _read_settings(path) if path.is_file() else {}
-        summary = json.loads((folder / "summary.json").read_text())
+        summary = read_summary(folder)
         if "strategy" not in summary:
             raise ValueError("summary.json names no strategy")
         if rounds is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from fedmrn_app.errors import RunError
 from fedmrn_app.results.checkpoint import BEFORE, STATE, State, read_state
 from fedmrn_app.results.stored_rows import read_rows
+from fedmrn_app.results.summary import read_summary
 from fedmrn_app.validation import changed
 
 # The settings that may change when a run resumes.
@@ -77,7 +77,7 @@ def must_be_free(path: Path) -> None:
 def finished(path: Path, values: Mapping[str, Any], defaults: Defaults) -> dict[str, Any] | None:
     """Return the summary of the run in a folder if it has this configuration and all its rounds, else None."""
     try:
-        summary: dict[str, Any] = json.loads((path / "summary.json").read_text())
+        summary = read_summary(path)
         state, damaged = read_state(path)
     except (OSError, ValueError, RunError):
         return None

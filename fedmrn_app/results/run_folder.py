@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ from fedmrn_app.results.curves import draw_curves
 from fedmrn_app.results.resume import Defaults, must_be_free, resumable
 from fedmrn_app.results.round_row import Round, columns, from_row, to_row
 from fedmrn_app.results.stored_rows import append_row, start_rows
+from fedmrn_app.results.summary import FILE, write_summary
 from fedmrn_app.system.atomic_io import write_durably
 
 
@@ -181,4 +181,4 @@ class RunFolder:
             draw_curves(self.rounds, self.path / "curves.png", summary.get("evaluated_on", "test"))
         except ConfigError as missing:
             self.log(str(missing))
-        write_durably(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+        write_durably(self.path / FILE, write_summary(summary))

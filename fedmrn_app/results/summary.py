@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedmrn_app.results.round_row import Round
 
+FILE = "summary.json"
 _STEPS = ("train", "compress", "decode")
+_MAY_BE_NULL = ("epsilon", "fedmrn", "commit", "final_accuracy", "best_accuracy")  # other nulls are numbers: NaN
+
+
+def write_summary(summary: Mapping[str, Any]) -> bytes:
+    """Return a summary as strict JSON, which has null for numbers that are not known or not finite."""
+    return (json.dumps(_strict(summary), indent=2, allow_nan=False) + "\n").encode()
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Return the summary of a run, also one of an earlier version; numbers that are not known are NaN.
+
+    Raises:
+        OSError: there is none.
+        ValueError: it is no JSON object.
+    """
+    values = json.loads((folder / FILE).read_text())
+    if not isinstance(values, dict):
+        raise ValueError(f"{FILE} is a {type(values).__name__}")
+    nulls = _MAY_BE_NULL[: 3 if values.get("metric") == "accuracy" else None]
+    return {key: math.nan if value is None and key not in nulls else value for key, value in values.items()}
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _strict(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def summarize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import traceback
@@ -33,6 +32,7 @@ from fedmrn_app.results.loggers.feed import Feed, check_library
 from fedmrn_app.results.resume import finished, holds_run, must_be_free, resumable, settle_resume
 from fedmrn_app.results.round_row import RowReader
 from fedmrn_app.results.run_folder import failure_lines
+from fedmrn_app.results.summary import read_summary
 from fedmrn_app.runtime.remote import run_on
 from fedmrn_app.runtime.restarts import run_supervised
 from fedmrn_app.runtime.sweeps import in_parallel, is_sweep, leave_outcome, runs_at_once
@@ -195,7 +195,7 @@ def _run(values: Values, config: Config, folder: Path, on: str | None) -> dict[s
                     run_local(values, config, folder, at_once=runs_at_once(), on_line=show, watch=watch)
             else:
                 run_supervised(run, values, folder, restarts=config.restarts, on_line=show)
-            summary = dict(json.loads((folder / "summary.json").read_text()))
+            summary = read_summary(folder)
         except Stopped as stop:
             line = f"{stop}: stopped after round {finished_rounds(folder)}; the same command with resume=auto goes on"
             with (folder / "run.log").open("a") as log:

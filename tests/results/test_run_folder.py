@@ -25,7 +25,7 @@ from fedmrn_app.results.resume import changes, finished, settle_resume
 from fedmrn_app.results.round_row import RowReader, columns, from_row, to_row
 from fedmrn_app.results.run_folder import RunFolder
 from fedmrn_app.results.stored_rows import start_rows
-from fedmrn_app.results.summary import summarize
+from fedmrn_app.results.summary import read_summary, summarize, write_summary
 from fedmrn_app.validation import changed
 from tests.run_folder import VALUES, model, row, rows_on_disk, state
 
@@ -120,6 +120,27 @@ def test_advice_at_resume_works_when_it_is_followed(before: str, now: str) -> No
             return
         words.append(str(changed(*difference)).rpartition("set ")[2])
     raise AssertionError(words)
+
+
+def test_a_summary_is_strict_json_and_is_read_back_with_nan(tmp_path: Path) -> None:
+    values = {"metric": "accuracy", "final_accuracy": math.nan, "final_loss": math.inf, "epsilon": None, "commit": None}
+    values |= {"devices": {"a": [1.0, math.nan]}, "rounds": 3}
+    (tmp_path / "summary.json").write_bytes(write_summary(values))
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    strict = json.loads((tmp_path / "summary.json").read_text(), parse_constant=refuse)
+    assert (strict["final_accuracy"], strict["final_loss"], strict["devices"]["a"]) == (None, None, [1.0, None])
+    again = read_summary(tmp_path)
+    assert math.isnan(again["final_accuracy"])
+    assert math.isnan(again["final_loss"])
+    assert (again["epsilon"], again["commit"], again["rounds"]) == (None, None, 3)
+    other = {"metric": "mean_iou", "final_accuracy": None, "final_mean_iou": math.nan}
+    (tmp_path / "summary.json").write_text(json.dumps(other))  # as earlier versions wrote it
+    again = read_summary(tmp_path)
+    assert again["final_accuracy"] is None
+    assert math.isnan(again["final_mean_iou"])
 
 
 @pytest.mark.parametrize("secure", [False, True])
