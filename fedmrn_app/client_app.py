@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -148,15 +148,19 @@ def _answer(node: Node, worker: Worker, content: RecordDict, data: bytes, summan
     envelope, _ = Envelope.of(data)
     _check_hosted(node, envelope.client)
 
+    @cache
+    def sent() -> Order:
+        return read_order(content)
+
     def vectors(summands: int) -> tuple[Fields, Sequence[Words]]:
-        order = read_order(content)
+        order = sent()
         if (order.client, order.server_round) != (envelope.client, envelope.server_round):
             reason = f"the order is for client {order.client} in round {order.server_round}"
             raise PayloadError(f"{reason}, the message of the secure sum is not", code="secure-client")
         return summand(node, worker, order, summands)
 
     def binding() -> bytes:
-        order = read_order(content)
+        order = sent()
         held = node.versions().read(order.client) if worker.settings.keeps_versions and order.base else None
         return worker.binding(order, held, node.config, purpose)
 

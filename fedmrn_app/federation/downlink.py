@@ -302,9 +302,20 @@ class DownlinkReader:
     def __init__(self, downlink: Downlink) -> None:
         self._downlink = downlink
         self._last: tuple[tuple[object, ...], Download] | None = None
+        self._ahead: tuple[Order, Download] | None = None
+
+    def read_ahead(self, order: Order, last: Version | None = None) -> Download:
+        """Check and decode an order of the whole model, which the next `read` of this object returns again."""
+        self._ahead = None
+        download = self.read(order, None, last)
+        self._ahead = order, download
+        return download
 
     def read(self, order: Order, held: Held, last: Version | None = None) -> Download:
         """Check and decode an order; arguments and errors are those of `Downlink.read`."""
+        ahead, self._ahead = self._ahead, None  # a large model is not kept longer
+        if ahead is not None and ahead[0] is order and held is None:
+            return ahead[1]
         shared = isinstance(order.vector, bytes) and order.dense is None and order.base == 0 and held is None
         if not shared or self._downlink.protocol.layout.count > _MAX_CACHED:
             return self._downlink.read(order, held, last)

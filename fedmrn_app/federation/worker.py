@@ -135,6 +135,8 @@ class Worker:
     def binding(self, order: Order, version: Version | None, config: bytes, purpose: str) -> bytes:
         """Return the hash of what a client was sent, to which the pads of its secure sum are bound.
 
+        Training or evaluating on the same order object does not decode it again.
+
         Raises:
             PayloadError: the order names no client of the run, or is malformed.
             VersionError: the order needs another version.
@@ -142,7 +144,7 @@ class Worker:
         self._must_be_client(order.client)
         _, protocol = self.model()
         reader = self._readers.setdefault(1.0, DownlinkReader(downlink_of(protocol)))
-        sent = reader.read(order, None, version)
+        sent = reader.read_ahead(order, version)
         seed = order.seed if self.method.shared_seed else 0
         return round_binding(purpose, order.server_round, config, sent.context, sent.dense, seed)
 

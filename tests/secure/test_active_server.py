@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,11 @@ from fedmrn_app.environment import STATE_FOLDER
 from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.exchange.messages import add_secure, read_lost, read_payload
 from fedmrn_app.exchange.orders import order_content
+from fedmrn_app.federation import downlink
+from fedmrn_app.federation.downlink import Download, Held, LatticeDownlink
+from fedmrn_app.federation.protocol import Order
 from fedmrn_app.federation.secure_round import secure_fields
+from fedmrn_app.federation.versions import Version
 from fedmrn_app.secure import messages
 from fedmrn_app.secure.client import SecureClient, accept, answer
 from fedmrn_app.secure.exchange import Phase, collect
@@ -90,6 +95,23 @@ def test_another_model_for_one_client_gives_noise(run: int) -> None:
         assert abs(np.mean((seen & 1) == truth) - 0.5) < CHANCE
 
 
+@pytest.mark.parametrize("memory", ["false", "true"])
+def test_a_client_decodes_its_order_once(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(memory=memory)
+    reads, original = [], LatticeDownlink.read
+
+    def counted(self: LatticeDownlink, order: Order, held: Held, last: Version | None = None) -> Download:
+        reads.append(order)
+        return original(self, order, held, last)
+
+    monkeypatch.setattr(LatticeDownlink, "read", counted)
+    monkeypatch.setattr(downlink, "_MAX_CACHED", 0)  # as for a large model, which is not kept for other clients
+    server = server_of(device, 5)
+    device.begin(server, of_the_server(server, range(1, 5)))
+    assert read_payload(device.send(server.inbox(0), order=True))
+    assert len(reads) == 1
+
+
 def test_an_honest_server_names_the_client_that_decoded_another_model() -> None:
     envelope = Envelope(1, bytes(16), 3)
     data = messages.write_masked(envelope, bytes([1]) * 32, b"")
@@ -101,9 +123,9 @@ def test_an_honest_server_names_the_client_that_decoded_another_model() -> None:
 class Device:
     """A real node that hosts one client of a secure run, and what the server sends it."""
 
-    def __init__(self, client: int = 0, *, min_replies: int = 1, **settings: object) -> None:
+    def __init__(self, client: int = 0, *, min_replies: int = 1, memory: str = "false", **settings: object) -> None:
         self.values = small(
-            "privacy.secure_aggregation=true", "model=mlp", "model.hidden=[8]", "downlink.memory=false",
+            "privacy.secure_aggregation=true", "model=mlp", "model.hidden=[8]", f"downlink.memory={memory}",
             "clients_per_round=5" if min_replies > 3 else "clients_per_round=3", f"min_replies={min_replies}",
         )  # fmt: skip
         self.config = resolve_from_data(self.values)[1]
@@ -228,7 +250,8 @@ def test_a_single_neighbour_of_the_server_is_refused() -> None:
 @pytest.mark.parametrize("own", [None, 4, 5])
 def test_a_sum_of_fewer_clients_than_the_device_demands_is_refused(own: int | None) -> None:
     """The run asks 3 of 5 clients, so 3 are the least; the device's owner may demand more."""
-    device = Device(**({} if own is None else {"secure_clients": own}))
+    settings: dict[str, Any] = {} if own is None else {"secure_clients": own}
+    device = Device(**settings)
     server = server_of(device, 5)
     device.begin(server, of_the_server(server, range(1, 5)))
     sealed = messages.read_inbox(server.envelope(0), server.inbox(0))[1]
