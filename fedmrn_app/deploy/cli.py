@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fedmrn_app.deploy import device, register, server, service_files, status
+from fedmrn_app.deploy import changes, device, register, server, service_files, status
 from fedmrn_app.deploy.folder import DEFAULT_FOLDER, Federation, create, load, opened, renew_server
 from fedmrn_app.errors import ConfigError, FedMRNError
 from fedmrn_app.runtime.connection import add_connection, check_name
@@ -132,8 +132,10 @@ def _parser() -> argparse.ArgumentParser:
     init.add_argument("--host", action="append", required=True, help="name or address of the server; may be repeated")
     init.add_argument("--devices", type=int, required=True, metavar="N", help="how many devices")
     init.add_argument("--name", default="fedmrn", help="of the connection, for `fedmrn --on NAME` (default: fedmrn)")
-    init.add_argument("--port", type=_port, default=9091, help="that devices connect to (default: 9091)")
-    init.add_argument("--control-port", type=_port, default=9092, help="the operator's, on loopback (default: 9092)")
+    init.add_argument("--port", type=changes.port, default=9091, help="that devices connect to (default: 9091)")
+    init.add_argument(
+        "--control-port", type=changes.port, default=9092, help="the operator's, on loopback (default: 9092)"
+    )
     _add_folder(init)
     init.set_defaults(run=_init)
 
@@ -171,6 +173,7 @@ def _parser() -> argparse.ArgumentParser:
     state.add_argument("--json", action="store_true", help="for programs")
     _add_folder(state)
     state.set_defaults(run=_status)
+    changes.add_commands(commands)
 
     once = commands.add_parser("try", help="deploy on this machine for one run, and clean up")
     once.add_argument("--devices", type=int, default=3, metavar="N", help="how many (default: 3)")
@@ -182,13 +185,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_folder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=DEFAULT_FOLDER, help=f"default: {DEFAULT_FOLDER}")
-
-
-def _port(text: str) -> int:
-    port = int(text)
-    if not 0 < port < 1 << 16:
-        raise ValueError
-    return port
 
 
 def _size(text: str) -> int:

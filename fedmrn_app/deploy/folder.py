@@ -53,6 +53,9 @@ class Federation:
         port: that devices connect to.
         control_port: of the SuperLink itself, on loopback.
         devices: by name.
+        slots: the number of client numbers given out so far. A device that leaves takes its number with it, so that the
+            others keep theirs; clients of a run that share out its rows are divided by this number.
+        former: node ids of keys that were revoked or replaced, which an older `state.db` may know again.
         max_message: MiB of the largest object that a device may send, which is about the size of a reply.
         home: the FLWR_HOME of Flower's commands and processes, which is not saved; None for the usual one.
     """
@@ -63,6 +66,8 @@ class Federation:
     port: int
     control_port: int
     devices: dict[str, Device] = field(default_factory=dict)
+    slots: int = 0
+    former: list[int] = field(default_factory=list)
     max_message: int = 256
     home: Path | None = None
 
@@ -96,6 +101,11 @@ class Federation:
         """The times at which the gate last heard from each device."""
         return self.path / "seen.json"
 
+    @property
+    def address(self) -> str:
+        """Host and port that devices connect to."""
+        return f"{bracketed(self.hosts[0])}:{self.port}"
+
     def bundle(self, device: str) -> Path:
         """Return the folder that is copied to a device."""
         return self.path / "devices" / device
@@ -114,7 +124,8 @@ class Federation:
         Raises:
             ConfigError: the federation has no such device.
         """
-        full = f"device-{name}" if name.isdigit() else name
+        numbers = {str(device.number): known for known, device in self.devices.items()}
+        full = numbers.get(name, f"device-{name}") if name.isdigit() else name
         if full not in self.devices:
             known = ", ".join(list(self.devices)[:5]) + (", ..." if len(self.devices) > 5 else "")
             raise ConfigError(
@@ -127,10 +138,10 @@ class Federation:
         values = {key: value for key, value in asdict(self).items() if key not in ("path", "home")}
         _write_json(self.path / SETTINGS, values)
         for name, device in self.devices.items():
-            place = f"partition-id={device.number} num-partitions={len(self.devices)}"
+            place = f"partition-id={device.number} num-partitions={self.slots}"
             settings = {
                 "name": name,
-                "server": f"{bracketed(self.hosts[0])}:{self.port}",
+                "server": self.address,
                 "node_config": f"{place} {device.config}".strip(),
             }
             _write_json(self.bundle(name) / BUNDLE, settings)
@@ -152,14 +163,7 @@ def create(
     """
     if devices < 1:
         raise ConfigError(f"--devices={devices}: must be at least 1", code="range", key="--devices", value=devices)
-    if not hosts or not all(host.strip() for host in hosts):
-        raise ConfigError(
-            "--host: give a name or address by which devices reach the server", code="missing", key="--host"
-        )
-    for host in hosts:
-        if not re.fullmatch(r"[A-Za-z0-9._:-]+", host):
-            reason = "is no name or address; it may have letters, digits, dots, hyphens and, in an IPv6 address, colons"
-            raise ConfigError(f"--host={host!a}: {reason}", code="host", key="--host", value=host)
+    check_hosts(hosts)
     if not str(path).isprintable():
         raise ConfigError(f"{str(path)!a}: has characters that a service cannot name", code="path", value=str(path))
     if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
@@ -174,7 +178,7 @@ def create(
         make_authority(federation.authority_key, federation.authority)
         renew_server(federation)
         for number in range(devices):
-            _add_device(federation, number)
+            add_device(federation, f"device-{number}")
         federation.save()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}", code="no-write", value=str(path)) from error
@@ -187,15 +191,31 @@ def renew_server(federation: Federation) -> None:
     make_server(federation.hosts, *paths)
 
 
-def _add_device(federation: Federation, number: int) -> None:
-    """Make a device's bundle with its key and the authority's certificate."""
-    name = f"device-{number}"
+def check_hosts(hosts: Sequence[str]) -> None:
+    """Check the names and addresses of a server.
+
+    Raises:
+        ConfigError: there are none, or one has characters that none can have.
+    """
+    if not hosts or not all(host.strip() for host in hosts):
+        raise ConfigError(
+            "--host: give a name or address by which devices reach the server", code="missing", key="--host"
+        )
+    for host in hosts:
+        if not re.fullmatch(r"[A-Za-z0-9._:-]+", host):
+            reason = "is no name or address; it may have letters, digits, dots, hyphens and, in an IPv6 address, colons"
+            raise ConfigError(f"--host={host!a}: {reason}", code="host", key="--host", value=host)
+
+
+def add_device(federation: Federation, name: str) -> None:
+    """Give a new device the next client number, and make its bundle with its key and the authority's certificate."""
     bundle = federation.bundle(name)
     bundle.mkdir(parents=True)
     bundle.chmod(0o700)
     make_device_key(bundle / "device.key", bundle / "device.pub")
     shutil.copyfile(federation.authority, bundle / "ca.crt")
-    federation.devices[name] = Device(number)
+    federation.devices[name] = Device(federation.slots)
+    federation.slots += 1
 
 
 @contextmanager
@@ -223,6 +243,7 @@ def load(path: Path) -> Federation:
     try:
         values = json.loads(file.read_text())
         devices = {name: Device(**device) for name, device in values.pop("devices").items()}
+        values.setdefault("slots", 1 + max((device.number for device in devices.values()), default=-1))
         return Federation(path=path, devices=devices, **values)
     except FileNotFoundError:
         raise ConfigError(

@@ -53,13 +53,18 @@ class Keys:
         return "it is connected already, or was until a minute ago and is let in after that"
 
 
-def signed(headers: Mapping[str, str]) -> bool:
-    """Return whether the key in a request's headers has signed its time, and the time is now, as Flower defines it."""
+def timely(age: float | None) -> bool:
+    """Return whether a request was signed now, as Flower defines it; `age` is that of `signed_age`."""
+    return age is not None and -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
+
+
+def signed_age(headers: Mapping[str, str]) -> float | None:
+    """Return how many seconds ago, by the device's clock, its key has signed a request; None if it has not."""
     try:
         key, stamp, signature = (headers[name] for name in SIGNED_HEADERS)
         age = (now() - datetime.fromisoformat(stamp)).total_seconds()
-        fresh = -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
         public = bytes_to_public_key(base64.b64decode(key, validate=True))
-        return fresh and verify_signature(public, stamp.encode("ascii"), base64.b64decode(signature, validate=True))
+        valid = verify_signature(public, stamp.encode("ascii"), base64.b64decode(signature, validate=True))
     except (KeyError, ValueError, TypeError):
-        return False
+        return None
+    return age if valid else None

@@ -8,14 +8,10 @@ path is one of a device's, a key of the federation has signed it, and its header
 from __future__ import annotations
 
 import asyncio
-import json
 import ssl
 import sys
-import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 from flwr.proto.fleet_pb2 import PushMessagesRequest
@@ -24,11 +20,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from fedmrn_app.deploy.certificates import write_private
 from fedmrn_app.deploy.folder import Federation, load
-from fedmrn_app.deploy.gate_keys import KEY_HEADER, SIGNED_HEADERS, Keys, signed
+from fedmrn_app.deploy.gate_keys import KEY_HEADER, SIGNED_HEADERS, Keys, signed_age, timely
 from fedmrn_app.deploy.gate_objects import MESSAGES, HandedObjects
 from fedmrn_app.deploy.gate_server import serve
+from fedmrn_app.deploy.seen import UNKNOWN, Heard, Seen, say
 
 _ENTER = "/v1/fleet/activate-node"  # the first request of a device that starts
 _ANSWER = "/v1/fleet/push-messages"  # the reply to one message
@@ -48,53 +44,8 @@ _SENT_HEADERS = (*SIGNED_HEADERS, "content-type", "content-length", "accept")
 _FLOWER = "flwr-"  # headers of Flower's about versions
 _MOST_HEADERS, _MOST_VALUE = 32, 2048  # headers of a request; characters of a value
 _TOTAL_SECONDS, _PIECE_SECONDS = 600.0, 30.0  # for a request with its answer; for the next piece of a body
-_SAVE_SECONDS = 2.0
-_REMEMBERED = 16  # latest rounds of a device, because concurrent runs may take turns
 _NOT_ACTIVATED = {"code": 2004, "detail": "Failed to activate SuperNode."}  # as Flower says it
 _CLOSE = {"connection": "close"}  # what else the peer sends is not read
-
-
-class Seen:
-    """A file with the last request of each device, and the numbers of its answers and of its rounds."""
-
-    def __init__(self, federation: Federation) -> None:
-        self.file = federation.seen
-        self.devices: dict[str, dict[str, Any]] = read_seen(self.file)
-        self._saved = 0.0
-
-    def note(self, path: str, name: str, rounds: set[str]) -> None:
-        """Record a request of a device that the SuperLink has accepted; `rounds` as of `read_rounds`."""
-        try:
-            self._note(path, name, rounds)
-        except Exception as error:  # a full disk, or a damaged file: the request has succeeded
-            say(f"{self.file}: is not written: {error}")
-
-    def _note(self, path: str, name: str, rounds: set[str]) -> None:
-        seen = self.devices.setdefault(name, {"last_seen": 0.0, "answers": 0})
-        seen["last_seen"] = time.time()
-        seen["answers"] += path == _ANSWER
-        last = seen.setdefault("last_rounds", [])
-        new = sorted(rounds.difference(last))
-        seen["rounds"] = seen.get("rounds", 0) + len(new)
-        seen["last_rounds"] = [*last, *new][-_REMEMBERED:]
-        if seen["last_seen"] > self._saved + _SAVE_SECONDS:
-            self._saved = seen["last_seen"]
-            write_private(self.file, json.dumps(self.devices).encode())
-
-
-def read_seen(file: Path) -> dict[str, dict[str, Any]]:
-    """Return the records of a gate by device, none if the gate has written none."""
-    try:
-        devices: dict[str, dict[str, Any]] = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return {}
-    return devices
-
-
-def say(text: str) -> None:
-    """Write a line to the log; a log that cannot be written stops nothing."""
-    with suppress(OSError, ValueError):
-        print(f"gate: {text}", flush=True)
 
 
 class Refused(Exception):
@@ -116,7 +67,7 @@ class Gate:
 
     def __init__(self, federation: Federation) -> None:
         self.keys = Keys(federation.path)
-        self.seen = Seen(federation)
+        self.seen = Seen(federation.seen)
         self.handed = HandedObjects()
         self.most_bytes = {**_MOST_BYTES, _OBJECT: (federation.max_message << 20) + _SMALL}
         self.inner = httpx.AsyncClient(
@@ -147,6 +98,7 @@ class Gate:
         except Refused as refused:
             if refused.line:
                 say(f"refused {shown(request)}: {refused.line}")
+                self.seen.refuse(getattr(request.state, "device", UNKNOWN), refused.line, _peer(request))
             response = PlainTextResponse(f"{refused}\n", refused.status, _CLOSE)
         except Exception as error:
             say(f"{shown(request)}: {type(error).__name__}: {str(error)!r}")
@@ -163,12 +115,16 @@ class Gate:
         headers = sent_headers(request)
         length, most = int(headers["content-length"]), self.most_bytes[path]
         name = self.keys.name(headers.get(KEY_HEADER, ""))
+        request.state.device = name or UNKNOWN
         if name is None:
             if path == _ENTER:
-                return _explained(_NOT_ACTIVATED, 412, self.keys.refusal(""))
+                self.seen.refuse(UNKNOWN, reason := self.keys.refusal(""), _peer(request))
+                return _explained(_NOT_ACTIVATED, 412, reason)
             raise Refused(401, "its key is not known here", "unknown key")
-        if not signed(headers):
-            raise Refused(401, "its key has not signed this request now", f"no signature of {name} with the time now")
+        age = signed_age(headers)
+        if not timely(age):
+            line = f"no signature of {name}" + (" with the time now" if age is None else _clock_line(age))
+            raise Refused(401, "its key has not signed this request now", line)
         if length > most:
             advice = "; `fedmrn-deploy server --max-message MB` changes the limit" if path == _OBJECT else ""
             line = f"{name} sends {length} bytes, of {most} that are allowed{advice}"
@@ -181,10 +137,10 @@ class Gate:
                 raise Refused(403, "its object is of another node", f"{name} asks for an object of another device")
         if path == _ANSWER and isinstance(content, bytes):
             rounds = read_rounds(content)
-        return await self._forward(path, headers, content, name, rounds)
+        return await self._forward(path, headers, content, name, Heard(path == _ANSWER, rounds, age, headers))
 
     async def _forward(
-        self, path: str, headers: dict[str, str], content: AsyncIterator[bytes] | bytes, name: str, rounds: set[str]
+        self, path: str, headers: dict[str, str], content: AsyncIterator[bytes] | bytes, name: str, heard: Heard
     ) -> Response:
         asked = self.inner.build_request("POST", path, headers=headers, content=content)
         try:
@@ -192,10 +148,13 @@ class Gate:
         except httpx.HTTPError as error:
             raise Refused(503, f"the SuperLink does not answer: {type(error).__name__}") from error
         if answer.status_code < 300:
-            self.seen.note(path, name, rounds)
+            self.seen.note(name, heard)
+        elif answer.status_code in (401, 403):
+            self.seen.refuse(name, self.keys.refusal(headers[KEY_HEADER]), "")
         if path == _ENTER and answer.status_code == 412:
             await answer.aclose()
-            return _explained(_NOT_ACTIVATED, 412, self.keys.refusal(headers[KEY_HEADER]))
+            self.seen.refuse(name, reason := self.keys.refusal(headers[KEY_HEADER]), "")
+            return _explained(_NOT_ACTIVATED, 412, reason)
         if path == MESSAGES and answer.status_code == 200:
             body = await answer.aread()  # without content, which devices fetch as objects
             await answer.aclose()
@@ -207,8 +166,16 @@ class Gate:
 def shown(request: Request) -> str:
     """Return a request for a line of the log, without characters that would change the log."""
     path = request.scope["raw_path"].decode("latin-1")
-    peer = request.client.host if request.client else "?"
-    return f"{request.method[:16]} {path[:100]!a} from {peer}"
+    return f"{request.method[:16]} {path[:100]!a} from {_peer(request)}"
+
+
+def _peer(request: Request) -> str:
+    return request.client.host if request.client else "?"
+
+
+def _clock_line(age: float) -> str:
+    """Return how wrong the clock of a device is whose signature is `age` seconds old."""
+    return f" with the time now: its clock is {abs(age):,.0f} s {'behind' if age > 0 else 'ahead of'} this server's"
 
 
 def sent_headers(request: Request) -> dict[str, str]:

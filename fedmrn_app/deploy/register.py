@@ -10,6 +10,7 @@ from fedmrn_app.deploy.folder import Federation
 from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.runtime.connection import Connection
 
+_NOT_FOUND = "[code: 24]"  # Flower's "Node ID not found": somebody else has unregistered it, so it is done
 _AT_ONCE = 2  # Flower's command takes a core for a second
 
 
@@ -63,6 +64,7 @@ def register(federation: Federation, names: Sequence[str], samples: int | None =
         return []
     connection = operator(federation)
     known = known_nodes(connection)
+    revoke_former(federation, connection, known)
     new = [name for name in chosen if federation.devices[name].node_id not in known]
 
     def ask(name: str) -> int:
@@ -89,13 +91,37 @@ def revoke(federation: Federation, names: Iterable[str]) -> None:
         RunError: the SuperLink refuses.
     """
     connection = operator(federation)
-    known = known_nodes(connection)
     for name in map(federation.device_name, names):
-        device = federation.devices[name]
-        if device.node_id in known:
-            connection.ask("supernode", "unregister", str(device.node_id))
-        device.node_id, device.revoked = None, True
+        set_aside(federation, name)
         federation.save()
+    revoke_former(federation, connection, known_nodes(connection))
+
+
+def set_aside(federation: Federation, name: str) -> None:
+    """Record that a device's key is revoked; `revoke_former` tells the SuperLink."""
+    device = federation.devices[name]
+    if device.node_id is not None:
+        federation.former.append(device.node_id)
+    device.node_id, device.revoked = None, True
+
+
+def revoke_former(federation: Federation, connection: Connection, known: set[int]) -> list[int]:
+    """Unregister the keys that the SuperLink knows and that were revoked, as after an older `state.db` was restored.
+
+    Returns:
+        Their node ids.
+
+    Raises:
+        RunError: the SuperLink refuses.
+    """
+    found = sorted(known.intersection(federation.former))
+    for node in found:
+        try:
+            connection.ask("supernode", "unregister", str(node))
+        except RunError as error:
+            if _NOT_FOUND not in str(error):
+                raise
+    return found
 
 
 def rotate(federation: Federation, names: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from fedmrn_app.deploy.folder import Federation
+from fedmrn_app.deploy.members import tell
 from fedmrn_app.deploy.processes import together, wait_for_first
 from fedmrn_app.deploy.superexec import write_command
 from fedmrn_app.environment import flower_environment, flower_home
@@ -32,6 +33,8 @@ def run_server(federation: Federation, host: str) -> None:
         start_server(federation, host, processes)
         where = f"{host}:{federation.port}, for the operator on 127.0.0.1:{federation.control_port}"
         print(f"serving {len(federation.devices)} devices on {where}", flush=True)
+        if federation.former and (error := tell(federation)) is not None:
+            print(f"keys that were revoked are not, for the SuperLink: {error}", file=sys.stderr, flush=True)
         status, reason = wait_for_first(processes)
     raise RunError(f"the server's SuperLink or gate {reason}; its last lines say why", code="died", value=status)
 

@@ -6,7 +6,8 @@ import getpass
 import json
 import re
 import sys
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from fedmrn_app.deploy.folder import Federation
@@ -137,3 +138,16 @@ def _write(folder: Path, *, unit: dict[str, str], extra: str, words: list[str], 
     for file, text in texts.items():
         (folder / file).write_text(text)
     return [folder / file for file in texts]
+
+
+def stale_pins(folder: Path) -> list[str]:
+    """Return the packages that the image of a service has in another version than is installed here, with both."""
+    found = []
+    with suppress(OSError):
+        for line in (folder / "requirements.txt").read_text().splitlines():
+            name, _, pinned = line.partition("==")
+            package = name.partition("[")[0]
+            with suppress(PackageNotFoundError):
+                if (here := version(package).partition("+")[0]) != pinned.partition("+")[0]:
+                    found.append(f"{package} {pinned}, and {here} is installed here")
+    return found

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fedmrn_app.deploy.folder import Device, Federation
-from fedmrn_app.deploy.gateway import read_seen
 from fedmrn_app.deploy.register import operator
+from fedmrn_app.deploy.seen import read_seen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +54,8 @@ def read_status(federation: Federation) -> list[DeviceStatus]:
                 device=name,
                 node_id=device.node_id,
                 state=_state(device, states),
-                last_seen=max(0.0, now - record["last_seen"]) if record else None,
-                clients=_clients(device, len(federation.devices)),
+                last_seen=max(0.0, now - record["last_seen"]) if "last_seen" in record else None,
+                clients=_clients(device, federation.slots),
                 rounds=int(record.get("rounds", 0)),
                 answers=int(record.get("answers", 0)),
             )

@@ -122,6 +122,11 @@ class ClientDirectory:
                 null. Or clients have lost residuals.
         """
         least = self._settings.min_clients
+        if self._devices is not None and (left := sorted(self._devices.left(self._settings.clients))):
+            self._refused |= dict.fromkeys(left, "its device has left the federation")
+            self.report(
+                f"{names(left)} {'takes' if len(left) == 1 else 'take'} no part: no device has this number any more"
+            )
         self.current = self._wait(least or 1, all_clients=True, fewer_suffice=least is not None)
         if self._residuals is not None:
             self._residuals.begin()

@@ -25,7 +25,7 @@ class DeviceRecord:
     Attributes:
         name: of the device.
         number: of its first client.
-        devices: number of devices that share the clients.
+        devices: number of devices that the clients of a run are divided by, including those that have left.
         samples: the confirmed number of samples of each of its clients; None if the operator has confirmed none.
     """
 
@@ -67,19 +67,27 @@ class DeviceRecords:
         return self._by_node.get(node)
 
     def samples(self, clients: int) -> Mapping[int, int] | None:
-        """Return the confirmed number of samples of each client; None unless all of them are confirmed."""
+        """Return the confirmed number of samples of each client; None unless all are confirmed that have a device."""
         found = {c: one.samples for one in self._all for c in one.clients(clients) if one.samples is not None}
-        return found if len(found) == clients else None
+        return found if found and len(found) == clients - len(self.left(clients)) else None
+
+    def left(self, clients: int) -> set[int]:
+        """Return the clients of a run whose device has left the federation."""
+        with contextlib.suppress(*_UNREADABLE):
+            self._read()
+        numbers = {record.number for record in self._all}
+        return {client for client in range(clients) if client % max(1, self._slots) not in numbers}
 
     def _read(self) -> None:
         changed = self.path.stat().st_mtime_ns
         if changed == self._changed:
             return
-        devices = json.loads(self.path.read_text())["devices"]
+        values = json.loads(self.path.read_text())
+        devices, slots = values["devices"], int(values.get("slots", len(values["devices"])))
         records = {
-            name: DeviceRecord(name, int(device["number"]), len(devices), device.get("samples"))
+            name: DeviceRecord(name, int(device["number"]), slots, device.get("samples"))
             for name, device in devices.items()
         }
-        self._all = list(records.values())
+        self._all, self._slots = list(records.values()), slots
         self._by_node = {device["node_id"]: records[name] for name, device in devices.items()}
         self._changed = changed

@@ -10,7 +10,7 @@ import time
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,10 +143,41 @@ def add_connection(name: str, address: str, authority: Path, home: Path | None =
             code="exists", key="--name", value=name,
         )  # fmt: skip
     home.mkdir(parents=True, exist_ok=True)
-    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in section.items())
     before = file.read_text().rstrip("\n") + "\n\n" if file.is_file() else ""
-    file.write_text(f"{before}[superlink.{name}]\n{lines}")
+    file.write_text(before + _section(name, section))
     return file
+
+
+def replace_connection(name: str, address: str, authority: Path, home: Path | None = None) -> Path:
+    """Give the connection of a federation another address or place of its certificate, or add it; return the file.
+
+    Raises:
+        ConfigError: another federation, whose certificate is another one, has a connection of that name.
+    """
+    home = home or flower_home()
+    file = home / "config.toml"
+    present = _connections(file).get(name)
+    if present is None:
+        return add_connection(name, address, authority, home)
+    other = Path(str(present.get("root-certificates", ""))).expanduser()
+    if other.is_file() and other.read_bytes() != authority.read_bytes():
+        raise ConfigError(
+            f"{name}: is the connection of another federation in {file}, whose certificate is {other}; rename it there",
+            code="exists", key="--name", value=name,
+        )  # fmt: skip
+    section = _section(name, {"address": address, "root-certificates": str(authority)})
+    text = file.read_text()
+    found = re.sub(rf"(?ms)^\[superlink\.\"?{re.escape(name)}\"?\]\n.*?(?=^\[|\Z)", lambda _: f"{section}\n", text)
+    file.write_text(found.rstrip("\n") + "\n")
+    if _connections(file).get(name) != {"address": address, "root-certificates": str(authority)}:
+        file.write_text(text)
+        reason = f"cannot be changed in {file}; set its address to {address} and root-certificates to {authority} there"
+        raise ConfigError(f"{name}: {reason}", code="unreadable", value=str(file))
+    return file
+
+
+def _section(name: str, values: Mapping[str, str]) -> str:
+    return f"[superlink.{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
 
 
 def check_name(name: str) -> str:

@@ -16,7 +16,8 @@ from flwr.proto.node_pb2 import Node
 from fedmrn_app.deploy.folder import create
 from fedmrn_app.deploy.gate_objects import HandedObjects
 from fedmrn_app.deploy.gate_server import _group
-from fedmrn_app.deploy.gateway import Gate, read_seen
+from fedmrn_app.deploy.gateway import Gate
+from fedmrn_app.deploy.seen import read_seen
 from tests.deploy import attacks, gate_memory
 from tests.deploy.attacks import NODE, PULL, PUSH, STRANGER, Target, gate, request
 

@@ -264,6 +264,16 @@ def test_keys_may_be_replaced_during_a_run_and_strangers_host_nothing(tmp_path: 
     assert hosts.available()[3] == Host(9, 3)
 
 
+def test_a_run_does_not_wait_for_clients_whose_device_has_left(tmp_path: Path) -> None:
+    lines: list[str] = []
+    devices = {f"device-{number}": {"number": number, "node_id": 5 + number} for number in (0, 2, 3)}
+    (tmp_path / "federation.json").write_text(json.dumps({"devices": devices, "slots": 4}))
+    grid = FakeGrid({5: Hosted({0: 3}), 7: Hosted({2: 3})}, late={8: Hosted({3: 3})}, interval=1e300)
+    found = directory_of(grid, lines, devices=DeviceRecords(tmp_path / "federation.json")).find()
+    assert found == {0: Host(5, 3), 2: Host(7, 3), 3: Host(8, 3)}  # it waited for the late one
+    assert named(lines) == [["client 1"]]
+
+
 def test_records_that_cannot_be_read_end_the_run(tmp_path: Path) -> None:
     (tmp_path / "federation.json").write_text("{")
     with pytest.raises(ConfigError) as refused:

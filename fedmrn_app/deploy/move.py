@@ -1,0 +1,49 @@
+"""Gives a server another address: other names or ports, or another machine to which its folder was brought."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedmrn_app.deploy import service_files
+from fedmrn_app.deploy.folder import Federation, check_hosts, renew_server
+from fedmrn_app.runtime.connection import replace_connection
+
+
+def move(
+    federation: Federation, hosts: Sequence[str] | None = None, port: int | None = None, control_port: int | None = None
+) -> Path:
+    """Change where the server is reached, and write all files that say so: certificate, bundles, services, connection.
+
+    Without changes the files are written again, as is needed where the folder is at another place than before.
+
+    Args:
+        federation: the federation; the keys of its devices and the authority stay.
+        hosts: the server's names and addresses; None for no change. Others need a new certificate.
+        port: that devices connect to; None for no change.
+        control_port: of the SuperLink itself; None for no change.
+
+    Returns:
+        Flower's configuration, which has the connection of the operator.
+
+    Raises:
+        ConfigError: a host is none, or another connection has the federation's name.
+    """
+    if hosts is not None:
+        check_hosts(hosts)
+    file = replace_connection(
+        federation.name,
+        f"127.0.0.1:{federation.control_port if control_port is None else control_port}",
+        federation.authority,
+        federation.home,
+    )
+    if hosts is not None and list(hosts) != federation.hosts:
+        federation.hosts = list(hosts)
+        renew_server(federation)
+    federation.port = federation.port if port is None else port
+    federation.control_port = federation.control_port if control_port is None else control_port
+    federation.save()
+    service_files.write_server_services(federation)
+    for name in federation.devices:
+        service_files.write_device_services(federation, name)
+    return file
