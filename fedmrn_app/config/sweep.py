@@ -13,9 +13,11 @@ from hydra.core.override_parser.types import Glob, Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
 
+from fedmrn_app.config.build import build_task
 from fedmrn_app.config.compose import GROUPS, choices_of, compose_checked, load_config, open_own_groups, parse
 from fedmrn_app.config.schema import Config
 from fedmrn_app.errors import ConfigError
+from fedmrn_app.tasks.task import Task
 from fedmrn_app.validation import check_value, refusal
 
 _MOST_RUNS = 10_000
@@ -32,11 +34,13 @@ class Sweep:
             that searches, the runs at the ends of its intervals.
         folder: folder that holds the runs' folders.
         searches: whether the sweeper chooses its runs as it goes; it may choose others than `runs`.
+        direction: what such a sweeper does with the headline metric, `maximize` or `minimize`; None if it says neither.
     """
 
     runs: list[list[str]]
     folder: Path
     searches: bool = False
+    direction: str | None = None
 
     def check(self) -> None:
         """Check the configuration of every run; of runs that differ in their seed alone, one, and of others the seed.
@@ -54,9 +58,15 @@ class Sweep:
                     check_value(Config, "seed", parse([seed])[0].value() if seed else 0)
                     seeds.add(seed)
                 continue
-            load_config(tuple(run))
+            self._check_direction(build_task(load_config(tuple(run))))
             seen.add(others)
             seeds.add(seed)
+
+    def _check_direction(self, task: Task) -> None:
+        wanted = "minimize" if task.sign() < 0 else "maximize"
+        if self.direction in ("maximize", "minimize") and self.direction != wanted:
+            reason = f"{'less' if task.sign() < 0 else 'more'} {task.metrics[0]} is better; set {wanted}"
+            raise refusal("hydra.sweeper.direction", self.direction, reason, "direction")
 
 
 def open_sweep(overrides: Sequence[str]) -> Sweep:
@@ -71,7 +81,13 @@ def open_sweep(overrides: Sequence[str]) -> Sweep:
     subdir = OmegaConf.to_container(settings.sweep, resolve=False)["subdir"]  # type: ignore[call-overload, index]
     if len(runs) > 1 and "${" not in str(subdir):
         raise refusal("hydra.sweep.subdir", subdir, f"{_OWN_FOLDER}, such as '${{hydra.job.num}}'", "folder")
-    return Sweep(runs, folder, searches=settings.sweeper["_target_"] != _BASIC)
+    direction = settings.sweeper.get("direction")
+    return Sweep(
+        runs,
+        folder,
+        searches=settings.sweeper["_target_"] != _BASIC,
+        direction=None if direction is None else str(direction),
+    )
 
 
 def run_folder(settings: DictConfig) -> Path | None:

@@ -128,6 +128,9 @@ def _collect(classes: list[Path], number: dict[str, int], place: Place) -> tuple
 
 def _rows(folder: Path, files: list[Path], labels: Labels, groups: Labels | None, query: RowQuery) -> OpenRows:
     place = query.place
+    if query.quantity:
+        problem = "labels are names of folders; with task=regression a metadata.csv names files and their numbers"
+        raise place.error("type", problem)
     if not files:
         raise place.error("empty", f"{folder} holds no images ({', '.join(SUFFIXES)})")
 

@@ -25,11 +25,13 @@ class Labels:
         index: int64 (n,), from 0.
         names: the names that the indices stand for, in their order; None where the labels are plain numbers.
         declared: whether the data set fixes the order of the names (a ClassLabel column).
+        values: float64 (n,), the labels where they are a quantity; all indices are 0 then. None for classes.
     """
 
     index: NDArray[np.int64]
     names: tuple[str, ...] | None = None
     declared: bool = False
+    values: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.index)
@@ -51,19 +53,14 @@ def encode_labels(values: NDArray[Any], place: Place, declared: tuple[str, ...] 
     Raises:
         DataError: another shape or type, a number below 0 or without a name, or no rows.
     """
-    if values.ndim == 2 and values.shape[1] == 1:
-        values = values[:, 0]
-    if values.ndim != 1:
-        raise place.error("shape", f"labels have shape {values.shape}; each row must have one number or text")
-    if not len(values):
-        raise place.error("empty", "has no rows")
+    values = _one_for_each_row(values, place)
     if values.dtype.kind == "S":
-        values = np.char.decode(values, "utf-8", "replace")
+        values = np.asarray(np.char.decode(values, "utf-8", "replace"))
     if values.dtype.kind == "U":
         names, index = np.unique(values, return_inverse=True)
         return Labels(index.astype(np.int64), tuple(map(str, names)))
     if values.dtype.kind not in "biu":
-        raise place.error("type", f"labels are {values.dtype}; they must be whole numbers or text")
+        raise place.error("type", decimals(f"labels are {values.dtype}", place))
     if declared is None and np.array_equal(np.unique(values), [-1, 1]):
         return Labels((values > 0).astype(np.int64), ("-1", "1"))
     index = values.astype(np.int64)
@@ -71,6 +68,49 @@ def encode_labels(values: NDArray[Any], place: Place, declared: tuple[str, ...] 
         negative = "; labels below 0 often stand for none: leave such rows out, or store the labels as text"
         raise place.error("label", f"row {row} has the label {index[row]}{negative if index[row] < 0 else ''}")
     return Labels(index, declared, declared is not None)
+
+
+def encode_quantity(values: NDArray[Any], place: Place) -> Labels:
+    """Return labels (n,) or (n, 1) that are numbers on a scale.
+
+    Raises:
+        DataError: another shape or type, a value that is not finite, or no rows.
+    """
+    values = _one_for_each_row(values, place)
+    if values.dtype.kind not in "iuf":
+        what = "text" if values.dtype.kind in "US" else str(values.dtype)
+        raise place.error("type", f"labels are {what}; with task=regression they must be numbers")
+    numbers = values.astype(np.float64)
+    for row in np.flatnonzero(~np.isfinite(numbers))[:1]:
+        raise place.error("label", f"row {row} has the label {numbers[row]}; fill it in or leave the row out")
+    return Labels(np.zeros(len(numbers), np.int64), values=numbers)
+
+
+def decimals(found: str, place: Place) -> str:
+    """Return why decimals are no classes, with the way to learn them as a quantity; `found` says what there is."""
+    problem = f"{found}; classes must be whole numbers or text"
+    return problem if place.key == "data-path" else f"{problem}, and task=regression learns a quantity"
+
+
+def describe_labels(labels: Labels) -> str:
+    """Return a few words about all labels: the number of classes, or the range of a quantity."""
+    return f"{len(np.unique(labels.index))} classes" if labels.values is None else spread_of(labels.values)
+
+
+def spread_of(values: NDArray[np.float64]) -> str:
+    """Return the range and the mean of a quantity (n,)."""
+    return f"from {values.min():.6g} to {values.max():.6g}, {values.mean():.6g} in the mean"
+
+
+def _one_for_each_row(values: NDArray[Any], place: Place) -> NDArray[Any]:
+    """Return labels (n,) from those of shape (n,) or (n, 1)."""
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.ndim != 1:
+        raise place.error("shape", f"labels have shape {values.shape}; each row must have one number or text")
+    if not len(values):
+        raise place.error("empty", "has no rows")
+    return values
 
 
 def count_classes(labels: Labels, place: Place, classes: int | None = None) -> tuple[tuple[str, ...] | None, int]:
@@ -105,8 +145,7 @@ def count_classes(labels: Labels, place: Place, classes: int | None = None) -> t
         raise place.error(
             "ambiguous",
             f"the labels are {len(different)} different whole numbers from {least} to {most}; are they classes or a "
-            f"quantity? dataset.classes={len(different)} makes them classes; a quantity needs "
-            "a task of your own, such as the least squares in docs/tasks.md",
+            f"quantity? dataset.classes={len(different)} makes them classes, task=regression learns a quantity",
         )
     if least == 0 and most + 1 == len(different):
         return None, most + 1

@@ -51,9 +51,10 @@ def open_rows(query: RowQuery) -> tuple[Split, OpenRows]:
 def load_rows(
     query: RowQuery, split: Split, names: tuple[str, ...] | None, classes: int, report: Report | None = None
 ) -> Arrays:
-    """Return x, see `OpenRows.inputs`, and y int64 (n,) of a split, mapped read-only; they are read on first use.
+    """Return x, see `OpenRows.inputs`, and y of a split, mapped read-only; they are read on first use.
 
-    Rows that have groups also have `groups`, int64 (n,).
+    y is int64 (n,), or float64 (n,) where the labels are a quantity. Rows that have groups also have `groups`, int64
+    (n,).
 
     Args:
         query: where the rows are.
@@ -80,7 +81,11 @@ def load_rows(
             wanted = FORM_WORDS[query.form] if query.form else ""
             raise place.error("form", f"holds {FORM_WORDS[opened.form]}, {query.whose} are {wanted}")
         split_place = replace(place, part="" if split == "train" else f"{split} split: ")
-        y = fit_labels(opened.labels, names, classes, split_place, f"{query.whose} classes")
+        y: NDArray[Any]
+        if opened.labels.values is not None:
+            y = opened.labels.values
+        else:
+            y = fit_labels(opened.labels, names, classes, split_place, f"{query.whose} classes")
         groups = {} if opened.groups is None else {"groups": opened.groups.index[rows]}
         return {"x": opened.inputs(rows), "y": np.asarray(y[rows]), **groups}
 

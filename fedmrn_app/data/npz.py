@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmrn_app.data.labels import Labels, encode_labels, listed
+from fedmrn_app.data.labels import Labels, describe_labels, encode_labels, encode_quantity, listed
 from fedmrn_app.data.place import Place
 from fedmrn_app.data.rows import Entry, Form, OpenRows, RowQuery, Splits, check_table, way_to_ignore
 from fedmrn_app.data.samples import Rows
@@ -19,6 +19,7 @@ from fedmrn_app.data.table_rows import group_entry, groups_of
 
 INPUTS = ("x", "images", "data", "features", "inputs")
 LABELS = ("y", "labels", "label", "targets", "target")
+_LABEL_KINDS = {"U": "text", "S": "text", "f": "number"}
 MAX_CHANNELS = 4
 MAX_ID = 1 << 31
 
@@ -80,7 +81,7 @@ def _open(path: Path, keys: tuple[str, str], query: RowQuery) -> OpenRows:
         raise place.error("shape", f"{keys[0]} has shape {x.shape}, {keys[1]} {y.shape}; both must have rows")
     if len(x) != len(y):
         raise place.error("shape", f"{keys[0]} has {len(x)} rows, {keys[1]} has {len(y)}; each row needs one label")
-    labels = encode_labels(y, place)
+    labels = encode_quantity(y, place) if query.quantity else encode_labels(y, place)
     groups = _groups(path, len(x), keys[0], query)
     form = _form_of(x, keys[0], query)
 
@@ -93,12 +94,7 @@ def _open(path: Path, keys: tuple[str, str], query: RowQuery) -> OpenRows:
         kind = {"image": "image", "ids": "token ids", "table": "number"}[form]
         found = [
             Entry(keys[0], kind, "input", f"{x.dtype} of shape {x.shape}"),
-            Entry(
-                keys[1],
-                "text" if y.dtype.kind in "US" else "whole numbers",
-                "label",
-                f"{len(np.unique(labels.index))} classes",
-            ),
+            Entry(keys[1], _LABEL_KINDS.get(y.dtype.kind, "whole numbers"), "label", describe_labels(labels)),
         ]
         if groups is not None:
             found.append(group_entry(str(query.group_column), "array", groups))

@@ -63,6 +63,7 @@ class RowQuery:
     vocabulary: int | None = None  # different tokens of a text
     test_share: float | None = None  # cut off of each class where there is no test split; None to cut nothing
     test_size: int | None = None  # number of test rows, of the digits
+    quantity: bool = False  # whether labels are numbers on a scale, and not classes
     whose: str = "the run's"  # what errors call the rows that these must fit
 
     def advice(self, key: str, value: str = "NAME") -> str:

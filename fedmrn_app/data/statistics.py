@@ -51,6 +51,11 @@ def measure_rows(
     return {**shape, "mean": tuple(m for m, _ in pairs), "std": tuple(s for _, s in pairs)}
 
 
+def standard(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the mean and the standard deviation of values (n,) that are not all the same."""
+    return _rounded(float(values.mean()), float(values.std()))
+
+
 def _image_statistics(x: NDArray[np.uint8]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return mean and standard deviation of each channel, from exact sums."""
     total, squares = np.zeros((2, x.shape[1]), np.int64)

@@ -21,13 +21,15 @@ class SplitRows:
         name: `train`, `val` or `test`.
         rows: the number of rows.
         use: what becomes of them.
-        classes: the number of rows of each class by its name, those without rows included; empty without labels.
+        classes: the number of rows of each class by its name, those without rows included; empty without classes.
+        note: what the labels are where they are no classes.
     """
 
     name: str
     rows: int
     use: str
     classes: Mapping[str, int]
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,5 +77,5 @@ class DataSummary:
 
 
 def counts_of(split: SplitRows) -> str:
-    """Return the rows of each class in one line, cut where there are many classes."""
-    return listed([f"{name} {count:,}" for name, count in split.classes.items()])
+    """Return the rows of each class in one line, cut where there are many classes, or what the labels are."""
+    return split.note or listed([f"{name} {count:,}" for name, count in split.classes.items()])

@@ -23,9 +23,9 @@ from fedmrn_app.data.columns import (
     read_column,
     refuse_unused,
 )
-from fedmrn_app.data.features import Features, find_categories, texts_of
+from fedmrn_app.data.features import Features, find_categories, numbers_of, texts_of
 from fedmrn_app.data.images import ImageForm, stack_images
-from fedmrn_app.data.labels import Labels, encode_labels, listed
+from fedmrn_app.data.labels import Labels, decimals, describe_labels, encode_labels, encode_quantity, listed
 from fedmrn_app.data.place import Place
 from fedmrn_app.data.rows import Entry, OpenRows, RowQuery
 from fedmrn_app.data.samples import Rows
@@ -43,9 +43,8 @@ def columns_rows(table: Table, query: RowQuery) -> OpenRows:
         DataError: a column is missing, is not the only candidate, does not hold what it should, or would not be used.
     """
     label = _label_column(table, query)
-    labels = _labels(table, label, query.place)
-    count = f"{len(np.unique(labels.index))} classes"
-    used = {label: Entry(label, _column_kind(table, label), "label", count)}
+    labels = _labels(table, label, query)
+    used = {label: Entry(label, _column_kind(table, label), "label", describe_labels(labels))}
     groups = None
     if query.group_column is not None:
         known_column(table, query.group_column, "group_column", query)
@@ -193,7 +192,8 @@ def _label_column(table: Table, query: RowQuery) -> str:
     raise query.place.error("column", f"{which}; its columns are {columns}; {query.advice('label_column')}")
 
 
-def _labels(table: Table, name: str, place: Place) -> Labels:
+def _labels(table: Table, name: str, query: RowQuery) -> Labels:
+    place = query.place
     with needs_extra("data", place.key, place.value):
         from datasets import ClassLabel, Features
         from pyarrow import types
@@ -204,10 +204,14 @@ def _labels(table: Table, name: str, place: Place) -> Labels:
         raise place.error("label", f"row {row} has no label in column {name}; leave it out")
     if types.is_dictionary(kind):
         column, kind = column.cast(kind.value_type), kind.value_type
+    if query.quantity and not (types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)):
+        raise place.error("type", f"column {name} is {kind}; with task=regression the label must be a number")
+    if query.quantity:
+        return encode_quantity(numbers_of(column, place), place)
     if is_text(kind):
         return encode_labels(np.array(column.to_pylist(), np.str_), place)
     if not (types.is_integer(kind) or types.is_boolean(kind)):
-        raise place.error("type", f"column {name} is {kind}; labels must be whole numbers or text")
+        raise place.error("type", decimals(f"column {name} is {kind}", place))
     with place.reading():
         feature = Features.from_arrow_schema(table.schema).get(name)
     return encode_labels(column.to_numpy(), place, tuple(feature.names) if isinstance(feature, ClassLabel) else None)

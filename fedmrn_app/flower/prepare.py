@@ -137,8 +137,9 @@ def _progress(
     if evaluation.by_clients:
         file = EvaluationFile(folder.path, len(folder.rounds), task.metrics, directory.device_of)
     best = Best(
-        by_clients=evaluation.decides == "clients", keep=evaluation.keep == "best", patience=evaluation.patience
-    )
+        by_clients=evaluation.decides == "clients", keep=evaluation.keep == "best", patience=evaluation.patience,
+        sign=task.sign(),
+    )  # fmt: skip
     return Progress(
         protocol=protocol,
         model=model,

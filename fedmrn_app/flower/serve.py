@@ -140,7 +140,7 @@ def _summarize(run: ServerRun) -> None:
         facts["evaluated_every"] = evaluation.every
         if len(progress.clients_file.last) <= _LISTED:
             facts["devices"] = progress.clients_file.last
-    summary = summarize(folder.rounds, facts, progress.best.value)
+    summary = summarize(folder.rounds, facts, progress.best.value, less=progress.best.sign < 0)
     headline = task.metrics[0]
     run.report(
         f"done: final {headline.replace('_', ' ')} {summary[f'final_{headline}']:.4f}, "

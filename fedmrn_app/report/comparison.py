@@ -47,12 +47,12 @@ def against(groups: Groups, chosen: str, last: int) -> pd.DataFrame:
         if (other := _other(group, rivals, settings, chosen)) is not None:
             labels[1], of_other = rivals["label"][other], bits[other]
             pairs = [paired(values[number], values[other]) for values in results]
-            cells = [str(len(pairs[0])), *(cell for values in pairs for cell in difference(values))]
+            cells = [str(len(pairs[0])), *(cell for values in pairs for cell in difference(values, groups.factor))]
         rows.append([*labels, *cells, bits[number], of_other])
     head = [
         "run", "against", "data", "rounds", "common seeds",
-        f"{final_of(groups.metric, last)}, difference in points", "verdict",
-        f"best {groups.metric}, difference in points", "verdict", "bits per parameter, up", "of the other",
+        f"{final_of(groups.metric, last)}, difference{groups.points}", "verdict",
+        f"best {groups.metric}, difference{groups.points}", "verdict", "bits per parameter, up", "of the other",
     ]  # fmt: skip
     return pd.DataFrame(rows, columns=head)
 
@@ -63,8 +63,10 @@ def paired(values: pd.Series, others: pd.Series) -> Floats:
     return np.asarray(values[common] - others[common], np.float64)
 
 
-def difference(values: Floats) -> tuple[str, str]:
-    """Return the mean of paired differences with its 95% confidence interval in points, and the verdict.
+def difference(values: Floats, factor: float = 100.0) -> tuple[str, str]:
+    """Return the mean of paired differences with its 95% confidence interval, and the verdict.
+
+    Numbers are multiplied by `factor`: differences of shares are in points.
 
     The verdict is `not distinguishable` if the interval, by Student's t distribution, holds zero. One pair has no
     interval, and its verdict is `one seed`.
@@ -73,10 +75,10 @@ def difference(values: Floats) -> tuple[str, str]:
         return "", "no common seed"
     mean = values.mean()
     if len(values) == 1:
-        return f"{100 * mean:+z.2f}", "one seed"
+        return f"{factor * mean:+z.2f}", "one seed"
     half = half_width(values)
     low, high = mean - half, mean + half
-    text = f"{100 * mean:+z.2f} [{100 * low:+z.2f}, {100 * high:+z.2f}]"
+    text = f"{factor * mean:+z.2f} [{factor * low:+z.2f}, {factor * high:+z.2f}]"
     return text, HIGHER if low > 0 else LOWER if high < 0 else SAME
 
 

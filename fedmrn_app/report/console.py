@@ -20,6 +20,8 @@ def print_summary(console: Console, summary: dict[str, Any], folder: Path) -> No
     table = Table("", summary["strategy"], "FedAvg would send")
     table.add_row(f"final {name}", f"{summary[f'final_{metric}']:.4f}", "")
     table.add_row(f"best {name}", f"{summary[f'best_{metric}']:.4f} (round {summary['best_round']})", "")
+    for other in _other_metrics(summary):
+        table.add_row(f"final {split_of(summary)}{other.replace('_', ' ')}", f"{summary[f'final_{other}']:.4f}", "")
     if summary.get("evaluation") == "both":
         table.add_row(f"final clients {name}", f"{summary[f'final_clients_{metric}']:.4f}", "")
     if (worst := summary.get(f"final_worst_{metric}")) is not None and not math.isnan(worst):
@@ -45,6 +47,13 @@ def print_summary(console: Console, summary: dict[str, Any], folder: Path) -> No
     table.add_row("seconds", f"{summary['seconds']:.0f}", "")
     console.print(table)
     console.print(f"results in {folder}", markup=False)
+
+
+def _other_metrics(summary: Mapping[str, Any]) -> list[str]:
+    """Return the names of the task's metrics beside the first one."""
+    names = [key.removeprefix("final_") for key in summary if key.startswith("final_")]
+    known = (name for name in names if summary.get(f"best_{name}") is not None and name != summary["metric"])
+    return [name for name in known if not name.startswith("clients_")]
 
 
 def split_of(summary: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from scipy.special import stdtrit
 from fedmrn_app.errors import RunError
 from fedmrn_app.report.published import published
 from fedmrn_app.report.runs import load_rounds, unreadable
+from fedmrn_app.results.summary import LESS
 
 Floats = NDArray[np.float64]
 MARK = "†"
@@ -64,6 +65,25 @@ class Groups:
     def metric(self) -> str:
         """The headline metric in words, or `metric` where the groups have different ones."""
         return metric_of(self.runs)
+
+    @property
+    def factor(self) -> float:
+        """The factor of the metric in tables: 100 for percent; 1 where less of a metric is better, such as an error."""
+        return 1.0 if self.runs[LESS].any() else 100.0
+
+    @property
+    def unit(self) -> str:
+        """What follows the metric's name in tables: `, %` where `factor` is that of percent."""
+        return "" if self.factor == 1 else ", %"
+
+    @property
+    def points(self) -> str:
+        """What follows the name of a difference in tables: ` in points` where `factor` is that of percent."""
+        return "" if self.factor == 1 else " in points"
+
+    def signs(self, runs: pd.DataFrame) -> pd.Series:
+        """Return 1 for each of some runs or groups, or -1 where less of its metric is better."""
+        return 1.0 - 2.0 * runs[LESS].astype(float)
 
     def of_each(self, values: pd.Series) -> Any:
         """Group values of runs or of rounds."""

@@ -22,7 +22,7 @@ from fedmrn_app.privacy.mechanism import PrivacyConfig
 from fedmrn_app.report.run_names import LATTICE_ONLY, Setting, name_settings, names_runs
 from fedmrn_app.results.resume import flatten
 from fedmrn_app.results.round_row import columns, from_row
-from fedmrn_app.results.summary import read_summary, summarize
+from fedmrn_app.results.summary import LESS, read_summary, summarize
 
 REMARK = "remark.txt"
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a sixth of the time that OmegaConf takes
@@ -67,7 +67,7 @@ def load_runs(folder: str | Path, *others: str | Path, rounds: int | None = None
       `validation`.
     - `seed` and `rounds` (int64): the run's seed and its number of rounds.
     - `metric` (str): name of the headline metric. `final` and `best` (float64) are its values after the last and the
-      best round, as a share of one for accuracies.
+      best round, as a share of one for accuracies. `less_is_better` (bool): whether less of it is better.
     - `remark` (str): the content of `remark.txt` in one line; empty where there is none.
     - the other values of `summary.json` with its names: seconds, bytes, and bits per trained parameter, as means over
       clients and rounds unless the name says otherwise. A value that a run does not have is NaN.
@@ -192,6 +192,7 @@ def _read_run(folder: Path, rounds: int | None) -> tuple[dict[str, Any], dict[st
             "evaluated_on": summary.get("evaluated_on", "test"),
             "seed": settings.get("seed", np.nan),
             "metric": metric,
+            LESS: bool(summary.get(LESS, False)),
             **{which: float(summary[f"{which}_{metric}"]) for which in ("final", "best")},
             **{name: summary[name] for name in _SUMMARY},
             "remark": " ".join(remark.read_text().split()) if remark.is_file() else "",
@@ -240,7 +241,8 @@ def _summary_of_first(rounds: int, folder: Path, summary: Mapping[str, Any], set
         )
     headline = summary["metric"]
     others = (key for key in rows if f"best_{key}" in summary and key not in ("round", headline))
-    return summarize([from_row(row, [headline, *others]) for row in rows.head(rounds).to_dict("records")], {})
+    first = [from_row(row, [headline, *others]) for row in rows.head(rounds).to_dict("records")]
+    return summarize(first, {}, less=bool(summary.get(LESS, False)))
 
 
 def _named(summaries: Sequence[Mapping[str, Any]], settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

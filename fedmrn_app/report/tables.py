@@ -67,10 +67,10 @@ def means(groups: Groups, last: int = 1) -> pd.DataFrame:
     return _table(
         *_labels(groups),
         ("rounds", _text(groups.table["rounds"])),
-        (f"{final_of(groups.metric, last)}, %", groups.spread(100 * groups.final(last))),
-        (f"best {groups.metric}, %", groups.spread(100 * best)),
+        (f"{final_of(groups.metric, last)}{groups.unit}", groups.spread(groups.factor * groups.final(last))),
+        (f"best {groups.metric}{groups.unit}", groups.spread(groups.factor * best)),
         ("paper, %", _known(paper, ".1f")),
-        ("difference", _known(100 * groups.mean(best) - paper, "+z.1f")),
+        ("difference", _known(groups.factor * groups.mean(best) - paper, "+z.1f")),
         *_bits(_BITS, lambda name: groups.mean(groups.runs[name])),
         *_bits(_LAST_BITS, lambda name: groups.mean(groups.last_round(name))),
         ("seconds per round", _text(groups.mean(groups.rounds["seconds"]), ".1f")),
@@ -88,9 +88,11 @@ def across(groups: Groups, last: int) -> pd.DataFrame:
     again = table.groupby(["strategy", "named_by", "data"]).cumcount()
     row = table.groupby(["strategy", "named_by", again], sort=False).ngroup()
     cells = {
-        "best, % (paper)": groups.spread(100 * groups.runs["best"])
+        f"best{groups.unit} (paper)": groups.spread(groups.factor * groups.runs["best"])
         + _known(table["paper"], ".1f").map(lambda paper: paper and f" ({paper})"),
-        "final, %" if last == 1 else f"last {last} rounds, %": groups.spread(100 * groups.final(last)),
+        f"final{groups.unit}" if last == 1 else f"last {last} rounds{groups.unit}": groups.spread(
+            groups.factor * groups.final(last)
+        ),
     }
     wide = {name: values.set_axis([row, table["data"]]).unstack(fill_value="") for name, values in cells.items()}
     bits = {way: groups.mean(groups.runs[f"{way}_bits_per_parameter"]) for way in ("uplink", "downlink")}
@@ -122,10 +124,11 @@ def within(groups: Groups, megabytes: Sequence[float], last: int) -> pd.DataFram
 def _within(groups: Groups, trailing: pd.Series, fits: pd.Series) -> pd.Series:
     """Return the cells of the groups, empty where the first round of a run does not fit."""
     values = trailing.where(fits).groupby(level="folder", sort=False).last()
-    mean, text = groups.mean(values), groups.spread(100 * values)
+    mean, text = groups.mean(values), groups.spread(groups.factor * values)
     each = fits.groupby(level="folder", sort=False)
     text = text.mask(groups.of_each(each.all()).any(), "(" + text + ")")
-    text = text.mask(mean == mean.groupby(groups.table["data"]).transform("max"), "**" + text + "**")
+    worth = mean * groups.signs(groups.table)
+    text = text.mask(worth == worth.groupby(groups.table["data"]).transform("max"), "**" + text + "**")
     return text.where(groups.of_each(each.any()).all(), "")
 
 
@@ -144,7 +147,7 @@ def choose(groups: Groups, key: str, last: int) -> pd.DataFrame:
     final = groups.final(last)
     cells, means = (
         pd.DataFrame({"row": row, "value": value, "cell": cell}).groupby(["row", "value"])["cell"].last().unstack()
-        for cell in (groups.spread(100 * final), groups.mean(final))
+        for cell in (groups.spread(groups.factor * final), groups.mean(final) * groups.signs(table))
     )
     values = sorted(cells, key=_numbers_first)
     best = means[values].idxmax(axis=1)
@@ -161,13 +164,16 @@ def choose(groups: Groups, key: str, last: int) -> pd.DataFrame:
 
 
 def until(groups: Groups, value: float) -> pd.DataFrame:
-    """Return rounds, seconds and traffic up to the first round whose metric is at least `value`, means over seeds."""
+    """Return rounds, seconds and traffic up to the first round whose metric is `value` or better, means over seeds."""
     rounds = groups.rounds
     seconds = rounds["seconds"].groupby(level="folder", sort=False)
     rounds = rounds.assign(
         round=rounds.index.get_level_values("round"), total=seconds.cumsum(), first=seconds.transform("first")
     )
-    reached = rounds[rounds["headline"] >= value].groupby(level="folder", sort=False).head(1).droplevel("round")
+    sign = rounds.index.get_level_values("folder").map(groups.signs(groups.runs))
+    reached = (
+        rounds[sign * rounds["headline"] >= sign * value].groupby(level="folder", sort=False).head(1).droplevel("round")
+    )
     every = groups.of_each(groups.runs["final"]).size()
     count = groups.of_each(reached["headline"]).size().reindex(every.index, fill_value=0)
     columns = (
@@ -201,16 +207,17 @@ def tested(groups: Groups) -> pd.DataFrame:
     return _table(
         *_labels(groups),
         ("rounds", _text(groups.table["rounds"])),
-        (f"final {groups.metric}, %", groups.spread(100 * groups.final(1))),
-        (f"test {groups.metric}, %", groups.spread(100 * headline)),
+        (f"final {groups.metric}{groups.unit}", groups.spread(groups.factor * groups.final(1))),
+        (f"test {groups.metric}{groups.unit}", groups.spread(groups.factor * headline)),
         ("test loss", _text(groups.mean(loss), ".4f")),
     )
 
 
 def extra_tables(groups: Groups) -> dict[str, pd.DataFrame]:
     """Return the tables that papers show beside accuracy and bits by their titles; those without rows are left out."""
+    best = "Best accuracy" if groups.unit else f"Best {groups.metric}"
     tables = {
-        "Best accuracy less FedAvg's, summed over partitions, in points": _losses(groups),
+        f"{best} less FedAvg's, summed over partitions{',' * bool(groups.points)}{groups.points}": _losses(groups),
         "Training data less test data, last round": _gaps(groups),
         "Seconds and shares, means over rounds and seeds": _times(groups),
     }
@@ -235,20 +242,20 @@ def _losses(groups: Groups) -> pd.DataFrame:
         ("run", sums.index.get_level_values("label").to_series(sums.index)),
         ("data set", sums.index.get_level_values("dataset").to_series(sums.index)),
         ("partitions", others["partition"].groupby(rows, sort=False).agg(", ".join)),
-        ("sum", _text(100 * sums["best"], "+z.1f")),
-        ("of the last round", _text(100 * sums["final"], "+z.1f")),
+        ("sum", _text(groups.factor * sums["best"], "+z.1f")),
+        ("of the last round", _text(groups.factor * sums["final"], "+z.1f")),
         ("paper", _known(sums["paper"], "+z.1f")),
     )
 
 
 def _gaps(groups: Groups) -> pd.DataFrame:
-    loss, metric = groups.last_round("loss_gap"), 100 * groups.last_round("headline_gap")
+    loss, metric = groups.last_round("loss_gap"), groups.factor * groups.last_round("headline_gap")
     known = groups.of_each(loss.map(math.isfinite)).all()
     table = _table(
         *_labels(groups)[:2],
         ("loss", groups.spread(loss, "+.4f")),
         ("absolute", _text(groups.mean(loss.abs()), ".4f")),
-        ("metric, points", groups.spread(metric, "+.3f")),
+        ("metric, points" if groups.unit else "metric", groups.spread(metric, "+.3f")),
         ("absolute", _text(groups.mean(metric.abs()), ".3f")),
     )
     return table[known.to_numpy()]

@@ -44,7 +44,8 @@ class ClientMetrics:
             if tally.rows:
                 own, own_loss = _read(task, tally)
                 each[client] = {"rows": tally.rows, **own, "loss": own_loss}
-        headlines = sorted(one[task.metrics[0]] for one in each.values())
+        found = (one[task.metrics[0]] for one in each.values())
+        headlines = sorted((value for value in found if not math.isnan(value)), key=lambda value: task.sign() * value)
         worst = headlines[: math.ceil(len(headlines) / _WORST)]
         columns = {
             "clients_headline": metrics[task.metrics[0]],

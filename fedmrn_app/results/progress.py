@@ -51,11 +51,13 @@ class Best:
         by_clients: whether the metric on clients' rows decides, and not that on the server's.
         keep: whether the model of the best round is kept beside that of the last.
         patience: number of evaluations without a better round after which the run ends; None for any number.
+        sign: 1 where more of the metric is better, -1 where less is, see `Task.sign`.
     """
 
     by_clients: bool = False
     keep: bool = False
     patience: int | None = None
+    sign: float = 1.0
 
     def value(self, row: Round) -> float:
         """Return the metric that decides, NaN where the round was not evaluated."""
@@ -63,7 +65,7 @@ class Best:
 
     def is_best(self, rounds: Sequence[Round]) -> bool:
         """Return whether the last of some rounds is better than all before."""
-        *before, now = [self.value(row) for row in rounds]
+        *before, now = [self.sign * self.value(row) for row in rounds]
         return not math.isnan(now) and all(not now <= value for value in before)
 
     def check(self, rounds: Sequence[Round]) -> None:
@@ -75,7 +77,7 @@ class Best:
         found = [(row.round, value) for row in rounds if not math.isnan(value := self.value(row))]
         if self.patience is None or not found:
             return
-        best = max(range(len(found)), key=lambda place: (found[place][1], -place))
+        best = max(range(len(found)), key=lambda place: (self.sign * found[place][1], -place))
         if len(found) - 1 - best >= self.patience:
             number, value = found[best]
             raise StoppedEarly(

@@ -13,6 +13,7 @@ import numpy as np
 from fedmrn_app.results.round_row import Round
 
 FILE = "summary.json"
+LESS = "less_is_better"  # key of whether less of the headline metric is better
 _STEPS = ("train", "compress", "decode")
 _MAY_BE_NULL = ("epsilon", "fedmrn", "commit", "final_accuracy", "best_accuracy")  # other nulls are numbers: NaN
 
@@ -45,7 +46,11 @@ def _strict(value: Any) -> Any:
 
 
 def summarize(
-    rounds: Sequence[Round], facts: Mapping[str, Any], deciding: Callable[[Round], float] = lambda row: row.headline
+    rounds: Sequence[Round],
+    facts: Mapping[str, Any],
+    deciding: Callable[[Round], float] = lambda row: row.headline,
+    *,
+    less: bool = False,
 ) -> dict[str, Any]:
     """Return the content of summary.json. The best round is the one with the best headline metric.
 
@@ -53,11 +58,12 @@ def summarize(
         rounds: all rounds, at least one.
         facts: further entries, which come last.
         deciding: returns the metric that decides which round is the best, NaN in rounds that are not evaluated.
+        less: whether less of the metric is better.
     """
-    last = rounds[-1]
-    best = max(rounds, key=lambda row: (-math.inf if math.isnan(value := deciding(row)) else value, -row.round))
+    last, sign = rounds[-1], -1 if less else 1
+    best = max(rounds, key=lambda row: (-math.inf if math.isnan(value := sign * deciding(row)) else value, -row.round))
     metric = next(iter(last.metrics))
-    reached: dict[str, Any] = {"final_accuracy": None, "best_accuracy": None, "metric": metric}
+    reached: dict[str, Any] = {"final_accuracy": None, "best_accuracy": None, "metric": metric, LESS: less}
     for name in last.metrics:
         reached[f"final_{name}"] = last.metrics[name]
         reached[f"best_{name}"] = best.metrics[name]
@@ -81,12 +87,12 @@ def summarize(
         "held_share": _mean(rounds, "held_share"),
         "clients_failed": sum(row.clients_failed for row in rounds),
         **{f"{step}_seconds_per_client_round": _mean(rounds, f"{step}_seconds") for step in _STEPS},
-        **_clients(rounds, metric),
+        **_clients(rounds, metric, sign),
         **facts,
     }
 
 
-def _clients(rounds: Sequence[Round], metric: str) -> dict[str, Any]:
+def _clients(rounds: Sequence[Round], metric: str, sign: int) -> dict[str, Any]:
     """Return what clients found out in the last evaluation, and its traffic; nothing where none has evaluated."""
     evaluated = [row for row in rounds if not math.isnan(row.clients_evaluated)]
     if not evaluated:
@@ -94,7 +100,7 @@ def _clients(rounds: Sequence[Round], metric: str) -> dict[str, Any]:
     last, found = evaluated[-1], [row.clients_headline for row in evaluated if not math.isnan(row.clients_headline)]
     return {
         f"final_clients_{metric}": last.clients_headline,
-        f"best_clients_{metric}": max(found, default=math.nan),
+        f"best_clients_{metric}": sign * max((sign * value for value in found), default=math.nan),
         f"final_mean_{metric}": last.mean_headline,
         f"final_worst_{metric}": last.worst_headline,
         "final_clients_loss": last.clients_loss,

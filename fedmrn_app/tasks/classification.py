@@ -1,187 +1,42 @@
-"""Classification of images, tables or rows of text ids.
+"""Classification of images, tables or rows of text ids with cross-entropy and accuracy.
 
-For images it is the task of Li et al. 2024, section 5.1. A key that is null in a data set's file in conf/dataset/, as
-most are in own.yaml, is read from the data.
+For images it is the task of Li et al. 2024, section 5.1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from fedmrn_app.data.digits import DIGITS_TEST_SIZES
-from fedmrn_app.data.images import by
-from fedmrn_app.data.labels import count_classes
-from fedmrn_app.data.load import FORM_WORDS, SHAPE_KEYS, check_shape, describe_rows, load_rows, open_rows, open_splits
+from fedmrn_app.data.labels import Labels, count_classes
 from fedmrn_app.data.place import Place
-from fedmrn_app.data.rows import ColumnKind, Folders, Form, RowQuery, Tokenizer
-from fedmrn_app.data.statistics import measure_rows
-from fedmrn_app.data.summary import DataSummary, SplitRows
-from fedmrn_app.data.texts import VOCABULARY
-from fedmrn_app.errors import ConfigError, DataError
-from fedmrn_app.tasks.augmentation import crop_flip, normalize
-from fedmrn_app.tasks.task import Report, Samples, Split, Task, convert
-from fedmrn_app.validation import Count, Range
-
-CROP_PADDING = (4, 4)  # in the published code of Li et al. 2024: a random crop of the image's own size after padding
-_TABLE_KEYS = ("image_column", "feature_columns", "label_column", "group_column", "text_column", "ignore", "kinds")
-_OTHER_KEYS = ("categories", "folders", "image_mode", "image_size", "image_max", "tokenizer", "window", "vocabulary")
-_QUERY_KEYS = ("name", "hub", "subset", "test_share", "test_size", *_TABLE_KEYS, *_OTHER_KEYS)
+from fedmrn_app.data.summary import SplitRows
+from fedmrn_app.tasks.labelled_rows import CROP_PADDING as CROP_PADDING
+from fedmrn_app.tasks.labelled_rows import LabelledRows, OnDevice
+from fedmrn_app.tasks.task import Report, Split, convert
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classification(Task):
-    """Labelled rows; `measured` reads from the data every key that is None.
-
-    Samples store labels int64 (n,) and images uint8 (n, channels, height, width), tables float64 (n, columns) or ids
-    int64 (n, length).
-    """
+class Classification(LabelledRows):
+    """Labelled rows, see `LabelledRows`, whose labels are classes: samples store them as int64 (n,)."""
 
     kind: ClassVar[str] = "classification"
-    splits: ClassVar[tuple[Split, ...]] = ("train", "val", "test")
 
     task: Literal["classification"] = "classification"
-    hub: str | None = None
-    subset: str | None = None
-    path: str | None = None  # a folder or file, see `load.FORMS`, which is read instead of the hub
-    image_column: str | None = None  # of parquet files and saved data sets; None for the only one of images
-    feature_columns: tuple[str, ...] | None = None  # of a table; None for all columns of numbers except the label
-    label_column: str | None = None  # None for the one called label, labels, target, class or y
-    group_column: str | None = None  # the natural group of each row
-    text_column: str | None = None  # whose tokens are the ids of a row; None for the only one of text
-    ignore: tuple[str, ...] = ()  # columns, arrays or folders that are not used
-    kinds: Mapping[str, ColumnKind] | None = None  # of columns: number, category, text or vector
-    categories: Mapping[str, tuple[str, ...]] | None = None  # the values of each column of categories
-    folders: Folders | None = None  # what the first level of folders of images is
-    image_mode: Literal["L", "LA", "RGB", "RGBA"] | None = None  # to which images are converted
-    image_size: Count | None = None  # height and width to which images are scaled
-    image_max: Count | None = None  # of images of 16 bits, the value that becomes 255
-    tokenizer: Tokenizer = "words"
-    test_share: Annotated[float, Range(above=0, below=1)] = 0.2  # cut off where `path` has no test split
-    form: Form | None = None
-    channels: Count | None = None
-    height: Count | None = None
-    width: Count | None = None
-    features: Count | None = None  # columns of a table
-    window: Count | None = None  # ids in a row
-    vocabulary: Annotated[int, Range(least=2, below=1 << 31)] | None = None  # ids are from 0 to vocabulary - 1
-    classes: Annotated[int, Range(least=2, below=1 << 31)] | None = None
-    names: Annotated[tuple[str, ...], Range(least=2)] | None = None  # of the classes; None where they are numbers
-    mean: tuple[float, ...] | None = None  # of each channel of pixels in [0, 1], or of each column
-    std: tuple[Annotated[float, Range(above=0)], ...] | None = None
-    augmentation: Literal["none", "crop_flip"] = "none"
-    model: str = "auto"
-    test_size: Count | None = None  # rows, of the digits
 
-    def __post_init__(self) -> None:
-        for key, problem in {**self._row_mistakes(), **self._class_mistakes()}.items():
-            value = getattr(self, key)
-            shown = value
-            if isinstance(value, tuple):
-                shown = f"[{', '.join(f'{v:g}' if isinstance(v, float) else v for v in value[:8])}]"
-            raise ConfigError(f"dataset.{key}={shown}: {problem}", code="dataset", key=f"dataset.{key}", value=value)
+    def _outputs(self) -> int | None:
+        return self.classes
 
-    def _row_mistakes(self) -> dict[str, str]:
-        """Return what is wrong with the keys of where the rows are, by key."""
-        wrong = {}
-        if self.path == "":
-            wrong["path"] = "must name a place, or be null"
-        elif self.name == "digits" and self.path is not None and self.path_key == Task.path_key:
-            wrong["path"] = "digits come with scikit-learn; take dataset=own for rows of your own"
-        least, most = DIGITS_TEST_SIZES
-        if self.name == "digits" and not least <= (self.test_size or least) <= most:
-            wrong["test_size"] = f"must be from {least} to {most}, of 1797 rows with ten labels"
-        for key, empty in {"image_column": "", "label_column": "", "feature_columns": ()}.items():
-            if getattr(self, key) == empty:
-                wrong[key] = "must name a column, or be null"
-        if self.feature_columns and self.image_column:
-            wrong["image_column"] = "must be null where there are dataset.feature_columns"
-        return wrong
+    def _labels_known(self) -> bool:
+        return self.names is not None
 
-    def _class_mistakes(self) -> dict[str, str]:
-        """Return what is wrong with the keys of what the rows are, by key."""
-        wrong, form, names = {}, self._form(), self.names
-        if names is not None and len(set(names)) != (self.classes or len(names)):
-            wrong["names"] = f"must be {self.classes or len(names)} different names"
-        if form in ("table", "ids") and self.augmentation != "none":
-            wrong["augmentation"] = f"is for images; these are {FORM_WORDS[form]}"
-        count = {"image": self.channels, "table": self.features}.get(form or "")
-        for key in ("mean", "std"):
-            values = getattr(self, key)
-            if values is not None and count is not None and len(values) != count:
-                what = "channel" if form == "image" else "column"
-                wrong[key] = f"must have one value for each {what}, of which there are {count}"
-            if values is not None and form == "ids":
-                wrong[key] = "must be null for rows of ids, which are not normalized"
-        return wrong
-
-    def load(self, split: Split, report: Report | None = None) -> Samples:
-        """Return one split, mapped read-only; it is read on first use.
-
-        Raises:
-            DataError: it cannot be read, or differs from what was measured.
-        """
-        inputs, query = self._known_inputs(), self._query()
-        stored = load_rows(query, split, self.names, int(self.classes or 0), report)
-        check_shape(stored["x"], query, inputs["shape"], inputs.get("vocabulary"))
-        return Samples(stored["x"], stored["y"], stored["y"], stored.get("groups"))
-
-    def measured(self, report: Report | None = None) -> Classification:
-        """Fill in what is None from the training split, or from the test split where it is the only one.
-
-        Without a place for rows, but with their shape and classes, nothing is read: devices have the rows.
-
-        Raises:
-            DataError: it cannot be read, or its rows are of one class.
-        """
-        complete = bool(self.inputs()) and (self._form() == "ids" or None not in (self.mean, self.std))
-        if complete and (self.path is None or self.names is not None):
-            return self
-        if bool(self.inputs()) and self.path is None and self.hub is None and self.name != "digits":
-            return self._unmeasured(report)
-        split, opened = open_rows(self._query())
-        names, classes, place = self.names, self.classes, self._query().place
-        if names is None and not (classes is not None and opened.labels.declared):
-            names, classes = count_classes(opened.labels, place, classes)
-        if complete and names is None:
-            return self
-        task = replace(
-            self,
-            form=self._form() or opened.form,
-            names=names,
-            classes=classes if names is None else len(names),
-            feature_columns=opened.columns or self.feature_columns,
-            kinds=opened.kinds or self.kinds,
-            categories=opened.categories or self.categories,
-            text_column=opened.text_column or self.text_column,
-            vocabulary=self.vocabulary or (VOCABULARY[self.tokenizer] if opened.text_column else None),
-        )
-        x = load_rows(task._query(), split, task.names, int(task.classes or 0), report)["x"]
-        found = measure_rows(opened.form, x, place, None if opened.indicators is None else opened.indicators())
-        task = replace(task, **{key: value for key, value in found.items() if getattr(task, key) is None})
-        check_shape(x, task._query(), task.inputs()["shape"], task.inputs().get("vocabulary"))
-        return task
-
-    def describe(self, report: Report | None = None) -> DataSummary:
-        """Return what becomes of each column, and the rows and classes of each split."""
-        query, shape = self._query(), self.inputs()["shape"]
-        known = query.place.on_disk  # columns of data sets of the hub are named in their files in conf/dataset/
-        entries, stored = describe_rows(query) if known else ([], {"train": 0, "test": 0})
-        words = {"image": f"images of {by(shape)}", "table": f"a table of {shape[0]} inputs"}
-        splits = [self._split_rows("train", "training", report)]
-        cut = f"cut off from the training rows (dataset.test_share={self.test_share:g})"
-        if "val" in stored:
-            alone = "evaluation, because there is no test split"
-            use = "held out; validation=val evaluates on it" if "test" in stored else alone
-            splits.append(self._split_rows("val", use, report))
-        if "test" in stored or "val" not in stored:
-            splits.append(self._split_rows("test", "evaluation" if "test" in stored else f"evaluation, {cut}", report))
-        return DataSummary(str(query.place), words.get(str(self._form()), f"rows of {shape[0]} ids"), entries, splits)
+    def _of_labels(self, labels: Labels, place: Place) -> dict[str, Any]:
+        names, classes = self.names, self.classes
+        if names is None and not (classes is not None and labels.declared):
+            names, classes = count_classes(labels, place, classes)
+        return {"names": names, "classes": classes if names is None else len(names)}
 
     def _split_rows(self, split: Split, use: str, report: Report | None) -> SplitRows:
         labels = self.load(split, report).y[:]
@@ -189,101 +44,11 @@ class Classification(Task):
         counts = np.bincount(labels, minlength=len(names)).tolist()
         return SplitRows(split, len(labels), use, dict(zip(names, counts, strict=True)))
 
-    def _unmeasured(self, report: Report | None) -> Classification:
-        """Return the task of devices whose rows nobody else has: without `mean` and `std`, those of the form."""
-        channels, features = self.channels or 0, self.features or 0
-        mean, std = ((0.0,) * features, (1.0,) * features) if features else ((0.5,) * channels, (0.25,) * channels)
-        if self._form() == "ids" or None not in (self.mean, self.std):
-            return self
-        if report is not None:
-            taken = "pixels are taken to have mean 0.5 and deviation 0.25" if channels else "columns are not normalized"
-            report(f"dataset={self.name}: no rows to measure here, so {taken}; set dataset.mean and dataset.std")
-        return replace(self, mean=self.mean or mean, std=self.std or std)
-
     def local(self, path: str) -> Classification:
         """Return the same task on a device's rows, in any form; `load` checks them against what was measured."""
         self._known_inputs()
         return convert(self, DeviceRows, path=path)
 
-    def inputs(self) -> Mapping[str, Any]:
-        """Return the number of classes, the shape of a row, and what else models of its form take.
 
-        Images have channels and size (height, width), tables features, ids vocabulary and window. The result is empty
-        while one of them is not measured.
-        """
-        form = self._form()
-        known = {key: getattr(self, key) for key in (*SHAPE_KEYS.get(form, ()), "classes")}
-        if form == "ids":
-            known = {"vocabulary": self.vocabulary, **known}
-        if form is None or None in known.values():
-            return {}
-        shape = tuple(known[key] for key in SHAPE_KEYS[form])
-        if form == "image":
-            return {"channels": self.channels, "size": shape[1:], "shape": shape, "classes": self.classes}
-        return {**known, "shape": shape}
-
-    def example(self, count: int) -> Tensor:
-        """Return black images, or rows of zeros."""
-        dtype = torch.int64 if self._form() == "ids" else torch.float32
-        return torch.zeros(count, *self.inputs()["shape"], dtype=dtype)
-
-    def model_name(self) -> str | None:
-        """Return the data set's own model, or one that suits the shape of the rows."""
-        known = self.inputs()
-        if self.model != "auto" or not known:
-            return None if self.model == "auto" else self.model
-        if "vocabulary" in known:
-            return "word_average" if self.text_column is not None and self.tokenizer == "words" else "char_lstm"
-        side = min(known.get("size", (0,)))
-        return "cnn4" if side >= 16 else "digits" if side >= 4 else "mlp"
-
-    def batch(self, x: Tensor, y: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Return what the model takes, and the labels.
-
-        Images are normalized float32 (b, channels, height, width), channels-last in memory; tables normalized float32
-        (b, columns); ids int64 (b, length).
-        """
-        form = self._form()
-        if form == "ids":
-            return x.long(), y
-        mean, std = self.mean or (), self.std or ()
-        if form == "table":  # in float64, which holds columns of large numbers such as times
-            center, scale = (torch.tensor(values, dtype=torch.float64, device=x.device) for values in (mean, std))
-            return ((x.double() - center) / scale).float(), y
-        images = normalize(x, mean, std)
-        if generator is not None and self.augmentation == "crop_flip":
-            (images,) = crop_flip(images, CROP_PADDING, generator)
-        return images.contiguous(memory_format=torch.channels_last), y
-
-    def _form(self) -> Form | None:
-        """Return what the rows are; image files in conf/dataset/ tell it by their channels."""
-        return "image" if self.form is None and self.channels is not None else self.form
-
-    def _known_inputs(self) -> Mapping[str, Any]:
-        if not self.inputs():
-            problem = f"dataset={self.name}: the form of its rows is not known yet; measure it first"
-            raise DataError(problem, code="not-measured", key="dataset", value=self.name)
-        return self.inputs()
-
-    def _query(self) -> RowQuery:
-        """Return where the rows are, and what they must be."""
-        place = Place("dataset", self.name) if self.path is None else Place(self.path_key, self.path)
-        whose = "the training split's" if self.hub is None else f"{self.name}'s"
-        return RowQuery(place=place, whose=whose, form=self._form(), **{key: getattr(self, key) for key in _QUERY_KEYS})
-
-
-class DeviceRows(Classification):
-    """A device's own rows: all of them, or their training split."""
-
-    path_key = "data-path"
-
-    def measured(self, report: Report | None = None) -> Classification:
-        """Return the task itself, because the run's rows are measured."""
-        return self
-
-    def own_test_rows(self) -> Samples | None:
-        """Return the test split of the device's place; None where it has none."""
-        return self.load("test") if "test" in open_splits(self._query()) else None
-
-    def _query(self) -> RowQuery:
-        return replace(super()._query(), whose="the run's", test_share=None)
+class DeviceRows(OnDevice, Classification):
+    """A device's own rows with classes."""

@@ -31,7 +31,8 @@ class Task(ABC):
     """What a run learns; by default classification with cross-entropy and accuracy."""
 
     kind: ClassVar[str]  # its name in conf/dataset/*.yaml
-    metrics: ClassVar[tuple[str, ...]] = ("accuracy",)  # what `read` returns; more is better, the first is the headline
+    metrics: ClassVar[tuple[str, ...]] = ("accuracy",)  # what `read` returns; the first is the headline
+    less_is_better: ClassVar[tuple[str, ...]] = ()  # those of them that are better the smaller they are, such as rmse
     splits: ClassVar[tuple[Split, ...]] = ("train", "test")  # what `load` takes
     path_key: ClassVar[str] = "dataset.path"  # what errors call the path of the rows
 
@@ -113,6 +114,11 @@ class Task(ABC):
             DataError: the split cannot be read, or does not fit the run.
         """
         return None
+
+    @classmethod
+    def sign(cls) -> float:
+        """Return 1 where more of the headline metric is better, and -1 where less is."""
+        return -1.0 if cls.metrics[0] in cls.less_is_better else 1.0
 
     @property
     def tally_shape(self) -> tuple[int, ...]:

@@ -56,6 +56,16 @@ def test_within_takes_the_last_round_that_fits_and_marks_the_best(traffic_runs: 
     assert both == [["**(70.00 ± 0.00)**"], ["**(50.00)**"]]
 
 
+def test_tables_follow_a_metric_of_which_less_is_better(traffic_runs: list[Path]) -> None:
+    for path in traffic_runs:
+        path.write_text(path.read_text().replace('"less_is_better": false', '"less_is_better": true'))
+    groups = read_groups(traffic_runs)
+    assert rows(within(groups, [ROUND_UP], last=1), 3) == [["0.30 ± 1.27"], ["**0.25**"]]
+    assert "best accuracy" in means(groups)
+    assert rows(until(groups, 0.3), 2, 3) == [["1 of 2", "1"], ["1", "1"]]
+    assert rows(choose(groups, "rounds", 1), -1) == [["4"], ["2"]]
+
+
 def test_choose_has_a_row_for_other_settings_and_a_column_for_each_value(tmp_path: Path) -> None:
     curves = {0.1: (0.2, 1.0, 0.5), 10: (0.2, 0.5, 0.6), 2: (0.2, 0.5, 0.5)}
     runs = [make_run(tmp_path / str(bits), "eden", 0, curve, bits=bits) for bits, curve in curves.items()]
