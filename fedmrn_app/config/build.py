@@ -492,7 +492,20 @@ def default_model(task: Task) -> Values:
         reason = f"no such model{validation.nearest(name, allowed)}; there are {', '.join(allowed)}"
         raise refusal("dataset.model", name, reason, "choice")
     values: Values = OmegaConf.to_container(OmegaConf.load(path))  # type: ignore[assignment]
-    return values
+    return {**values, **task.model_options()}
+
+
+def default_partition(task: Task | None, values: Values) -> Values:
+    """Return the values of the file in conf/partition/ that `partition=default` stands for with this task.
+
+    Where `values` of the partition set the number of rows that each client draws, it is `iid` in any case.
+    """
+    from omegaconf import OmegaConf
+
+    drawn = values.get("samples_per_client")
+    name = "natural" if task is not None and task.has_groups() and drawn is None else "iid"
+    found: Values = OmegaConf.to_container(OmegaConf.load(find_conf() / "partition" / f"{name}.yaml"))  # type: ignore[assignment]
+    return found if drawn is None else {**found, "samples_per_client": drawn}
 
 
 measure = resolve_from_data  # the function's former name

@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedmrn_app.config.build import default_model, find_conf, read_config, task_of
+from fedmrn_app.config.build import default_model, default_partition, find_conf, read_config, task_of
 from fedmrn_app.config.checks import check_gpus
 from fedmrn_app.config.privacy_checks import check_budget
 from fedmrn_app.config.schema import Config, Values
@@ -136,7 +136,9 @@ def _filled(values: Values, defaults: Values) -> Values:
 
 
 def plain_values(composed: DictConfig) -> Values:
-    """Return a composed configuration as plain values, with the default model filled in and without Hydra's settings.
+    """Return a composed configuration as plain values, without Hydra's settings.
+
+    The default model and the default partition are filled in.
 
     Raises:
         ConfigError: a value is interpolated from one that does not exist.
@@ -148,10 +150,15 @@ def plain_values(composed: DictConfig) -> Values:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"{error.full_key}: {reason}", code="interpolation", key=str(error.full_key)) from error
     groups = [values.get(group) for group in ("model", "task", "dataset")]
+    task = None
     if all(isinstance(group, dict) for group in groups):  # else the schema refuses them
         model, task_values, dataset = cast(list[Values], groups)
-        if model.get("name") == "default" and (task := task_of(task_values, dataset)).inputs():
+        task = task_of(task_values, dataset)
+        if model.get("name") == "default" and task.inputs():
             values["model"] = default_model(task)
+    partition = values.get("partition")
+    if isinstance(partition, dict) and partition.get("name") == "default":
+        values["partition"] = default_partition(task, partition)
     return values
 
 

@@ -63,7 +63,7 @@ def _data(config: Config, labels: int | None) -> Iterator[Remark]:
     yield digits or path.endswith(".npz"), table, "these rows have no columns with names"
     yield digits or bool(path), "dataset.hub|subset", "these rows are not read from the hub"
     yield TARGET in config.task, "dataset", "task=own brings its data"
-    shares = f"partition={config.partition.name} divides the rows without regard to it; set partition=natural"
+    shares = f"partition={config.partition.name} divides the rows without regard to it; leave the partition out"
     yield config.partition.name != "natural", "dataset.group_column", shares
     more = labels is not None and int(dataset.get("classes") or 0) > labels
     yield more, "dataset.classes", f"the rows have {labels} labels, and no row can have a further one"

@@ -15,10 +15,16 @@ _SEPARATORS = ",;\t|"
 _LARGEST_BLOCK = (1 << 31) - 1  # bytes that PyArrow reads at once
 
 
-def read_csv_files(files: Sequence[Path], place: Place) -> Any:
+def read_csv_files(files: Sequence[Path], place: Place, values: Sequence[str] | None = None, column: str = "") -> Any:
     """Return the rows of all files as one `pyarrow.Table`.
 
     Types are found from all values of a file, not from its first ones.
+
+    Args:
+        files: the files.
+        place: what errors name.
+        values: a value for each file, which its rows have in a further column; None for no such column.
+        column: the name of this column.
 
     Raises:
         DataError: a file cannot be read, has no line of names, or has other columns than the first.
@@ -32,6 +38,11 @@ def read_csv_files(files: Sequence[Path], place: Place) -> Any:
             odd = sorted(set(table.column_names) ^ set(tables[0].column_names))
             problem = f"column {odd[0]} is in only one of {files[0].name} and {file.name}"
             raise place.error("column", f"{problem}; all files must have the same columns")
+    if values is not None:
+        tables = [
+            table.append_column(column, pyarrow.array([value] * len(table), pyarrow.string()))
+            for table, value in zip(tables, values, strict=True)
+        ]
     with place.reading():
         return pyarrow.concat_tables(tables, promote_options="permissive")
 

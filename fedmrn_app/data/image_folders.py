@@ -14,7 +14,7 @@ from fedmrn_app.data.labels import Labels, listed
 from fedmrn_app.data.place import Place
 from fedmrn_app.data.rows import Entry, OpenRows, RowQuery, Splits, way_to_ignore
 from fedmrn_app.data.samples import Rows
-from fedmrn_app.data.splits import split_of_name
+from fedmrn_app.data.splits import WORDS, split_of_name
 from fedmrn_app.data.table_rows import columns_rows, group_entry
 from fedmrn_app.errors import needs_extra
 
@@ -28,14 +28,18 @@ def image_folder_splits(folder: Path, query: RowQuery) -> Splits:
     Instead of the folders of classes there may be a `metadata.csv`, and with `dataset.folders=groups` there is a folder
     of each group above them.
 
+    A folder of sites, each with splits of its own, has the sites as groups with `dataset.folders=groups` too.
+
     Raises:
-        DataError: a folder beside the splits would not be used.
+        DataError: a folder beside the splits would not be used, or the folders may be sites.
     """
     found: dict[str, Path] = {}
     for place in _folders(folder):
         if (split := split_of_name(place.name)) and _holds_rows(place):
             found.setdefault(split, place)
     if not {"train", "test"} & set(found):
+        if sites := _sites(folder, query):
+            return {split: partial(_open_groups, folder, query, split) for split in WORDS if split in sites}
         found = {"train": folder}
     elif not query.on_device:
         left = [p.name for p in _folders(folder) if p not in found.values() and p.name not in query.ignore]
@@ -68,7 +72,7 @@ def _open_folder(folder: Path, query: RowQuery) -> OpenRows:
     """Open a folder of classes or of groups, each in alphabetical order, and so are the images in them."""
     if (folder / METADATA).is_file():
         return _open_metadata(folder, query)
-    if query.folders == "groups":
+    if query.folders == "groups" and not query.on_device:  # a device is one of the groups
         return _open_groups(folder, query)
     classes = [one for one in _folders(folder) if one.name not in query.ignore]
     if not classes:
@@ -81,9 +85,42 @@ def _open_folder(folder: Path, query: RowQuery) -> OpenRows:
     return _rows(folder, files, Labels(index, tuple(one.name for one in classes)), None, query)
 
 
-def _open_groups(folder: Path, query: RowQuery) -> OpenRows:
-    """Open a folder of groups, each with a folder for each class."""
+def _sites(folder: Path, query: RowQuery) -> set[str]:
+    """Return the splits that the folders in a folder have below them, none where they are no sites.
+
+    Raises:
+        DataError: it is not said that they are sites, or one of them has no splits.
+    """
+    if query.folders == "classes" or query.on_device:
+        return set()
+    sites = [one for one in _folders(folder) if one.name not in query.ignore]
+    splits = {one.name: {split for split in WORDS if _split_of(one, split)} for one in sites}
+    found = [name for name in splits if {"train", "test"} & splits[name]]
+    if not found:
+        return set()
+    if query.folders is None:
+        below = " and ".join(f"{split}/" for split in WORDS if split in splits[found[0]])
+        raise query.place.error(
+            "ambiguous",
+            f"{found[0]}/ holds {below}; dataset.folders=groups takes the first level as groups, such as sites, each "
+            "with its own splits",
+        )
+    if other := next((name for name in splits if name not in found), None):
+        problem = f"{other}/ has no train/ and test/, as {found[0]}/ has"
+        raise query.place.error("unused", f"{problem}; {way_to_ignore([other])}")
+    return set.union(*splits.values())
+
+
+def _split_of(site: Path, split: str) -> Path | None:
+    """Return the folder of a site's split; None where it has none."""
+    return next((one for one in _folders(site) if split_of_name(one.name) == split and _holds_rows(one)), None)
+
+
+def _open_groups(folder: Path, query: RowQuery, split: str | None = None) -> OpenRows:
+    """Open a folder of groups, each with a folder for each class, or with such folders in each of its splits."""
     groups = [one for one in _folders(folder) if one.name not in query.ignore]
+    if split is not None:
+        groups = [found for one in groups if (found := _split_of(one, split))]
     names = sorted({one.name for group in groups for one in _folders(group)})
     number = {name: place for place, name in enumerate(names)}
     files: list[Path] = []
@@ -91,12 +128,14 @@ def _open_groups(folder: Path, query: RowQuery) -> OpenRows:
     for owner, group in enumerate(groups):
         if loose := next(filter(_is_image, group.iterdir()), None):
             raise query.place.error("kind", f"{loose} is in no folder of a class; dataset.folders=groups needs one")
-        found, index = _collect(_folders(group), number, query.place)
-        files += found
+        images, index = _collect(_folders(group), number, query.place)
+        files += images
         labels.append(index)
-        owners.append(np.full(len(found), owner))
+        owners.append(np.full(len(images), owner))
     index, owner_of = np.concatenate(labels), np.concatenate(owners)
-    return _rows(folder, files, Labels(index, tuple(names)), Labels(owner_of, tuple(one.name for one in groups)), query)
+    owner_labels = Labels(owner_of, tuple((one if split is None else one.parent).name for one in groups))
+    level = "second level of folders" if split is None else "third level of folders"
+    return _rows(folder, files, Labels(index, tuple(names)), owner_labels, query, level)
 
 
 def _refuse_levels(folder: Path, classes: list[Path], place: Place) -> None:
@@ -126,7 +165,14 @@ def _collect(classes: list[Path], number: dict[str, int], place: Place) -> tuple
     return files, np.array(index, np.int64)
 
 
-def _rows(folder: Path, files: list[Path], labels: Labels, groups: Labels | None, query: RowQuery) -> OpenRows:
+def _rows(
+    folder: Path,
+    files: list[Path],
+    labels: Labels,
+    groups: Labels | None,
+    query: RowQuery,
+    level: str = "names of folders",
+) -> OpenRows:
     place = query.place
     if query.quantity:
         problem = "labels are names of folders; with task=regression a metadata.csv names files and their numbers"
@@ -140,7 +186,6 @@ def _rows(folder: Path, files: list[Path], labels: Labels, groups: Labels | None
     def entries() -> list[Entry]:
         kinds = sorted({file.suffix.lower() for file in files})
         found = [Entry("files", "image", "input", f"{len(files):,} of {', '.join(kinds)}")]
-        level = "names of folders" if groups is None else "second level of folders"
         found.append(Entry(level, "folders", "label", f"{len(labels.names or ())} classes"))
         if groups is not None:
             found.append(group_entry("first level of folders", "folders", groups))

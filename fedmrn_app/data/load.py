@@ -22,7 +22,7 @@ from fedmrn_app.data.npz import npz_splits
 from fedmrn_app.data.rows import Entry, Form, OpenRows, RowQuery, Splits
 from fedmrn_app.data.samples import Report, Rows, Split
 from fedmrn_app.data.table_rows import columns_rows
-from fedmrn_app.data.tables import open_tables
+from fedmrn_app.data.tables import FOLDER, open_tables
 from fedmrn_app.errors import DataError
 
 FORMS = "a folder of images by class, parquet or CSV files, a folder of datasets.save_to_disk, or an .npz file"
@@ -167,7 +167,8 @@ def open_splits(query: RowQuery) -> Splits:
             raise place.error("empty", f"the folder is empty; it must hold {FORMS}")
         if path.is_dir() and holds_metadata(path):
             return image_folder_splits(path, query)
-        if (tables := open_tables(path, place)) and not (path.is_dir() and _only_images(path)):
+        by_folder = query.folders == "groups" and not query.on_device  # a device is one of the groups
+        if (tables := open_tables(path, place, by_folder=by_folder)) and not (path.is_dir() and _only_images(path)):
             return {split: partial(_open_table, query, table) for split, table in tables.items()}
         return image_folder_splits(path, query)
 
@@ -208,7 +209,8 @@ def _open(query: RowQuery, splits: Splits, split: Split) -> tuple[OpenRows, Rows
 
 
 def _open_table(query: RowQuery, table: Callable[[], Any]) -> OpenRows:
-    return columns_rows(table(), query)
+    by_folder = query.folders == "groups" and not query.on_device
+    return columns_rows(table(), replace(query, group_column=FOLDER) if by_folder else query)
 
 
 def _open_hub(query: RowQuery, split: str) -> OpenRows:

@@ -293,7 +293,8 @@ class Natural(Scheme):
         large = np.flatnonzero(sizes >= least)
         if clients > len(large):
             groups = f"only {len(large)} of {np.count_nonzero(sizes)} groups"
-            raise _error("clients", clients, f"{groups} have {least} rows or more (partition.min_samples)")
+            way = f"set clients={len(large)} clients_per_round={len(large)}"
+            raise _error("clients", clients, f"{groups} have {least} rows or more (partition.min_samples); {way}")
         chosen = np.sort(np.random.default_rng(seed).choice(large, clients, replace=False))
         order = np.argsort(samples.groups, kind="stable")
         starts = np.concatenate([[0], np.cumsum(sizes)])

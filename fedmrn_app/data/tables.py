@@ -16,11 +16,17 @@ from fedmrn_app.data.splits import split_of_file, splits_of_names
 from fedmrn_app.errors import needs_extra
 
 Table = Any  # a pyarrow.dataset.Dataset
+FOLDER = "first level of folders"  # the column of the names of these folders
 SAVED_FILES = ("dataset_dict.json", "state.json")  # of `DatasetDict.save_to_disk` and `Dataset.save_to_disk`
 
 
-def open_tables(path: Path, place: Place) -> Mapping[str, Callable[[], Table]]:
+def open_tables(path: Path, place: Place, *, by_folder: bool = False) -> Mapping[str, Callable[[], Table]]:
     """Return the splits of parquet or CSV files or of a saved data set, none where a folder holds none of them.
+
+    Args:
+        path: of a file or a folder.
+        place: what errors name.
+        by_folder: whether the names of the first level of folders are a further column, `FOLDER`.
 
     Raises:
         DataError: a saved data set cannot be read, has several splits of other names, or there are files of both kinds.
@@ -44,7 +50,9 @@ def open_tables(path: Path, place: Place) -> Mapping[str, Callable[[], Table]]:
         raise place.error(
             "split", f"holds {unsplit[0].relative_to(path)}, which names no split, beside the splits {', '.join(found)}"
         )
-    return {split: partial(_open_files, some, path, place) for split, some in found.items()}
+    if by_folder and (loose := next((file for file in files if file.parent == path), None)):
+        raise place.error("split", f"{loose.name} is in no folder; dataset.folders=groups needs one for each group")
+    return {split: partial(_open_files, some, path, place, by_folder=by_folder) for split, some in found.items()}
 
 
 def table_of(rows: Any) -> Table:
@@ -82,7 +90,7 @@ def _saved_tables(path: Path, place: Place) -> dict[str, Callable[[], Table]]:
     return {split: partial(table_of, parts[name]) for split, name in found.items()}
 
 
-def _open_files(files: list[Path], root: Path, place: Place) -> Table:
+def _open_files(files: list[Path], root: Path, place: Place, *, by_folder: bool = False) -> Table:
     """Open parquet or CSV files as one table; folders such as `label=cat/` are columns, as Hive writes them.
 
     Raises:
@@ -93,10 +101,13 @@ def _open_files(files: list[Path], root: Path, place: Place) -> Table:
         from pyarrow import dataset
 
     if files[0].suffix.lower() in TEXT_SUFFIXES:
-        return dataset.dataset(read_csv_files(files, place))
+        folders = [file.relative_to(root).parts[0] for file in files] if by_folder else None
+        return dataset.dataset(read_csv_files(files, place, folders, FOLDER))
     names = [str(file) for file in files]
-    hive = dataset.partitioning(flavor="hive")
-    options: dict[str, Any] = {"format": "parquet", "partitioning": hive, "partition_base_dir": str(root)}
+    columns = dataset.partitioning(flavor="hive")
+    if by_folder:
+        columns = dataset.partitioning(pyarrow.schema([(FOLDER, pyarrow.string())]))
+    options: dict[str, Any] = {"format": "parquet", "partitioning": columns, "partition_base_dir": str(root)}
     with place.reading("read as parquet"):
         first = dataset.dataset(names, **options)
         schemas = {file: dataset.dataset(str(file), format="parquet").schema for file in files}

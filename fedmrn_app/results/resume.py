@@ -26,8 +26,8 @@ _MAY_CHANGE = (
     "evaluation.patience",
 )
 _MAY_CHANGE_WITHIN = ("privacy.", "log.", "simulation.", "ray.")
-# Settings that earlier rounds' privacy guarantee depends on but epsilon does not record.
-_MUST_STAY = ("privacy.noise_seed", "privacy.flip", "privacy.local_epsilon")
+# Of those: what earlier rounds' privacy guarantee depends on but epsilon does not record, and clients' rows.
+_MUST_STAY = ("privacy.noise_seed", "privacy.flip", "privacy.local_epsilon", "simulation.data")
 _OUTPUT_STEP = "strategy.output_lr"  # if it has a value, the last round is an output step, which ends the training
 
 # Takes a configuration and returns the defaults for the same choices.

@@ -30,6 +30,7 @@ from fedmrn_app.tasks.task import Report, Samples, Split, Task
 from fedmrn_app.validation import Count, Range
 
 CROP_PADDING = (4, 4)  # in the published code of Li et al. 2024: a random crop of the image's own size after padding
+LEAST_UNITS, MOST_UNITS = 64, 1024  # of a hidden layer for a table: fewer make too few weights to mask
 _TABLE_KEYS = ("image_column", "feature_columns", "label_column", "group_column", "text_column", "ignore", "kinds")
 _OTHER_KEYS = ("categories", "folders", "image_mode", "image_size", "image_max", "tokenizer", "window", "vocabulary")
 _QUERY_KEYS = ("name", "hub", "subset", "test_share", "test_size", *_TABLE_KEYS, *_OTHER_KEYS)
@@ -249,6 +250,17 @@ class LabelledRows(Task):
             return "word_average" if self.text_column is not None and self.tokenizer == "words" else "char_lstm"
         side = min(known.get("size", (0,)))
         return "cnn4" if side >= 16 else "digits" if side >= 4 else "mlp"
+
+    def model_options(self) -> Mapping[str, Any]:
+        """Return the units of the hidden layers of the model of a table: more where it has more inputs and outputs."""
+        if self.model != "auto" or self._form() != "table" or not (known := self.inputs()):
+            return {}
+        wanted = 2 * (known["features"] + known["classes"])
+        return {"hidden": [min(max(1 << (wanted - 1).bit_length(), LEAST_UNITS), MOST_UNITS)] * 2}
+
+    def has_groups(self) -> bool:
+        """Return whether a column or folders are named as groups."""
+        return self.group_column is not None or self.folders == "groups"
 
     def batch(self, x: Tensor, y: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """Return what the model takes, and the labels.

@@ -47,8 +47,8 @@ class Regression(LabelledRows):
 
     def __post_init__(self) -> None:
         if self.name != "own":
-            problem = "needs rows of your own whose label is a number, dataset=own dataset.path=PLACE"
-            raise ConfigError(f"dataset.task=regression: {problem}", code="dataset", key="dataset.task", value=self.kind)
+            problem = "dataset.task=regression: needs rows of your own, dataset=own dataset.path=PLACE"
+            raise ConfigError(problem, code="dataset", key="dataset.task", value=self.kind)
         for key in ("classes", "names"):
             if (value := getattr(self, key)) is not None:
                 problem = "a quantity has no classes; set it to null, or leave task=regression out"

@@ -94,6 +94,14 @@ class Task(ABC):
         """Return the file in conf/model/ that `model=default` stands for, or None."""
         return None
 
+    def model_options(self) -> Mapping[str, Any]:
+        """Return the keys of that file for which the data have other values than it."""
+        return {}
+
+    def has_groups(self) -> bool:
+        """Return whether `partition=default` is `natural`, because the configuration names groups of the rows."""
+        return False
+
     def check_outputs(self, outputs: Any, count: int) -> str | None:
         """Return why a model's outputs for `count` examples in evaluation are not what the loss takes, or None."""
         classes = self.inputs().get("classes")

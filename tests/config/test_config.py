@@ -22,6 +22,7 @@ BESIDE = {  # what a choice needs beside it
     ("model", "char_lstm"): ["dataset=shakespeare"],
     ("model", "word_average"): ["dataset=shakespeare"],
     ("model", "own"): ["model._target_=fedmrn_app.learning.models.mlp.mlp", "model.hidden=[5]"],
+    ("task", "regression"): ["dataset=own"],
     ("task", "own"): ["task._target_=fedmrn_app.tasks.characters.Characters", "task.window=20"],
 }
 

@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
+from fedmrn_app.config.build import default_model
+from fedmrn_app.config.compose import compose_values
 from fedmrn_app.data.samples import Split
 from fedmrn_app.errors import DataError
 from fedmrn_app.learning.models.build import build_model
@@ -25,6 +27,7 @@ from tests.door.cases import (
     csv_of,
     deep_images,
     folders,
+    frame,
     hive,
     hospital,
     image_table,
@@ -320,6 +323,73 @@ def test_sites_are_groups(tmp_path: Path) -> None:
     table = travelled(own(csv_of(**hospital())(tmp_path), group_column="hospital_id").measured()).load("train")
     assert table.groups is not None
     assert len(np.unique(table.groups)) == 3
+
+
+SPLIT_SITES = folders(
+    *(f"{s}/{split}/{c}" for s in ("s1", "s2") for split in ("train", "test") for c in ("cat", "dog"))
+)
+
+
+def test_sites_with_splits_of_their_own_are_groups(tmp_path: Path) -> None:
+    path = SPLIT_SITES(tmp_path)
+    with pytest.raises(DataError) as error:
+        own(path).measured()
+    assert error.value.code == "ambiguous"
+    assert "dataset.folders=groups" in str(error.value)
+    task = travelled(own(path, folders="groups").measured())
+    train, test = task.load("train"), task.load("test")
+    assert (task.names, len(train), len(test)) == (("cat", "dog"), 20, 20)
+    assert np.bincount(np.asarray(train.groups)).tolist() == [10, 10]
+    assert task.has_groups()
+    device = task.local(str(path / "s1"))
+    assert (len(device.load("train")), len(device.load("test"))) == (10, 10)
+    (path / "s3" / "cat").mkdir(parents=True)
+    with pytest.raises(DataError) as error:
+        own(path, folders="groups").measured()
+    assert error.value.code == "unused"
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_tables_below_folders_of_sites_have_groups(kind: str, tmp_path: Path) -> None:
+    for site, rows in (("berlin", 30), ("oslo", 20)):
+        for split in ("train", "test"):
+            (tmp_path / site / split).mkdir(parents=True)
+            rows_of = frame(a=NOISE[:rows, 0], label=np.arange(rows) % 2)
+            path = tmp_path / site / split / f"rows.{kind}"
+            rows_of.to_csv(path, index=False) if kind == "csv" else rows_of.to_parquet(path, index=False)
+    task = travelled(own(tmp_path, folders="groups").measured())
+    assert np.bincount(np.asarray(task.load("train").groups)).tolist() == [30, 20]
+    assert (task.features, len(task.load("test"))) == (1, 50)
+    (entry,) = [entry for entry in task.describe().entries if entry.use == "group"]
+    assert (entry.name, entry.note[:8]) == ("first level of folders", "2 groups")
+    assert len(task.local(str(tmp_path / "oslo")).load("train")) == 20
+    frame(a=[0.0, 1.0], label=[0, 1]).to_csv(tmp_path / "train.csv", index=False)
+    with pytest.raises(DataError):
+        own(tmp_path, folders="groups").measured()
+
+
+@pytest.mark.parametrize(
+    ("words", "partition"),
+    [
+        ([], "iid"),
+        (["dataset.group_column=site"], "natural"),
+        (["dataset.folders=groups"], "natural"),
+        (["dataset.group_column=site", "partition=iid"], "iid"),
+        (["dataset.group_column=site", "partition=dirichlet"], "dirichlet"),
+        (["dataset.group_column=site", "partition.samples_per_client=5"], "iid"),
+    ],
+)
+def test_groups_are_the_clients_unless_a_partition_is_named(words: list[str], partition: str) -> None:
+    values = compose_values(["dataset=own", "dataset.path=x.csv", *words])
+    assert values["partition"]["name"] == partition
+    assert compose_values(["dataset=shakespeare"])["partition"] == {"name": "iid", "samples_per_client": None}
+
+
+@pytest.mark.parametrize(("features", "units"), [(4, 64), (30, 64), (31, 128), (100, 256), (784, 1024)])
+def test_the_model_of_a_table_follows_its_size(features: int, units: int) -> None:
+    task = own(None, form="table", features=features, classes=2, mean=[0.0] * features, std=[1.0] * features)
+    assert default_model(task)["hidden"] == [units] * 2
+    assert default_model(own(None, form="table", features=4, classes=2, model="mlp"))["hidden"] == [1024, 1024]
 
 
 def test_labels_keep_their_values(tmp_path: Path) -> None:
