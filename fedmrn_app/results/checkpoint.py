@@ -1,6 +1,10 @@
-"""The state of a run after a round: tensors and facts in one safetensors file, with a checksum over both.
+"""The state of a run after a round: safetensors files with facts, and a checksum over both.
 
-Any tool that reads safetensors can open the file. The previous file is kept beside it in case the new one is damaged.
+    model.safetensors     the module's state dict: a plain module loads it with strict=True
+    run.safetensors       what else the run resumes from, where there is more: the first file names its checksum
+
+Any tool that reads safetensors can open the files. The previous files are kept beside them in case the new ones are
+damaged. Earlier versions wrote one file with all tensors, which is still read.
 """
 
 from __future__ import annotations
@@ -8,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +25,10 @@ from fedmrn_app.system.atomic_io import keep_before, replace_durably, sync_folde
 from fedmrn_app.system.checksum import block_checksums
 
 STATE, BEFORE = "model.safetensors", "previous.safetensors"
+RUN, RUN_BEFORE = "run.safetensors", "previous_run.safetensors"  # tensors that are not the module's
 BEST = "best.safetensors"  # the module's state dict after the best round, with evaluation.keep=best
 VECTOR = "fedmrn.global_vector"  # the global vector, where it differs from the module's weights
+RUN_CHECKSUM = "run_checksum"  # in the facts of the module's file: the checksum of the other file
 CHECKSUM, _SHA256 = "checksum", "sha256"  # in a file's metadata; the latter is that of earlier versions
 OWN = "fedmrn."  # what the names of tensors begin with that are not the module's
 
@@ -36,11 +42,13 @@ class State:
         facts: a JSON object with the finished rounds (`round`), the run's name (`name`) and its configuration
             (`config`); with error feedback also `residuals`. Earlier versions wrote the run's `rows` too.
         file: name of the file that holds the state.
+        run_file: name of the file that holds the tensors of the run; None where there is none.
     """
 
     tensors: Mapping[str, Tensor]
     facts: Mapping[str, Any]
     file: str = STATE
+    run_file: str | None = None
 
     @property
     def round(self) -> int:
@@ -54,14 +62,22 @@ class State:
 
 
 def write_state(folder: Path, state: State) -> None:
-    """Write a state durably, tensor by tensor and without copies of them; the previous file is kept beside it."""
+    """Write a state durably, tensor by tensor and without copies of them; the previous files are kept beside it.
+
+    The file of the run comes first. If the process dies in between, the module's file finds its own among the two.
+    """
+    own = {name: tensor for name, tensor in state.tensors.items() if name.startswith(OWN)}
+    facts = {key: value for key, value in state.facts.items() if key != RUN_CHECKSUM}
+    if own:
+        keep_before(folder / RUN, folder / RUN_BEFORE)
+        facts[RUN_CHECKSUM] = _write(folder / RUN, own, {"round": facts["round"], "name": facts["name"]})
     keep_before(folder / STATE, folder / BEFORE)
-    _write(folder / STATE, state)
+    _write(folder / STATE, state.model, facts)
 
 
 def write_best(folder: Path, state: State) -> None:
     """Write the model of the best round so far durably."""
-    _write(folder / BEST, state)
+    _write(folder / BEST, state.model, state.facts)
 
 
 def read_best(folder: Path) -> State:
@@ -77,11 +93,13 @@ def read_best(folder: Path) -> State:
         raise RunError(reason, code="no-best", value=str(folder)) from None
 
 
-def _write(path: Path, state: State) -> None:
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
-    facts = json.dumps(state.facts, separators=(",", ":"))
-    metadata = {"facts": facts, CHECKSUM: _checksum(tensors, facts)}
-    replace_durably(path, lambda file: write_tensors(file, tensors, metadata))
+def _write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
+    """Write one file, and return its checksum."""
+    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps(facts, separators=(",", ":"))
+    checksum = _checksum(stored, text)
+    replace_durably(path, lambda file: write_tensors(file, stored, {"facts": text, CHECKSUM: checksum}))
+    return checksum
 
 
 def read_state(folder: Path) -> tuple[State, list[str]]:
@@ -90,7 +108,9 @@ def read_state(folder: Path) -> tuple[State, list[str]]:
     Raises:
         RunError: no file is undamaged, or the files belong to two runs; the message names the files.
     """
-    found, damaged = [], []
+    read: list[State] = []
+    found: list[State] = []
+    damaged = []
     for name in (STATE, BEFORE):
         path = folder / name
         if not path.exists() and name == BEFORE:
@@ -98,16 +118,72 @@ def read_state(folder: Path) -> tuple[State, list[str]]:
         if path.is_dir():
             raise RunError(f"{path}: is a folder; remove it", code="no-state", value=str(path))
         try:
-            found.append(_read(path))
+            read.append(_read(path))
+            found.append(_with_run(read[-1], folder))
+        except _OtherRound as error:
+            if not (found and name == BEFORE):  # else the process has died between the two files of a new state
+                damaged.append(f"{path}: {error}")
         except ValueError as error:
             damaged.append(f"{path}: {error}")
-    if not found:
-        raise RunError("; ".join(damaged), code="no-state", value=str(folder))
-    if len({state.facts["name"] for state in found}) > 1:
+    if len({state.facts["name"] for state in read}) > 1:
         message = f"{folder / STATE} and {folder / BEFORE} belong to different runs; remove the wrong one"
         raise RunError(message, code="two-runs", value=str(folder))
+    if not found:
+        raise RunError("; ".join(damaged), code="no-state", value=str(folder))
     state = max(found, key=lambda state: state.round)
     return state, [f"{line}; resuming from round {state.round} in {state.file}" for line in damaged]
+
+
+def read_model(path: Path) -> State:
+    """Return what one file with a module's state dict holds, without the other tensors of its run.
+
+    Raises:
+        RunError: it is none, or it is damaged.
+    """
+    try:
+        return _read(path)
+    except ValueError as error:
+        raise RunError(f"{path}: {error}", code="no-state", value=str(path)) from None
+
+
+class _OtherRound(ValueError):
+    """The tensors of the run that belong to a model are not there."""
+
+
+def _with_run(state: State, folder: Path) -> State:
+    """Return a state with the tensors of its run, which one of two files holds.
+
+    Raises:
+        _OtherRound: neither file is that of this state.
+    """
+    wanted = state.facts.get(RUN_CHECKSUM)
+    if wanted is None:
+        return state
+    problems = []
+    for name in (RUN, RUN_BEFORE):
+        try:
+            if _checksum_of(folder / name) == wanted:
+                tensors = _read(folder / name).tensors
+                return replace(state, tensors={**state.tensors, **tensors}, run_file=name)
+            problems.append(f"{name} is of another round")
+        except ValueError as error:
+            problems.append(f"{name} {error}")
+    raise _OtherRound(f"needs {RUN}, and {', '.join(problems)}")
+
+
+def _checksum_of(path: Path) -> str | None:
+    """Return the checksum in the header of a file.
+
+    Raises:
+        ValueError: the file is missing, or its header cannot be read.
+    """
+    if not path.is_file():
+        raise ValueError("does not exist")
+    try:
+        with safe_open(path, "pt") as file:
+            return (file.metadata() or {}).get(CHECKSUM)
+    except Exception as error:  # safetensors raises various errors for bytes that it cannot read
+        raise ValueError(f"is damaged ({' '.join(str(error).split())})") from None
 
 
 def finished_rounds(folder: Path) -> int:
@@ -120,10 +196,12 @@ def finished_rounds(folder: Path) -> int:
 
 
 def put_back(folder: Path, state: State) -> None:
-    """Make the previous file the current one if the state comes from it; otherwise the next write would replace it."""
+    """Make the previous files the current ones if the state comes from them; the next write would replace them."""
+    if state.run_file == RUN_BEFORE:
+        keep_before(folder / RUN_BEFORE, folder / RUN)
     if state.file == BEFORE:
         keep_before(folder / BEFORE, folder / STATE)
-        sync_folder(folder)
+    sync_folder(folder)
 
 
 def _read(path: Path) -> State:

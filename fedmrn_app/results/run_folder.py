@@ -140,7 +140,7 @@ class RunFolder:
         write_best(self.path, State(dict(model.module.state_dict()), facts))
 
     def save_model(self, model: FlatModel, state: GlobalState, done: int) -> None:
-        """Write model.safetensors: the module's state dict after `done` rounds, and what else a run resumes from."""
+        """Write model.safetensors and run.safetensors: the module after `done` rounds, and what else a run needs."""
         tensors = dict(model.module.state_dict())
         if not np.array_equal(model.weights.cpu().numpy(), state.vector):
             tensors[VECTOR] = to_tensor(state.vector)

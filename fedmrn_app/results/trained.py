@@ -11,7 +11,7 @@ from fedmrn_app.config.build import build_module, build_task, read_config
 from fedmrn_app.config.compose import with_later_keys
 from fedmrn_app.config.schema import Config
 from fedmrn_app.errors import RunError
-from fedmrn_app.results.checkpoint import read_best, read_state
+from fedmrn_app.results.checkpoint import read_best, read_model, read_state
 from fedmrn_app.tasks.task import Task
 
 
@@ -38,22 +38,19 @@ def load_trained(folder: str | Path, *, last: bool = False) -> Trained:
     """Load the model of a run, finished or not; the run's data are not needed.
 
     Args:
-        folder: of the run.
+        folder: of the run; or one of its files with a model, such as best.safetensors, which may lie elsewhere.
         last: whether to load the model of the last round although the run has kept that of its best one.
 
     Raises:
-        RunError: the folder does not exist or holds no undamaged state of a run.
+        RunError: the folder or the file does not exist, or holds no undamaged state of a run.
         ConfigError: the run has settings of another version, or its model's code is missing.
     """
     path = Path(folder).expanduser()
-    if path.is_file():
-        reason = f"is a file; load_trained takes the run's folder, {path.parent}"
-        raise RunError(f"{path}: {reason}", code="no-folder", value=str(path))
-    if not path.is_dir():
-        raise RunError(f"{path}: no such folder", code="no-folder", value=str(path))
-    state, _ = read_state(path)
+    if not path.exists():
+        raise RunError(f"{path}: no such folder or file", code="no-folder", value=str(path))
+    state = read_model(path) if path.is_file() else read_state(path)[0]
     config = read_config(with_later_keys(state.facts["config"]))
-    if config.evaluation.keep == "best" and not last and state.round:
+    if path.is_dir() and config.evaluation.keep == "best" and not last and state.round:
         state = read_best(path)
     task = build_task(config)
     model = build_module(config, task)

@@ -29,6 +29,7 @@ from fedmrn_app.results.checkpoint import finished_rounds
 from fedmrn_app.results.data_notes import note_data
 from fedmrn_app.results.lock import locked
 from fedmrn_app.results.loggers.feed import Feed, check_library
+from fedmrn_app.results.model_card import write_card
 from fedmrn_app.results.resume import finished, holds_run, must_be_free, resumable, settle_resume
 from fedmrn_app.results.round_row import RowReader
 from fedmrn_app.results.run_folder import failure_lines
@@ -100,6 +101,7 @@ def launch(values: Values, folder: Path, on: str | None = None, overrides: Seque
             for line in remarks(config, overrides, labels):
                 console.print(line, markup=False)
             summary = _run(values, config, folder, on)
+            write_card(folder, values, task, summary, overrides)
         print_summary(console, summary, folder)
         return summary
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from fedmrn_app.errors import RunError
-from fedmrn_app.results.checkpoint import BEFORE, STATE, State, read_state, write_state
+from fedmrn_app.results.checkpoint import BEFORE, OWN, RUN, RUN_BEFORE, STATE, State, read_state, write_state
 from fedmrn_app.results.run_folder import RunFolder
 from tests.run_folder import VALUES, model, row, rows_on_disk, state
 
@@ -52,8 +53,8 @@ def drop(name: str) -> Damage:
     return lambda run, _: (run / name).unlink()
 
 
-def foreign(name: str) -> Damage:
-    return lambda run, other: shutil.copy(other / name, run / name)
+def foreign(*names: str) -> Damage:
+    return lambda run, other: [shutil.copy(other / name, run / name) for name in names]
 
 
 def plain_model(run: Path, _: Path) -> None:
@@ -66,6 +67,14 @@ def other_round(run: Path, _: Path) -> None:
     write_state(run, state)
     text = (run / STATE).read_bytes().replace(b'\\"round\\":3', b'\\"round\\":4')
     (run / STATE).write_bytes(text)
+
+
+def died_between(run: Path, _: Path) -> None:
+    """Leave the state of the run after a fourth round beside the model after the third."""
+    stored = {name: (run / name).read_bytes() for name in (STATE, BEFORE)}
+    write_state(run, State({f"{OWN}global_vector": torch.zeros(3)}, read_state(run)[0].facts))
+    for name, content in stored.items():
+        (run / name).write_bytes(content)
 
 
 def swap(run: Path, _: Path) -> None:
@@ -103,6 +112,11 @@ REPAIRED: dict[str, tuple[Damage, int, str]] = {  # the round from which the run
     "states are swapped": (swap, 3, ""),
     "state before is damaged": (flip(BEFORE, 0.5), 3, BEFORE),
     "state before is gone": (drop(BEFORE), 3, ""),
+    "state of the run is gone": (drop(RUN), 2, STATE),
+    "state of the run is cut": (cut(RUN, 0.6), 2, STATE),
+    "state of the run has a wrong bit": (flip(RUN, 1), 2, STATE),
+    "the process has died between two files": (died_between, 3, ""),
+    "state of the run before is gone": (drop(RUN_BEFORE), 3, ""),
     "a state was being written": (put(f"{STATE}.partial", b"half"), 3, ""),
     "rows are gone": (drop("rounds.csv"), 3, "rounds.csv"),
     "rows are empty": (put("rounds.csv", b""), 3, "rounds.csv"),
@@ -120,7 +134,8 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "only a damaged state": (both(flip(STATE, 0.5), drop(BEFORE)), "no-state"),
     "state is a folder": (folder_instead, "no-state"),
     "state is of another run": (foreign(STATE), "two-runs"),
-    "both states are of another run": (both(foreign(STATE), foreign(BEFORE)), "changed"),
+    "both states are of another run": (both(foreign(STATE), foreign(BEFORE)), "no-state"),
+    "all files are of another run": (foreign(STATE, BEFORE, RUN, RUN_BEFORE), "changed"),
 }
 
 

@@ -51,11 +51,12 @@ def test_rows_and_model_are_on_disk_when_a_round_ends(tmp_path: Path) -> None:
         last = rows_on_disk(tmp_path)[-1]
         assert (last["round"], float(last["accuracy"])) == (str(number), accuracy)
         stored = load_file(tmp_path / "model.safetensors")
+        model().module.load_state_dict(stored, strict=True)
         assert all(stored[name].equal(tensor) for name, tensor in model(number).module.state_dict().items())
-        assert np.array_equal(stored[VECTOR].numpy(), state(number).vector)
+        assert np.array_equal(load_file(tmp_path / "run.safetensors")[VECTOR].numpy(), state(number).vector)
     assert OmegaConf.load(tmp_path / "config.yaml") == VALUES
     folder.add_round(row(3, 0.5), model(), GlobalState(*model().state()))
-    assert VECTOR not in load_file(tmp_path / "model.safetensors")
+    assert VECTOR not in read_state(tmp_path)[0].tensors
     assert read_state(tmp_path)[0].round == 3
 
 
@@ -260,11 +261,13 @@ def test_states_do_not_depend_on_who_replied(tmp_path: Path) -> None:
     three_rounds(
         tmp_path / "b", uplink_bytes=12345.5, clients_ok=1, clients_failed=9, train_seconds=9.5, model_rate=0.1
     )
-    for file in ("model.safetensors", "previous.safetensors"):
+    own = {"run.safetensors", "previous_run.safetensors"}
+    for file in ("model.safetensors", "previous.safetensors", *sorted(own)):
         opened: list[Any] = [safe_open(tmp_path / name / file, "pt") for name in "ab"]
         a, b = opened
         assert a.metadata() == b.metadata()
-        assert json.loads(a.metadata()["facts"]).keys() == {"round", "name", "config"}
+        known = {"round", "name"} | (set() if file in own else {"config", "run_checksum"})
+        assert json.loads(a.metadata()["facts"]).keys() == known
         assert a.keys() == b.keys()
         assert all(a.get_tensor(name).equal(b.get_tensor(name)) for name in a.keys())  # noqa: SIM118
     assert rows_on_disk(tmp_path / "a") != rows_on_disk(tmp_path / "b")
@@ -323,6 +326,15 @@ def test_source_of_noise_and_flips_stay_when_a_run_resumes(
     assert (refused.value.code, refused.value.key, refused.value.value) == ("changed", f"privacy.{key}", now)
     was, new = ("null" if value is None else value for value in (before, now))
     assert str(refused.value) == f"resume=true: privacy.{key} was {was} and is now {new}; set privacy.{key}={was}"
+
+
+def test_a_run_does_not_resume_with_the_rows_of_other_devices(tmp_path: Path) -> None:
+    simulation = {"data": ["/data/a.npz", "/data/b.npz"], "processes": None}
+    RunFolder(tmp_path).create({**VALUES, "simulation": simulation}, model(), state())
+    resume(tmp_path, simulation={**simulation, "processes": 2})
+    with pytest.raises(RunError) as refused:
+        resume(tmp_path, simulation={**simulation, "data": ["/data/b.npz", "/data/a.npz"]})
+    assert (refused.value.code, refused.value.key) == ("changed", "simulation.data")
 
 
 def test_keys_of_newer_versions_may_have_their_defaults(tmp_path: Path) -> None:

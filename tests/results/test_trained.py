@@ -1,11 +1,14 @@
 """Loading the model of a run."""
 
 import copy
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from fedmrn_app.config.build import build_module
 from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.results.run_folder import RunFolder
 from fedmrn_app.results.trained import load_trained
@@ -59,12 +62,26 @@ def test_missing_code_of_a_model_is_named(tmp_path: Path) -> None:
     assert "no.such.Net" in str(refused.value)
 
 
-def test_the_file_of_a_model_is_no_folder_of_a_run(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").touch()
+@pytest.mark.parametrize("strategy", ["fedmrn", "fedavg", "fedpm"])
+def test_the_file_of_a_model_loads_alone_and_into_a_plain_module(strategy: str, tmp_path: Path) -> None:
+    run = begun(f"strategy={strategy}")
+    folder = RunFolder(tmp_path / "run")
+    folder.create(run.values, run.model, run.state)
+    moved = tmp_path / "elsewhere.safetensors"
+    shutil.copy(tmp_path / "run" / "model.safetensors", moved)
+    plain = build_module(run.config, run.task)
+    with torch.no_grad():
+        for weights in plain.parameters():
+            weights.zero_()
+    plain.load_state_dict(load_file(moved), strict=True)
+    saved = run.model.module.state_dict()
+    for model in (plain, load_trained(moved).model, load_trained(tmp_path / "run").model):
+        assert model.state_dict().keys() == saved.keys()
+        assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
+    moved.write_bytes(b"")
     with pytest.raises(RunError) as caught:
-        load_trained(tmp_path / "model.safetensors")
-    assert caught.value.code == "no-folder"
-    assert f"takes the run's folder, {tmp_path}" in str(caught.value)
+        load_trained(moved)
+    assert (caught.value.code, caught.value.value) == ("no-state", str(moved))
 
 
 def test_a_run_of_an_earlier_version_is_loaded_with_the_defaults_of_later_keys(tmp_path: Path) -> None:
