@@ -30,7 +30,7 @@ from fedmrn_app.tasks.task import Report, Samples, Split, Task
 from fedmrn_app.validation import Count, Range
 
 CROP_PADDING = (4, 4)  # in the published code of Li et al. 2024: a random crop of the image's own size after padding
-LEAST_UNITS, MOST_UNITS = 64, 1024  # of a hidden layer for a table: fewer make too few weights to mask
+LEAST_UNITS, MOST_UNITS = 128, 1024  # of a hidden layer for a table: fewer make too few weights to mask
 _TABLE_KEYS = ("image_column", "feature_columns", "label_column", "group_column", "text_column", "ignore", "kinds")
 _OTHER_KEYS = ("categories", "folders", "image_mode", "image_size", "image_max", "tokenizer", "window", "vocabulary")
 _QUERY_KEYS = ("name", "hub", "subset", "test_share", "test_size", *_TABLE_KEYS, *_OTHER_KEYS)

@@ -385,7 +385,7 @@ def test_groups_are_the_clients_unless_a_partition_is_named(words: list[str], pa
     assert compose_values(["dataset=shakespeare"])["partition"] == {"name": "iid", "samples_per_client": None}
 
 
-@pytest.mark.parametrize(("features", "units"), [(4, 64), (30, 64), (31, 128), (100, 256), (784, 1024)])
+@pytest.mark.parametrize(("features", "units"), [(4, 128), (62, 128), (63, 256), (100, 256), (784, 1024)])
 def test_the_model_of_a_table_follows_its_size(features: int, units: int) -> None:
     task = own(None, form="table", features=features, classes=2, mean=[0.0] * features, std=[1.0] * features)
     assert default_model(task)["hidden"] == [units] * 2

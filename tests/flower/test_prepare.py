@@ -12,7 +12,10 @@ from fedmrn_app.flower.prepare import budget_lines
     [
         (("model=mlp", "model.hidden=[128]"), []),
         (("model=mlp", "model.hidden=[16]", "strategy=fedavg"), []),
-        (("model=mlp", "model.hidden=[64]"), ["uplink.bits=0.5: replies of this model take at least about 0.69 bits"]),
+        (
+            ("model=mlp", "model.hidden=[64]"),
+            ["uplink.bits=0.5: replies of this model take at least about 0.69 bits", "4,736 weights to mask"],
+        ),
         (
             ("model=mlp", "model.hidden=[16]", "uplink.bits=4"),
             ["strategy=fedmrn: this model has 1,184 weights to mask", "uploads about 5,0"],
