@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 from fedmrn_app.kernels.outer_products import product
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.wire.adaptive_levels import CodedLevels, Levels, Trends, quantize
-from fedmrn_app.wire.factors import expected_bits, fit, inverse_norms, matrix_shape, spectrum, unit_vectors
+from fedmrn_app.wire.factors import (
+    expected_bits,
+    expected_loss,
+    fit,
+    inverse_norms,
+    matrix_shape,
+    spectrum,
+    unit_vectors,
+)
 
 Exponents = NDArray[np.int8]
 Offsets = NDArray[np.int8]
@@ -87,6 +95,12 @@ class Quantization:
         size = OFFSETS.size + len(self.elements.coded.data)
         return size if self.left is None else size + len(self.ranks) + LEFT.size + len(self.left.coded.data)
 
+    @property
+    def sent(self) -> int:
+        """The same with levels in the shorter of their forms."""
+        parts = [self.elements] if self.left is None else [self.elements, self.left]
+        return self.size - sum(len(part.coded.data) - part.coded.shortest for part in parts)
+
 
 class UpdateQuantizer:
     """Quantizes one update with any step.
@@ -152,6 +166,22 @@ class UpdateQuantizer:
             if x.size
         )
         return OFFSETS.size + sum(bits) / 8 + (len(ranks) + LEFT.size if any(ranks) else 0)
+
+    @property
+    def norm(self) -> float:
+        """The norm of the update whose tensors are divided by their steps."""
+        return math.sqrt(float(np.square(self.even, dtype=np.float64).sum()))
+
+    def expected_error(self, step: float) -> float:
+        """Return about the squared error of what `at` returns, as a share of the squared norm."""
+        ranks = self.ranks(step)
+        parts = zip(self._steps.each(ranks), self._spectra, ranks, self.layout.split(self.even), strict=True)
+        lost = (
+            share**2 * (expected_loss(x.reshape(1, -1), step) if found is None else found.expected_loss(step, rank))
+            for share, found, rank, x in parts
+            if x.size
+        )
+        return sum(lost) / self._square
 
     def at(self, step: float, ranks: Ranks | None = None) -> Quantization:
         """Return the update quantized with a step; with the factors that are worth sending, unless `ranks` says."""

@@ -11,11 +11,12 @@ import numpy as np
 
 from fedmrn_app.kernels.level_tables import MAX_LEVEL
 from fedmrn_app.layout import Float32Array
+from fedmrn_app.methods.error_search import ErrorSearch, expected_octave
 from fedmrn_app.methods.quantization import Quantization, UpdateQuantizer, root_mean_square
 from fedmrn_app.wire.mask_model import stride
 
-_SIZE_TOLERANCE, _ERROR_TOLERANCE = 0.015, 0.01
-_ROUGH = 0.15  # tolerance of the size while factors are chosen; errors near 1 differ less
+_SIZE_TOLERANCE = 0.015
+_ROUGH = 0.15  # tolerance of the size while factors are chosen
 SMALLEST = 1e-30  # updates with smaller elements are sent as zero
 _SECANTS, _MAX_TRIALS = 6, 16
 _ESTIMATES, _ROUGH_ESTIMATES = 8, 5
@@ -27,25 +28,23 @@ _SHORT = 1000  # bytes; what factors cost in ranks and lengths is not in the est
 
 @dataclass(frozen=True)
 class Aim:
-    """What a search is for.
+    """What a search for a size is for.
 
     Attributes:
-        measure: a size, which falls with the step, or an error, which grows with it.
-        wanted: the measure to reach.
+        wanted: the size to reach, in bytes.
         tolerance: difference of the logarithms at which an attempt is taken.
         finest: smallest step to try, with which the largest element has the largest level.
         enough: error at which an attempt of a smaller size is taken; negative for none.
     """
 
-    measure: Callable[[Quantization], float]
     wanted: float
     tolerance: float
     finest: float = 0.0
     enough: float = -1.0
 
     def away(self, found: Quantization) -> float:
-        """Return the logarithm of the measure over the wanted one."""
-        return math.log(max(self.measure(found), 1e-9) / self.wanted)
+        """Return the logarithm of the size over the wanted one."""
+        return math.log(max(found.size, 1e-9) / self.wanted)
 
     def is_met(self, found: Quantization, away: float) -> bool:
         """Return whether no other attempt is needed after one that is `away`."""
@@ -65,38 +64,30 @@ def search(quantizer: UpdateQuantizer, *, error: float | None = None, size: floa
     if not rms > SMALLEST or not math.isfinite(rms):  # the server refuses a scale that is not finite
         return quantizer.zeros(0.0 if rms <= SMALLEST else math.nan)
     finest = max(float(x.max()), -float(x.min())) / MAX_LEVEL
-    if error is None:
-        aim, start = Aim(_size, size, _SIZE_TOLERANCE, finest, _EXACT), first_step(x, 8 * size / x.size)
-    else:
-        aim, start = Aim(_error, error, _ERROR_TOLERANCE, finest), (2 * rms * math.sqrt(error), 0.8)
+    no_ranks = (0,) * len(quantizer.layout.shapes)
+    elements = partial(quantizer.at, ranks=no_ranks)
+    if error is not None:
+        octave = expected_octave(quantizer, error, rms, finest)
+        found = ErrorSearch(quantizer.at, error, rms, finest, no_ranks).coarsest(octave)
+        if quantizer.may_factor and found.sent < _SHORT:
+            other = ErrorSearch(lambda step, _: elements(step), error, rms, finest, no_ranks).coarsest(octave)
+            return min(found, other, key=lambda tried: (tried.scale == 0, tried.error > 1.01 * error, tried.sent))
+        return found
+    aim, start = Aim(size, _SIZE_TOLERANCE, finest, _EXACT), first_step(x, 8 * size / x.size)
     if not quantizer.may_factor:
         return closest(quantizer.at, aim, start)
-    no_ranks = (0,) * len(quantizer.layout.shapes)
-    rough, first, expected = aim, start, None
-    if error is None:
-        expected = quantizer.expected_size
-        rough = replace(aim, tolerance=_ROUGH)
-        first = expected_step(expected, size, with_factors(start, 8 * size / x.size), _ROUGH_ESTIMATES, 0.02), start[1]
-    found = closest(quantizer.at, rough, first, _SECANTS, expected=expected)
-    # another step may be worth other factors; with the same ones for all steps sizes and errors are smooth in it
+    expected = quantizer.expected_size
+    first = expected_step(expected, size, with_factors(start, 8 * size / x.size), _ROUGH_ESTIMATES, 0.02), start[1]
+    found = closest(quantizer.at, replace(aim, tolerance=_ROUGH), first, _SECANTS, expected=expected)
+    # another step may be worth other factors; with the same ones for all steps sizes are smooth in it
     chosen = found.ranks or no_ranks
-    if error is None:
-        expected = partial(quantizer.expected_size, ranks=chosen)
+    expected = partial(quantizer.expected_size, ranks=chosen)
     found = closest(partial(quantizer.at, ranks=chosen), aim, (found.step, start[1]), known=found, expected=expected)
     if found.ranks and found.size < _SHORT:
-        elements = closest(partial(quantizer.at, ranks=no_ranks), aim, start)
-        other = _error if error is None else _size
-        sent = elements.scale > 0 or found.scale == 0
-        return elements if sent and other(elements) < other(found) else found
+        other = closest(elements, aim, start)
+        sent = other.scale > 0 or found.scale == 0
+        return other if sent and other.error < found.error else found
     return found
-
-
-def _size(found: Quantization) -> float:
-    return found.size
-
-
-def _error(found: Quantization) -> float:
-    return found.error
 
 
 def first_step(x: Float32Array, bits: float) -> tuple[float, float]:

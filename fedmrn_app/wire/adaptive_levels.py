@@ -40,6 +40,13 @@ class CodedLevels:
     levels: Levels
     data: bytes
 
+    @property
+    def shortest(self) -> int:
+        """The number of bytes of the shorter form."""
+        if len(self.data) <= 1 + packed_size(self.levels.size * bool(self.levels.any())):
+            return len(self.data)
+        return min(len(self.data), _plain_size(self.levels))
+
 
 def trends_of(drift: Float32Array) -> Trends:
     """Return how far weights have moved, in 16 levels with a sign, int8 (d,); see `SharedContext.drift`."""
@@ -97,8 +104,7 @@ def decode_levels(data: bytes | memoryview, layout: Layout, trends: Trends) -> L
 
 def level_body(coded: CodedLevels, coder: Coder) -> Body:
     """Return levels in the shorter form, or in the plain form for `packed`."""
-    plain_size = 1 + packed_size(coded.levels.size * _width(_codes(coded.levels)))
-    if coder == "packed" or plain_size <= len(coded.data):
+    if coder == "packed" or _plain_size(coded.levels) <= len(coded.data):
         return Body(pack_levels(coded.levels))
     return Body(coded.data, CODED)
 
@@ -152,6 +158,10 @@ def _checksum(levels: Levels) -> int:
 def _codes(levels: Levels) -> NDArray[np.int32]:
     wide = levels.astype(np.int32)
     return 2 * np.abs(wide) - (wide > 0)
+
+
+def _plain_size(levels: Levels) -> int:
+    return 1 + packed_size(levels.size * _width(_codes(levels)))
 
 
 def _width(codes: NDArray[np.int32]) -> int:

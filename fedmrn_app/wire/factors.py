@@ -97,6 +97,19 @@ class Spectrum:
             return expected_bits(self.matrix, step)
         return expected_bits(self.scaled_left(rank), step) + expected_bits(self.right(rank), step)
 
+    def expected_loss(self, step: float, rank: int) -> float:
+        """Return about the squared error of the matrix as `rank` products, or as elements for 0."""
+        if rank == 0:
+            return expected_loss(self.matrix, step)
+        rest = max(self._square - float(self.energies[:rank].sum()), 0.0)
+        return rest + expected_loss(self.scaled_left(rank), step) + expected_loss(self.right(rank), step)
+
+
+def expected_loss(rows: Float32Array, step: float) -> float:
+    """Return about the squared error of quantized rows, float32 (k, n)."""
+    counts = row_counts(rows, _SMALL * step, step)
+    return float(counts.lost.sum() + _LOST * step**2 * counts.kept.sum())
+
 
 def expected_bits(rows: Float32Array, step: float) -> float:
     """Return about how many bits quantized rows take, float32 (k, n).
