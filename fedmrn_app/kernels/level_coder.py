@@ -59,6 +59,7 @@ from fedmrn_app.kernels.level_tables import (
     WEIGHTS,
 )
 
+_MANY_WORDS = 1 << 20  # of room for levels of many bits, so that they are coded only once
 _INT64_ROWS = types.Array(types.int64, 2, "C")
 _READ_ONLY_ROWS = types.Array(types.int64, 2, "C", readonly=True)
 
@@ -121,7 +122,7 @@ def encode(
         The levels, int16 (d,), and the words, uint16.
     """
     levels = np.zeros(values.size, np.int16)
-    size = values.size // 2 + 64
+    size = min(2 * values.size, _MANY_WORDS + values.size // 2) + 64  # memory that is not written to costs nothing
     while True:
         words = np.empty(size, np.uint16)
         arrays = _new_arrays(shapes, first, words)

@@ -13,6 +13,7 @@ from typing import Any
 import numba
 import numpy as np
 from numba import types
+from numpy.typing import NDArray
 
 from fedmrn_app.kernels.compiled import (
     FLOAT_ROWS,
@@ -35,6 +36,20 @@ def uniforms(key: int, count: int) -> Float32Array:
     v = np.empty(count, np.float32)
     _fill(*map(np.uint32, first_word(key)), v)
     return v
+
+
+def draw(key: int, u: Float32Array, n: Float32Array, signed: bool, first: int, mask: NDArray[np.bool_]) -> None:
+    """Draw a part of a stochastic mask: set its bits where a uniform is less than u / n, or (u + n) / 2n if signed.
+
+    Args:
+        key: the 64-bit key of the uniforms.
+        u: the update, float32 (k,).
+        n: its noise, float32 (k,), never zero.
+        signed: whether the mask is signed.
+        first: the uniform that belongs to the first element.
+        mask: the bits, bool (k,).
+    """
+    _draw(*map(np.uint32, first_word(key, first)), u, n, signed, mask)
 
 
 @dataclass(frozen=True)
@@ -101,6 +116,24 @@ def uniform(i: Any, low: Any, high: Any) -> Any:
 def _fill(low: Any, high: Any, v: Any) -> None:
     for i in range(v.size):
         v[i] = uniform(i, low, high)
+
+
+@compiled_at_first_call(
+    types.void(
+        types.uint32,
+        types.uint32,
+        READ_ONLY_FLOATS,
+        READ_ONLY_FLOATS,
+        types.boolean,
+        types.Array(types.boolean, 1, "C"),
+    )
+)
+def _draw(low: Any, high: Any, u: Any, n: Any, signed: Any, mask: Any) -> None:
+    half = np.float32(0.5)
+    for i in range(mask.size):
+        ratio = u[i] / n[i]
+        p = half * ratio + half if signed else ratio
+        mask[i] = uniform(i, low, high) < p  # as with a probability that is cut to [0, 1]
 
 
 @cache

@@ -36,9 +36,10 @@ from torch import Tensor
 from fedmrn_app.kernels.counter_rng import known_key, step_key
 from fedmrn_app.kernels.masked_step import masked_step
 from fedmrn_app.kernels.masking import MaskKind, Vectors, mask_probability
-from fedmrn_app.kernels.thresholds import Thresholds, uniforms
+from fedmrn_app.kernels.thresholds import Thresholds, draw, uniforms
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.flat import FlatModel, to_tensor
+from fedmrn_app.methods.contribution import BLOCK
 from fedmrn_app.methods.mask_decoding import MaskBits, MaskedNoise, ReplyNoise, ThresholdSideInfo
 from fedmrn_app.methods.mask_estimate import Estimate, QuantizedEstimate
 from fedmrn_app.methods.method import (
@@ -189,16 +190,28 @@ class NoiseMask(Codec):
 
     def encode(self, x: Float32Array, context: SharedContext, seed: int, private_seed: int) -> Body:
         """Draw the mask of the update `x` with uniforms that the server knows, and pack it."""
-        n = context.noise(self.noise, seed)
-        mask = draw_mask(to_tensor(x), to_tensor(n), self.kind, known_key(seed)).numpy()
+        noise = ReplyNoise(context.scaled(self.noise), seed, context.known_noise(self.noise, seed))
+        if not self._streams and noise.vector is None:
+            noise = replace(noise, vector=context.noise(self.noise, seed))
+        mask = self._draw(x, noise, known_key(seed))
         if self.randomized_response is not None:
             mask = self.randomized_response.apply(mask, private_seed)
-        noise = ReplyNoise(context.scaled(self.noise), seed, n)
         body = pack_mask(mask, partial(self.side_info, noise, context), self.coder)
         if self.coder == "packed" or not self.may_estimate:
             return body
         factored = self._with_estimate(mask, x, noise, context)
         return body if factored is None else min(body, factored, key=len)
+
+    def _draw(self, x: Float32Array, noise: ReplyNoise, key: int) -> NDArray[np.bool_]:
+        """Return the mask of the update `x`, bool (d,), with noise that is made block by block where none is held."""
+        if self.kind.deterministic:
+            assert noise.vector is not None
+            return draw_mask(to_tensor(x), to_tensor(noise.vector), self.kind, key).numpy()
+        mask = np.empty(x.size, np.bool_)
+        for start in range(0, x.size, BLOCK):
+            part = slice(start, min(start + BLOCK, x.size))
+            draw(key, x[part], noise.block(part), self.kind.signed, start, mask[part])
+        return mask
 
     def _with_estimate(
         self, mask: NDArray[np.bool_], x: Float32Array, noise: ReplyNoise, context: SharedContext

@@ -50,6 +50,15 @@ class ReplyNoise:
         philox.fill_rows(self.seed, start, part.run, np.float32(self.noise.alpha), rows)
         return rows
 
+    def block(self, part: slice) -> Float32Array:
+        """Return the noise of some consecutive elements, float32 (n,); only uniform noise can be generated."""
+        if self.vector is not None:
+            return self.vector[part]
+        assert self.noise.distribution == "uniform"
+        rows = np.empty((1, part.stop - part.start), np.float32)
+        philox.fill_rows(self.seed, part.start, rows.size, np.float32(self.noise.alpha), rows)
+        return rows.reshape(-1)
+
     def add_masked(self, factors: NDArray[np.int8], first: int, weight: np.float32, total: Float32Array) -> None:
         """Add noise * factor * weight to `total`, in place.
 

@@ -63,6 +63,11 @@ class SharedContext:
             cached = self._noise = distribution, seed, self.scaled(distribution)(seed, self.count)
         return cached[2]
 
+    def known_noise(self, distribution: Noise, seed: int) -> Float32Array | None:
+        """Return what `noise` returns if it is the one that is cached, or else None."""
+        cached = self._noise
+        return None if cached is None or cached[:2] != (distribution, seed) else cached[2]
+
     def scaled(self, distribution: Noise) -> Noise:
         """Return the distribution with the scale of this round."""
         return distribution if self.scale is None else replace(distribution, alpha=self.scale)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from fedmrn_app.kernels.counter_rng import known_key
 from fedmrn_app.kernels.masking import MaskKind, clip_update, mask_probability
 from fedmrn_app.layout import Layout
 from fedmrn_app.learning.flat import to_tensor
@@ -37,6 +38,25 @@ def test_stochastic_masks_have_the_probabilities_of_the_paper(signed: bool) -> N
     expectation = p * mask_noise(n, torch.tensor(True), signed) + (1 - p) * mask_noise(n, torch.tensor(False), signed)
     within = (ratio.abs() <= 1) & (signed | (ratio >= 0))
     torch.testing.assert_close(expectation[within], u[within], rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("name", ["fedmrn", "fedmrns"])
+def test_masks_are_drawn_by_blocks_as_from_the_whole_noise(name: str, distribution: Distribution) -> None:
+    """Whether the noise is held, as after training, or made block by block; packed bodies are the mask itself."""
+    layout = Layout(((300, 250),))
+    noise, random = Noise(distribution, 0.02), np.random.default_rng(3)
+    n = noise(SEED, layout.count)
+    u = (random.normal(size=n.size) * n).astype(np.float32)
+    u[:5] = 0.0, np.inf, -np.inf, np.nan, n[4]
+    codec = make_method(name, "packed", noise=noise).codec
+    assert isinstance(codec, NoiseMask)
+    plain = draw_mask(to_tensor(u), to_tensor(n), codec.kind, known_key(SEED)).numpy()
+    for held in (False, True):
+        known = SharedContext(layout, n, n)
+        if held:
+            known.noise(codec.noise, SEED)
+        assert codec.encode(u, known, SEED, 7).data == np.packbits(plain, bitorder="little").tobytes()
 
 
 @pytest.mark.parametrize("name", ["fedmrn", "fedmrns"])
