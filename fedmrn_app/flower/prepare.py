@@ -200,9 +200,9 @@ def budget_lines(protocol: RunProtocol) -> list[str]:
         whole = 4 * protocol.parameters + HEADER_SIZE + protocol.framing_bytes
         lines.append(
             f"strategy={protocol.method.name}: this model has {protocol.layout.count:,} weights to mask. Masks of "
-            f"fewer than about {FEW_WEIGHTS:,} may cost accuracy, most of it in the first rounds and where clients have "
-            f"few labels, and masks of a few hundred hardly learn; strategy=fedavg uploads about {whole:,} bytes per "
-            "client and round instead"
+            f"fewer than about {FEW_WEIGHTS:,} may cost accuracy, most of it in the first rounds and where clients "
+            f"have few labels, and masks of a few hundred hardly learn; strategy=fedavg uploads about {whole:,} bytes "
+            "per client and round instead"
         )
     return lines
 
