@@ -6,6 +6,7 @@ parameters keep the memory, shapes and strides that the app gave them; values ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -23,12 +24,15 @@ from fedmrn_app.learning.flat import to_tensor
 from fedmrn_app.methods.fedmrn import MaskedTraining, NoiseMask, SharedNoiseMask, draw_mask
 from fedmrn_app.plugin.arrays import Values, Way, usual_ways
 from fedmrn_app.plugin.client_round import Alpha, ClientRound, Learned, OnDifference, round_of
+from fedmrn_app.plugin.proximal import at_learned_weights, read_mu
 from fedmrn_app.plugin.scales import OwnScales, gain_of, rescaled
 from fedmrn_app.plugin.settings import RoundContext, check_own_scales
+from fedmrn_app.plugin.watched import Watched, before_next_call
 
-_CHANGED = (
-    "load the message's arrays before the optimizer is created, and let nothing else change the weights that it "
-    "trains; for projections, Lookahead and the like say Compressed(..., method='eden')"
+_CHANGED = "load the message's arrays before the optimizer is created, and change weights only after a step of it"
+_UNSEEN = (
+    "the model is not called between two steps, so that the change cannot be told from masks; call model(...) for the "
+    "forward pass, or say Compressed(..., method='eden')"
 )
 
 
@@ -43,6 +47,9 @@ class Masks:
         gain: 1 if the server sets the scale of the noise.
         out: what the forward pass sees.
         zeros: a gradient of zeros.
+        following: whether the app has changed weights between two steps. From then on the model holds the weights with
+            what they have learned from each step to the next call of the model, as in plain training, so that what the
+            app changes is part of the update; and it keeps them after the last step.
     """
 
     def __init__(
@@ -81,10 +88,13 @@ class Masks:
         self.w = to_tensor(known.vector).to(device)
         self.u, self.zeros, self.out = torch.zeros_like(self.w), torch.zeros_like(self.w), self.w.clone()
         self._w, self._u, self._out = (list(self.layout.views(vector)) for vector in (self.w, self.u, self.out))
+        self._watched = Watched(self.parameters, self._out)
+        self.following = self._unmasked = False  # whether the model holds weights without masks
         self.take_step = masked_step(self.kind, Vectors(self.u, self.n, self.w, self.out))
         own_scales = _sets_scales(client_round, alpha)
         self.scales = OwnScales(self.layout, codec.noise.alpha, self.w) if own_scales else None
         self.gain = 1.0 if self.scales is None else gain_of(self.kind)
+        self._mu = read_mu(message.content)
         client_round.learned = Learned(self.names, self.update, self.left_in_model, on_difference, self.scales)
         if loaded:  # otherwise the app has not loaded the arrays yet, and the first step checks that it has
             self.advance([(0, self.zeros)], 0.0)
@@ -95,6 +105,17 @@ class Masks:
 
         Each gradient is a flat tensor with its first element's place in the buffers.
         """
+        self._mask(grads, lr)
+        if not self.following:
+            self._watched.show()
+            return
+        self.show_learned()
+        self._unmasked = True
+        if self.taken < self.steps:
+            before_next_call(self._owners, self, Masks._mask_followed)
+
+    def _mask(self, grads: Iterable[tuple[int, Tensor]], lr: float) -> None:
+        """Take a step along gradients as `advance` does, and mask what is learned in `out`."""
         number = self.taken + 1
         progress, key = self.training.progress(min(number, self.steps), self.steps), step_key(self.private_seed, number)
         for start, grad in grads:
@@ -105,13 +126,21 @@ class Masks:
             mask = draw_mask(self.u.cpu(), self.n.cpu(), self.kind, known_key(self._draw_seed)).to(self.n.device)
             dropped = -self.n if self.kind.signed else self.zeros
             torch.add(self.w, torch.where(mask, self.n, dropped), out=self.out)
-        self._show()
+
+    @torch.no_grad()
+    def _mask_followed(self) -> None:
+        """Mask what the model holds, with all changes of the app, for a forward pass that begins."""
+        self.read_learned()
+        self._mask([(0, self.zeros)], 0.0)
+        self._watched.show()
+        self._unmasked = False
 
     @torch.no_grad()
     def show_learned(self) -> None:
         """Show the model the weights plus what has been learned, without masks."""
         torch.add(self.w, self.u, alpha=1 / self.gain, out=self.out)
-        self._show()
+        for parameter, view in zip(self.parameters, self._out, strict=True):
+            parameter.copy_(view)
 
     @torch.no_grad()
     def read_learned(self) -> None:
@@ -125,14 +154,19 @@ class Masks:
         """Count an optimizer step that is about to be taken.
 
         Raises:
-            RunError: the training has taken all its steps, or a parameter was moved, replaced or changed.
+            RunError: the training has taken all its steps, or a parameter was moved or replaced, or changed where that
+                cannot be followed.
         """
         if self.taken == self.steps:
             raise self._miscounted("more")
         self._check_places()
+        if self._unmasked:
+            raise RunError(f"{self.names[0]}: changed between two steps, and {_UNSEEN}", code="changed")
         self._check_values()
         self._reached = self._reached or any(p.grad is not None for p in self.parameters)
         self.taken += 1
+        if self._mu > 0:
+            self._correct_proximal()
 
     def update(self) -> Float32Array:
         """Return what is masked, float32 (d,), in units of the scales if the client sets them.
@@ -145,6 +179,8 @@ class Masks:
         if self.taken and not self._reached and any(p.requires_grad for p in self.parameters):
             reason = f"{self.names[0]}: no step had a gradient of it or of any other masked weight; train the model"
             raise RunError(f"{reason} that the optimizer was created with, not a copy", code="no-gradient")
+        if self._unmasked:
+            self.read_learned()  # with what the app has changed since the last step
         u = self.u.cpu().numpy()
         for name, part in zip(self.names, self.layout.split(u), strict=True):
             if not np.isfinite(part).all():
@@ -153,14 +189,15 @@ class Masks:
         return u if self.scales is None else rescaled(u, self.layout, self.scales.exponents, -1)
 
     def left_in_model(self) -> Values | None:
-        """Return what the last step left in the model; None if that is what the server will read."""
+        """Return what the last step left in the model; None if that is what the server will read.
+
+        With changes of the app that are followed, it is what the model holds.
+        """
+        if self._unmasked:
+            return {name: p.detach().cpu().numpy() for name, p in zip(self.names, self.parameters, strict=True)}
         if self.taken == self.steps:
             return None
         return {name: view.cpu().numpy() for name, view in zip(self.names, self._out, strict=True)}
-
-    def _show(self) -> None:
-        for parameter, view in zip(self.parameters, self._out, strict=True):
-            parameter.copy_(view)
 
     def _check_places(self) -> None:
         """Check that the model still has these parameters, in their dtype and on their device."""
@@ -176,18 +213,43 @@ class Masks:
             raise RunError(f"{reason}; move, convert and wrap the model first", code="moved", key=name)
 
     def _check_values(self) -> None:
-        """Check that parameters hold what was shown last, and before the first step perhaps what was sent."""
-        for name, parameter, shown, sent in zip(self.names, self.parameters, self._out, self._w, strict=True):
-            if torch.equal(parameter, shown) or (self.taken == 0 and torch.equal(parameter, sent)):
-                continue
-            largest = float((parameter.detach() - shown).abs().max())
-            if not largest <= 1e-5 * float(shown.abs().max()):  # a perturbation that was taken back may leave less
-                when = "does not hold the message's array" if self.taken == 0 else "changed between two steps"
-                raise RunError(f"{name}: {when} (difference {largest:.3g}); {_CHANGED}", code="changed", key=name)
+        """Check that parameters hold what was shown last, and before the first step perhaps what was sent.
+
+        What an app has changed after a step is added to what has been learned.
+        """
+        for number in self._watched.changed():
+            self._note_change(number)
         for name, local in self._local if self.taken == 0 else ():
             if _holds(local, self._values[name]):
                 reason = f"{name}: was loaded after the optimizer was created"
                 raise RunError(f"{reason}; {_CHANGED}", code="changed", key=name)
+
+    @torch.no_grad()
+    def _note_change(self, number: int) -> None:
+        """Add what an app has changed in a parameter to what has been learned.
+
+        Raises:
+            RunError: there was no step before, or the change is not finite.
+        """
+        name, parameter, shown = self.names[number], self.parameters[number], self._out[number]
+        if self.taken == 0 and torch.equal(parameter, self._w[number]):
+            return
+        change = parameter - shown
+        largest = float(change.abs().max())
+        if largest <= 1e-5 * float(shown.abs().max()):  # a perturbation that was taken back may leave less
+            return
+        if self.taken == 0 or not largest < math.inf:
+            when = "does not hold the message's array" if self.taken == 0 else "changed between two steps"
+            raise RunError(f"{name}: {when} (difference {largest:.3g}); {_CHANGED}", code="changed", key=name)
+        self.following = True
+        self._u[number].add_(change, alpha=self.gain)
+
+    @torch.no_grad()
+    def _correct_proximal(self) -> None:
+        """Let FedProx's term pull at what has been learned, and not at the noise that masks show."""
+        for parameter, w, u, shown in zip(self.parameters, self._w, self._u, self._out, strict=True):
+            if parameter.grad is not None and not parameter.grad.is_sparse:
+                parameter.grad = at_learned_weights(parameter.grad, shown - w, u / self.gain, self._mu)
 
     def _miscounted(self, taken: str) -> RunError:
         reason = (

@@ -12,6 +12,7 @@ import pytest
 import torch
 from flwr.app import Message
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fedmrn_app.errors import RunError
 from fedmrn_app.plugin import MaskedSGD, learn_masks
@@ -196,28 +197,91 @@ def test_equal_weights_are_sent_as_masks_with_every_choice(make: Any) -> None:
     assert (error.code, error.value) == ("choice", "ignore")
 
 
-@makers
-def test_weights_that_change_between_steps_are_refused(make: Any) -> None:
+def every_step(make: Any, change: Change, **options: Any) -> Loop:
+    """A training that changes the model after each step."""
+
     def loop(net: nn.Module, message: Message) -> None:
-        ours, other = make(net, message), torch.optim.SGD([weight_of(net)], lr=0.1)
+        optimizer = make(net, message, **options)
         for step in range(STEPS):
-            take(net, ours, step)
-            other.step()
+            take(net, optimizer, step)
+            change(net)
+
+    return loop
+
+
+def plain_update(change: Change) -> Tensor:
+    """The update of one weight that plain SGD learns with the change after each step."""
+    net, first = new_net(), weight_of(new_net())
+    optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1)
+    for step in range(STEPS):
+        take(net, optimizer, step)
+        change(net)
+    return (weight_of(net) - first).detach()
+
+
+@torch.no_grad()
+def not_negative(net: Any) -> None:
+    """Through `data`, which leaves no trace in the version of a tensor."""
+    net.hidden.weight.data.clamp_(min=0)
+
+
+@torch.no_grad()
+def of_norm_two(net: Any) -> None:
+    net.hidden.weight *= 2 / net.hidden.weight.norm()
+
+
+@torch.no_grad()
+def larger(net: Any) -> None:
+    net.hidden.weight += 0.01
+
+
+@makers
+@pytest.mark.parametrize("change", [not_negative, of_norm_two, larger])
+def test_changes_after_each_step_are_part_of_the_update(make: Any, change: Change) -> None:
+    """The model ends near plain training, and masks of the whole change arrive, along it and about as long."""
+    first, expected = weight_of(new_net()).detach(), plain_update(change)
+    arrived, ended = learned(every_step(make, change), alpha="auto")
+    update, masked = (state["hidden.weight"] - first for state in (ended, arrived))
+    assert float((update - expected).norm()) < 0.35 * float(expected.norm())
+    assert 0.4 < float((masked * expected).sum() / expected.square().sum()) < 1.6
+    if change is not_negative:
+        assert float(ended["hidden.weight"].min()) == 0
+
+
+@makers
+def test_a_change_between_two_steps_is_added(make: Any) -> None:
+    """At any step, and to what the model then shows, which is masked in part."""
+    first = weight_of(new_net()).detach()
+    for at in (1, 3):
+        means = []
+        for change in (larger, lambda net: None):
+            _, ended = learned(changed(make, change, at), alpha="auto")
+            means.append(float((ended["hidden.weight"] - first).mean()))
+        assert 0.003 < means[0] - means[1] < 0.03
+
+
+@makers
+@pytest.mark.parametrize("change", [not_negative, larger])
+def test_a_change_after_the_last_step_is_refused(make: Any, change: Change) -> None:
+    error = refused(changed(make, change, STEPS))
+    assert (error.code, error.key) == ("difference", "hidden.weight")
+
+
+@makers
+def test_followed_changes_need_calls_of_the_model(make: Any) -> None:
+    """Only a call tells when a forward pass begins."""
+
+    def loop(net: Any, message: Message) -> None:
+        optimizer = make(net, message)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            torch.autograd.backward(functional.linear(torch.ones(1, 24), net.hidden.weight).square().sum())
+            optimizer.step()
+            not_negative(net)
 
     error = refused(loop)
-    assert (error.code, error.key) == ("changed", "hidden.weight")
-
-
-@makers
-def test_projections_between_steps_are_refused_at_any_step(make: Any) -> None:
-    """Through `data`, which leaves no trace in the version of a tensor."""
-
-    def project(net: Any) -> None:
-        net.hidden.weight.data.clamp_(min=0)
-
-    error = refused(changed(make, project, 3))
-    assert (error.code, error.key) == ("changed", "hidden.weight")
-    assert "projections" in str(error)
+    assert error.code == "changed"
+    assert "is not called" in str(error)
 
 
 class Wrapper:
