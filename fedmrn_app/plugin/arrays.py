@@ -30,7 +30,7 @@ class Way(IntEnum):
 
 
 FROM_ZERO = 8  # is added to the way of a tensor whose values are coded, and not their differences from those sent
-_KINDS = FROM_ZERO - 1  # the bits of a way
+KINDS = FROM_ZERO - 1  # the bits of a way
 
 
 def only_arrays(content: RecordDict) -> tuple[str, ArrayRecord]:
@@ -92,13 +92,13 @@ def checked_ways(data: bytes, values: Values) -> NDArray[np.uint8]:
     """
     ways, usual = np.frombuffer(data, np.uint8), usual_ways(values)
     if ways.shape == usual.shape:
-        kinds, floats = ways & _KINDS, usual != Way.EXACT
+        kinds, floats = ways & KINDS, usual != Way.EXACT
         real = np.array([np.issubdtype(value.dtype, np.floating) for value in values.values()], np.bool_)
         empty = np.array([value.size == 0 for value in values.values()], np.bool_)
         always = np.isin(kinds, (Way.UNCHANGED, Way.EXACT)) | ((kinds == Way.BESIDE) & empty)
         plainer = floats & np.isin(kinds, (Way.DENSE, Way.BOUNDED))
         coded = (usual == Way.CODED) & np.isin(kinds, (Way.CODED, Way.TIED))
-        if np.all((ways <= (FROM_ZERO | _KINDS)) & (always | plainer | coded) & (real | (ways < FROM_ZERO))):
+        if np.all((ways <= (FROM_ZERO | KINDS)) & (always | plainer | coded) & (real | (ways < FROM_ZERO))):
             return ways
     raise PayloadError("reply names ways of sending that its tensors do not allow", code="ways")
 
@@ -136,7 +136,7 @@ class Parts:
         """
         names: dict[int, list[str]] = {number: [] for number in range(FROM_ZERO)}
         for name, way in zip(values, ways, strict=True):
-            names[int(way) & _KINDS].append(name)
+            names[int(way) & KINDS].append(name)
         coded, dense, tied = names[Way.CODED], names[Way.DENSE], {}
         for name in names[Way.TIED]:
             other = find_tied(name, values, coded)

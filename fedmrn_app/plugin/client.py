@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -14,8 +14,10 @@ from fedmrn_app.errors import RunError, VersionError
 from fedmrn_app.exchange.messages import lost_content
 from fedmrn_app.federation.upload import Update, header_of, write_upload
 from fedmrn_app.layout import Float32Array
+from fedmrn_app.methods.fedavg import Floats
 from fedmrn_app.plugin.arrays import (
     FROM_ZERO,
+    KINDS,
     Values,
     Way,
     check_finite,
@@ -31,6 +33,7 @@ from fedmrn_app.plugin.difference import check_returned, distance, moved_towards
 from fedmrn_app.plugin.fidelity import evened
 from fedmrn_app.plugin.reply_form import ReplyForm, base_key, default_key, ways_for_reply
 from fedmrn_app.plugin.scales import SCALES
+from fedmrn_app.plugin.self_check import SMALL, Finer, finer_than, name_once, shares_that_arrive
 from fedmrn_app.plugin.settings import (
     BESIDE,
     GRID,
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from fedmrn_app.plugin.residual import NodeResidual
 
 _ATTEMPTS = 20  # to keep a bound; an update gets shorter each time
+_AS_ASKED = Finer()
 
 
 def compress_uplink(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
@@ -189,12 +193,16 @@ class _Coded:
         residual: what the method leaves out, with error feedback.
         decoded: returns the arrays that the server will read, without those that Flower sends.
         beside: names of the arrays that Flower sends.
+        names: of the tensors that the method codes.
+        base: the arrays that it codes them from.
     """
 
     record: ConfigRecord
     residual: Float32Array | None
     decoded: Callable[[], Values]
     beside: Sequence[str]
+    names: Sequence[str]
+    base: Values
 
 
 def _code(client_round: ClientRound, form: ReplyForm, trained: Values, before: Float32Array | None) -> _Coded:
@@ -205,23 +213,55 @@ def _code(client_round: ClientRound, form: ReplyForm, trained: Values, before: F
     """
     bound, factor = client_round.bound, 1.0
     coded = _code_once(client_round, form, trained, before)
-    base = form.base(client_round.values) if bound is not None else {}
-    for _ in range(_ATTEMPTS if bound is not None else 0):
+    if bound is None:
+        return _checked(coded, client_round, form, trained)
+    base = form.base(client_round.values)
+    for _ in range(_ATTEMPTS):
         norm = distance(coded.decoded(), base)
-        if norm <= cast(float, bound):
+        if norm <= bound:
             return coded
-        factor *= 0.999 * cast(float, bound) / norm
+        factor *= 0.999 * bound / norm
         shorter = None if before is None else before * np.float32(factor)
         coded = _code_once(client_round, form, moved_towards(base, trained, factor), shorter)
-    if bound is not None:
-        reason = f"{client_round.method.name} cannot code an update within the norm {bound:g} to which the server clips"
-        raise RunError(f"{reason}; clip to a larger norm, or say method='eden'", code="clipping", value=bound)
+    reason = f"{client_round.method.name} cannot code an update within the norm {bound:g} to which the server clips"
+    raise RunError(f"{reason}; clip to a larger norm, or say method='eden'", code="clipping", value=bound)
+
+
+def _checked(coded: _Coded, client_round: ClientRound, form: ReplyForm, trained: Values) -> _Coded:
+    """Return an update that is coded more finely where less than half of a tensor would arrive.
+
+    Masks have their own length, an error feedback sends later what is missing, and with the default all tensors have
+    about the same relative error, which is unbiased.
+    """
+    task, method = client_round.task, client_round.method
+    if not task.checks or task.even or method.error_feedback or client_round.learned is not None:
+        return coded
+    if isinstance(method.codec, Floats):  # nothing is lost
+        return coded
+    finer: Finer | None = Finer()
+    while finer is not None:
+        shares = shares_that_arrive(coded.names, coded.base, trained, coded.decoded())
+        if shares and finer == Finer():
+            name_once(shares, method.name)
+        finer = finer_than(finer, shares)
+        if finer is not None:
+            coded = _code_once(client_round, form, trained, None, finer)
     return coded
 
 
-def _code_once(client_round: ClientRound, form: ReplyForm, trained: Values, before: Float32Array | None) -> _Coded:
+def _code_once(
+    client_round: ClientRound,
+    form: ReplyForm,
+    trained: Values,
+    before: Float32Array | None,
+    finer: Finer = _AS_ASKED,
+) -> _Coded:
     task, method = client_round.task, client_round.method
     ways = _choose_ways(client_round, form, trained)
+    for number, (name, value) in enumerate(form.base(client_round.values).items()):
+        small = task.even and task.checks and value.size < SMALL
+        if (small or name in finer.dense) and ways[number] & KINDS == Way.CODED:
+            ways[number] = Way.DENSE | (ways[number] & FROM_ZERO)
     base = form.base(client_round.values, ways)
     shared = RoundContext.of(method, task, base, ways)
     parts, learned = shared.parts, client_round.learned
@@ -229,9 +269,11 @@ def _code_once(client_round: ClientRound, form: ReplyForm, trained: Values, befo
     if before is not None and before.size != x.size:
         before = None  # other tensors were trained in the last round
     exponents = None if learned is None or learned.scales is None else learned.scales.exponents
-    if task.even and parts.coded:
+    if (task.even or finer.even) and parts.coded:
         x, exponents = evened(x, parts.layout)
     body, residual = shared.protocol.method.encode(x, before, shared.context, task.seed, client_round.private_seed)
+    if exponents is not None and finer.longer:
+        exponents = exponents + np.array([finer.longer.get(name, 0) for name in parts.coded], np.int8)
     header = header_of(shared.protocol, task.seed, 1, shared.context.count)
     payload = write_upload(shared.protocol, header, Update(body, parts.dense_vector(trained)), shared.dense)
     record, exact = ConfigRecord({"": payload}), parts.exact_bytes(trained)
@@ -248,7 +290,7 @@ def _code_once(client_round: ClientRound, form: ReplyForm, trained: Values, befo
     def decoded() -> Values:
         return shared.decode(base, task.seed, payload, exact, exponents, bounded)[0]
 
-    return _Coded(record, residual, decoded, parts.beside)
+    return _Coded(record, residual, decoded, parts.beside, parts.coded, base)
 
 
 def _choose_ways(client_round: ClientRound, form: ReplyForm, trained: Values) -> NDArray[np.uint8]:
@@ -268,7 +310,7 @@ def _choose_ways(client_round: ClientRound, form: ReplyForm, trained: Values) ->
         raise no_masks(method)
     ways = ways_for_reply(base, trained) if task.forms else usual_ways(base)
     for number, (name, before) in enumerate(base.items()):
-        way, from_zero = int(ways[number]) & (FROM_ZERO - 1), int(ways[number]) & FROM_ZERO
+        way, from_zero = int(ways[number]) & KINDS, int(ways[number]) & FROM_ZERO
         if learned and way == Way.CODED:
             ways[number] = way
             if name in learned:

@@ -139,7 +139,7 @@ def _decode_record(
         start: Values = form.base(sent, ways)
         contexts[kind] = RoundContext.of(method if masked else asked.settings.build(), asked, start, ways), start
     shared, start = contexts[kind]
-    scaled = task.even or (masked and method.training.learns_masks)
+    scaled = task.even or task.checks or (masked and method.training.learns_masks)
     exponents = read_exponents(record, len(shared.parts.coded) if scaled else 0)
     replaced, upload = shared.decode(start, task.seed, data, exact, exponents, bounded)
     arrays = dict(to_record(replaced).items())

@@ -41,6 +41,7 @@ SECURE_BOUND = 8.0  # of the size of such a change
 REFUSED = "refused"  # field of a reply of a client that could not read the records
 EVEN = "even"  # field of a message: the client is to code all tensors with about the same relative error
 FORMS = "forms"  # field of a message: the server reads replies with arrays of their own order, number and types
+WITH_SCALES = 2  # in that field: it also reads scales of tensors with every method
 WITHOUT_ARRAYS = "without-arrays"  # field of a reply in which the app sends no arrays that could be coded
 BESIDE = "fedmrn-beside:"  # before the key of coded arrays: record of those that Flower sends as they are
 WITHOUT_MASKS = "without-masks"  # entry of a reply whose update is coded by EDEN instead of learned masks
@@ -194,6 +195,8 @@ class ClientTask:
         run: name of the run, under which the client keeps residuals on its disk; None to keep nothing there.
         even: whether the client divides each tensor of its update by about its size before it is coded.
         forms: whether the server reads what `plugin/reply_form.py` describes; older ones do not.
+        checks: whether the client checks what arrives of each tensor, see `plugin/self_check.py`; older servers do not
+            read the scales that it may need.
     """
 
     settings: PluginSettings
@@ -205,12 +208,13 @@ class ClientTask:
     run: str | None = None
     even: bool = False
     forms: bool = True
+    checks: bool = True
 
     def record(self) -> ConfigRecord:
         """Return the record of a message."""
         terms = json.dumps(vars(self.settings), separators=(",", ":"))
         place = {"round": self.server_round, "client": self.client}
-        record = ConfigRecord({"terms": terms, "seed": self.seed, FORMS: 1, **place, **format_fields()})
+        record = ConfigRecord({"terms": terms, "seed": self.seed, FORMS: WITH_SCALES, **place, **format_fields()})
         if self.scale is not None:
             record["scale"] = self.scale
         if self.own_scales is not None:
@@ -249,6 +253,7 @@ class ClientTask:
             run=values.get("run"),
             even=bool(values.get(EVEN)),
             forms=bool(values.get(FORMS)),
+            checks=values.get(FORMS, 0) >= WITH_SCALES,
         )
 
 

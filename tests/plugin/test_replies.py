@@ -49,7 +49,7 @@ class Nodes(LiveNodes):
         return [self.deliver(message) for message in messages]
 
 
-def reply_of(sent: Records, reply: Reply, *, plug_in: bool, method: str | None = None) -> RecordDict:
+def reply_of(sent: Records, reply: Reply, *, plug_in: bool, method: str | None = None, **options: Any) -> RecordDict:
     """What the strategy is given of the last node."""
 
     def app(message: Message, context: Context) -> Message:
@@ -61,7 +61,7 @@ def reply_of(sent: Records, reply: Reply, *, plug_in: bool, method: str | None =
 
     looks = Looks(fraction_evaluate=0.0)
     looks.records = sent
-    strategy: Any = Compressed(looks, method) if plug_in else looks
+    strategy: Any = Compressed(looks, method, **options) if plug_in else looks
     nodes = Nodes(node, (1, 2), {})
     try:
         strategy.start(nodes, ArrayRecord(), num_rounds=1)
