@@ -212,6 +212,9 @@ def _code(client_round: ClientRound, form: ReplyForm, trained: Values, before: F
         RunError: it does not keep the bound however short it is.
     """
     bound, factor = client_round.bound, 1.0
+    if bound is not None and client_round.task.differences:
+        reason = f"reply=difference: the server asks for weights whose updates have the norm {bound:g} or less"
+        raise RunError(f"{reason}; leave reply out, or clip on the server", code="clipping", key="reply")
     coded = _code_once(client_round, form, trained, before)
     if bound is None:
         return _checked(coded, client_round, form, trained)
@@ -308,7 +311,7 @@ def _choose_ways(client_round: ClientRound, form: ReplyForm, trained: Values) ->
             raise RunError(f"{reason}, or say Compressed(..., method='eden')", code="names", value=missing[0])
     elif method.training.learns_masks:
         raise no_masks(method)
-    ways = ways_for_reply(base, trained) if task.forms else usual_ways(base)
+    ways = ways_for_reply(base, trained, differences=task.differences) if task.forms else usual_ways(base)
     for number, (name, before) in enumerate(base.items()):
         way, from_zero = int(ways[number]) & KINDS, int(ways[number]) & FROM_ZERO
         if learned and way == Way.CODED:

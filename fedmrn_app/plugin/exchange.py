@@ -75,6 +75,7 @@ class Exchange:
         options: Mapping[str, Any] | None = None,
         plain_replies: bool = True,
         max_failed_rounds: Annotated[int, Range(least=0)] = 0,
+        reply: Literal["auto", "difference"] = "auto",
         state: Mapping[str, Any] | None = None,
         secure: bool = False,
         secure_bits: Annotated[int, Range(least=8, most=32)] = SECURE_BITS,
@@ -105,6 +106,10 @@ class Exchange:
             seed=seed, alpha=DEFAULT_ALPHA if alpha in ("auto", None) else float(alpha),
         )  # fmt: skip
         self._method = self.settings.build(secure=secure)
+        self._differences = reply == "difference"
+        if self._differences and (secure or self._method.training.learns_masks):
+            reason = "secure sums add up changes of the arrays" if secure else f"{method} learns weights as masks"
+            raise ConfigError(f"reply={reply}: {reason}; leave it out", code="conflict", key="reply", value=reply)
         self._even, self._exact_norms = even, exact_norms
         self.sums: SecureSums | None = None
         if secure:
@@ -174,8 +179,9 @@ class Exchange:
         for client, message in enumerate(sorted(trained, key=lambda message: message.metadata.dst_node_id)):
             seed = method.client_seed(settings.seed, self._number, client)
             task = ClientTask(
-                settings, seed, scale, self._own_scales, self._number, client, run=self._run, even=self._even
-            )
+                settings, seed, scale, self._own_scales, self._number, client, run=self._run, even=self._even,
+                differences=self._differences,
+            )  # fmt: skip
             requests.append(ArraysRequest(client, message, opened, task, self._fleet))
         requests += [
             ArraysRequest(client, message, opened, None, self._fleet) for client, message in enumerate(evaluated)
@@ -261,7 +267,7 @@ class Exchange:
                     content, request.task, request.opened.method, request.records, request.opened.contexts
                 )
                 if request.on_grid:
-                    add_rounding(content, request.exact, request.values)
+                    add_rounding(content, request.exact, request.values, differences=self._differences)
                 request.opened.spent += [] if spent is None else [spent]
             else:
                 self._accept_plain(request, content)

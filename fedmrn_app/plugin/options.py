@@ -37,6 +37,8 @@ class Options(TypedDict, total=False):
         options: options of the method, such as `{"bits": 2}` for `eden`.
         plain_replies: whether the replies of clients without the mod, or with one of another version, count (True).
         max_failed_rounds: number of rounds in a row in which all clients may fail (0); one more ends the run.
+        reply: what clients reply with. `auto` (default) takes each array for weights, or for a difference from what was
+            sent where it is much shorter than that; `difference` says that all are differences, such as gradients.
         state: what `state()` returned in a run that this one continues.
         secure: whether the server learns only the sum of a round's updates (False); for `fedavg`, `fedmrn`, `fedmrns`.
         secure_bits: bits of one client's change of a value in a secure sum that no mask stands for, 8 to 32 (24).
@@ -53,6 +55,7 @@ class Options(TypedDict, total=False):
     options: Mapping[str, Any] | None
     plain_replies: bool
     max_failed_rounds: int
+    reply: Literal["auto", "difference"]
     state: Mapping[str, Any] | None
     secure: bool
     secure_bits: int

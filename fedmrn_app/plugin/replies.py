@@ -15,7 +15,7 @@ from fedmrn_app.exchange.messages import one_line, remote_reason
 from fedmrn_app.methods.method import Method
 from fedmrn_app.methods.rate_control import least_mask_bits, mask_bits
 from fedmrn_app.plugin.arrays import Values, checked_ways, only_arrays, to_record, to_values, usual_ways
-from fedmrn_app.plugin.reply_form import ReplyForm, base_key, default_key
+from fedmrn_app.plugin.reply_form import ReplyForm, base_key, default_key, is_difference
 from fedmrn_app.plugin.scales import read_exponents
 from fedmrn_app.plugin.settings import (
     BESIDE,
@@ -156,7 +156,7 @@ def _decode_record(
     return found, (spent, left, least_mask_bits(count))
 
 
-def add_rounding(content: RecordDict, exact: Values, received: Values) -> None:
+def add_rounding(content: RecordDict, exact: Values, received: Values, *, differences: bool) -> None:
     """Let the decoded arrays of a reply count from the exact arrays, and not from those on the lattice.
 
     The inner strategy averages whole arrays. What the lattice rounds off would otherwise be lost in each round.
@@ -165,11 +165,14 @@ def add_rounding(content: RecordDict, exact: Values, received: Values) -> None:
         content: of the reply, with decoded arrays.
         exact: the arrays that the strategy sent.
         received: these arrays on the lattice, as the client received them.
+        differences: whether the reply's arrays are differences, to which nothing is added.
     """
     key, record = only_arrays(content)
     values = to_values(record)
     for name, value in values.items():
-        if np.issubdtype(value.dtype, np.floating) and not np.array_equal(exact[name], received[name]):
+        if not np.issubdtype(value.dtype, np.floating) or np.array_equal(exact[name], received[name]):
+            continue
+        if not differences and not is_difference(received[name], value):
             rounding = cast(NDArray[Any], exact[name]) - cast(NDArray[Any], received[name])
             values[name] = (cast(NDArray[Any], value) + rounding).astype(value.dtype)
     content[key] = to_record(values)

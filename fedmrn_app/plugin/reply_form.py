@@ -125,12 +125,13 @@ def _is_known(code: int) -> bool:
     return (code & 63) <= len(_TYPES) and code & 192 != 192
 
 
-def ways_for_reply(base: Values, trained: Values) -> NDArray[np.uint8]:
+def ways_for_reply(base: Values, trained: Values, *, differences: bool = False) -> NDArray[np.uint8]:
     """Return `usual_ways` of a reply with the exceptions that keep each value right, uint8 (tensors,).
 
     Arrays that were sent empty are sent as Flower does. Vectors that are no biases or statistics of the model are sent
     exactly, and long ones with a bound on the error of each value. Arrays that are much shorter than their difference
-    from what was sent are differences themselves, such as gradients, and are coded as they are.
+    from what was sent are differences themselves, such as gradients, and are coded as they are; with `differences` all
+    arrays are.
     """
     ways = usual_ways(base)
     for number, (name, before) in enumerate(base.items()):
@@ -139,13 +140,13 @@ def ways_for_reply(base: Values, trained: Values) -> NDArray[np.uint8]:
             ways[number] = Way.BESIDE
             continue
         if ways[number] == Way.DENSE:
-            ways[number] = way_of_vector(name, before, after, base)
-        if ways[number] in (Way.CODED, Way.DENSE, Way.BOUNDED) and _is_difference(before, after):
+            ways[number] = way_of_vector(name, np.zeros_like(before) if differences else before, after, base)
+        if ways[number] in (Way.CODED, Way.DENSE, Way.BOUNDED) and (differences or is_difference(before, after)):
             ways[number] |= FROM_ZERO
     return ways
 
 
-def _is_difference(before: NDArray[np.generic], after: NDArray[np.generic]) -> bool:
+def is_difference(before: NDArray[np.generic], after: NDArray[np.generic]) -> bool:
     """Return whether an array is at most half as long as its difference from what was sent."""
     x, y = before.reshape(-1).astype(np.float64), after.reshape(-1).astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):

@@ -42,6 +42,7 @@ REFUSED = "refused"  # field of a reply of a client that could not read the reco
 EVEN = "even"  # field of a message: the client is to code all tensors with about the same relative error
 FORMS = "forms"  # field of a message: the server reads replies with arrays of their own order, number and types
 WITH_SCALES = 2  # in that field: it also reads scales of tensors with every method
+DIFFERENCES = "differences"  # field of a message: replies are differences from the arrays that are sent
 WITHOUT_ARRAYS = "without-arrays"  # field of a reply in which the app sends no arrays that could be coded
 BESIDE = "fedmrn-beside:"  # before the key of coded arrays: record of those that Flower sends as they are
 WITHOUT_MASKS = "without-masks"  # entry of a reply whose update is coded by EDEN instead of learned masks
@@ -197,6 +198,7 @@ class ClientTask:
         forms: whether the server reads what `plugin/reply_form.py` describes; older ones do not.
         checks: whether the client checks what arrives of each tensor, see `plugin/self_check.py`; older servers do not
             read the scales that it may need.
+        differences: whether the arrays of the reply are known to be differences from those that were sent.
     """
 
     settings: PluginSettings
@@ -209,6 +211,7 @@ class ClientTask:
     even: bool = False
     forms: bool = True
     checks: bool = True
+    differences: bool = False
 
     def record(self) -> ConfigRecord:
         """Return the record of a message."""
@@ -223,6 +226,8 @@ class ClientTask:
             record["run"] = self.run
         if self.even:
             record[EVEN] = True
+        if self.differences:
+            record[DIFFERENCES] = True
         return record
 
     def without_masks(self) -> ClientTask:
@@ -254,6 +259,7 @@ class ClientTask:
             even=bool(values.get(EVEN)),
             forms=bool(values.get(FORMS)),
             checks=values.get(FORMS, 0) >= WITH_SCALES,
+            differences=bool(values.get(DIFFERENCES)),
         )
 
 

@@ -48,7 +48,7 @@ def arriving(method: str | None, options: Mapping[str, Any] | None = None) -> tu
     """The share of each matrix's update that the strategy is given, and its share in the norm of the largest one."""
     sent = {"arrays": {name: value.numpy() for name, value in network().state_dict().items()}}
     plain = reply_of(sent, trained, plug_in=False).array_records["arrays"]
-    coded = reply_of(sent, trained, plug_in=True, method=method, options=options).array_records["arrays"]
+    coded = reply_of(sent, trained, plug_in=True, method=method, asked={"options": options}).array_records["arrays"]
     shares, sizes = {}, {}
     for name, before in sent["arrays"].items():
         if before.ndim >= 2:
