@@ -276,12 +276,13 @@ def rebuilt(
     for out, share, vectors, part in zip(
         layout.split(found), steps.each(ranks), split_left(left, layout, ranks), parts, strict=True
     ):
-        whole = (
-            part
-            if vectors is None
-            else product(vectors, part.reshape(len(vectors), -1) * inverse_norms(vectors)[:, None])
-        )
-        np.multiply(whole.reshape(-1), np.float32(share), out=out)
+        if vectors is None:
+            out[:] = part
+        else:
+            right = part.reshape(len(vectors), -1) * inverse_norms(vectors)[:, None]
+            product(vectors, right, out.reshape(vectors.shape[1], -1))
+        if share != 1:
+            out *= np.float32(share)
     return found
 
 

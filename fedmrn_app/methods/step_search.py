@@ -35,12 +35,14 @@ class Aim:
         tolerance: difference of the logarithms at which an attempt is taken.
         finest: smallest step to try, with which the largest element has the largest level.
         enough: error at which an attempt of a smaller size is taken; negative for none.
+        most: error above which a result is of no use, so that the search ends where a larger size has more.
     """
 
     wanted: float
     tolerance: float
     finest: float = 0.0
     enough: float = -1.0
+    most: float = math.inf
 
     def away(self, found: Quantization) -> float:
         """Return the logarithm of the size over the wanted one."""
@@ -84,7 +86,7 @@ def search(quantizer: UpdateQuantizer, *, error: float | None = None, size: floa
     expected = partial(quantizer.expected_size, ranks=chosen)
     found = closest(partial(quantizer.at, ranks=chosen), aim, (found.step, start[1]), known=found, expected=expected)
     if found.ranks and found.size < _SHORT:
-        other = closest(elements, aim, start)
+        other = closest(elements, replace(aim, most=found.error), start)
         sent = other.scale > 0 or found.scale == 0
         return other if sent and other.error < found.error else found
     return found
@@ -164,7 +166,7 @@ def closest(
         own = found.scale == 0, away > aim.tolerance, abs(away)
         if best is None or own < rank:
             best, rank = found, own
-        if found.scale != 0 and aim.is_met(found, away):
+        if found.scale != 0 and (aim.is_met(found, away) or (away > 0 and found.error > aim.most)):
             break
     assert best is not None
     return best

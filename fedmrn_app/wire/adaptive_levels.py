@@ -28,6 +28,7 @@ Levels = NDArray[np.int16]
 Trends = NDArray[np.int8]
 
 _HEAD = struct.Struct("<BI")
+_PART = 1 << 15  # elements that are converted at a time, so that temporaries stay in cache
 _FIRST_STEP = 24  # units of the logarithm of the odds that a step of the first byte stands for
 _PRICE_PER_BIT = UNIT * math.log(2) / UNIT**2  # a bit has UNIT log(2) units, a square step UNIT^2 square units
 _MAX_WIDTH = (2 * MAX_LEVEL).bit_length()
@@ -50,7 +51,10 @@ class CodedLevels:
 
 def trends_of(drift: Float32Array) -> Trends:
     """Return how far weights have moved, in 16 levels with a sign, int8 (d,); see `SharedContext.drift`."""
-    trends: Trends = np.clip(drift * np.float32(16), -15, 15).astype(np.int8)
+    trends = np.empty(drift.size, np.int8)
+    for start in range(0, drift.size, _PART):
+        scaled = drift[start : start + _PART] * np.float32(16)
+        trends[start : start + _PART] = np.clip(scaled, -15, 15, out=scaled)
     return trends
 
 
@@ -65,10 +69,12 @@ def quantize(x: Float32Array, step: float, layout: Layout, trends: Trends, price
         price: price of a bit, as a share of the squared step, at which the sum of squared error and prices is smallest.
     """
     limit = np.float32(MAX_LEVEL * UNIT)
-    with np.errstate(over="ignore"):
-        values = np.multiply(x, np.float32(UNIT / step))
-    np.clip(np.rint(values, out=values), -limit, limit, out=values)
-    return _encode(values.astype(np.int32), layout, trends, round(price / _PRICE_PER_BIT))
+    values = np.empty(x.size, np.int32)
+    for start in range(0, x.size, _PART):
+        with np.errstate(over="ignore"):
+            scaled = x[start : start + _PART] * np.float32(UNIT / step)
+        values[start : start + _PART] = np.clip(np.rint(scaled, out=scaled), -limit, limit, out=scaled)
+    return _encode(values, layout, trends, round(price / _PRICE_PER_BIT))
 
 
 def encode_levels(levels: Levels, layout: Layout, trends: Trends) -> bytes:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.kernels.level_tables import MAX_LEVEL
-from fedmrn_app.kernels.row_counts import row_counts
+from fedmrn_app.kernels.row_counts import row_bits, row_costs, row_counts
 from fedmrn_app.layout import Float32Array, Shape
 
 Float64Array = NDArray[np.float64]
@@ -47,10 +47,12 @@ class Spectrum:
     matrix: Float32Array
     energies: Float64Array
     left: Float32Array
+    _scaled: Float32Array = field(init=False, repr=False)
     _right: Float32Array = field(init=False, repr=False)
     _square: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self._scaled = self.left * np.sqrt(self.energies, dtype=np.float32)[:, None]
         self._right = np.zeros((0, self.matrix.shape[1]), np.float32)
         self._square = float(np.square(self.matrix, dtype=np.float64).sum())
 
@@ -63,7 +65,7 @@ class Spectrum:
 
     def scaled_left(self, count: int) -> Float32Array:
         """Return the first `count` left vectors times their singular values, float32 (count, n)."""
-        return self.left[:count] * np.sqrt(self.energies[:count], dtype=np.float32)[:, None]
+        return self._scaled[:count]
 
     def _largest(self, count: int) -> float:
         """Return the largest element of the first `count` vectors, scaled as they are sent."""
@@ -81,9 +83,12 @@ class Spectrum:
         """
         energies = self.energies / step**2
         tried = int(np.count_nonzero(energies[: largest_rank(self.matrix.shape)] > _LEAST * max(self.matrix.shape)))
-        if tried == 0 or self._largest(tried) > MAX_LEVEL * step:
+        if tried == 0:
             return 0
-        costs = _cost(self.scaled_left(tried), step, price) + _cost(self.right(tried), step, price)
+        if energies[0] > MAX_LEVEL**2 and self._largest(tried) > MAX_LEVEL * step:  # no element is above its vector
+            return 0
+        costs = _cost(self.scaled_left(tried), step, price)
+        costs += _cost(self.right(tried), step, price)
         worth = np.flatnonzero(costs < energies[:tried])
         if worth.size == 0:
             return 0
@@ -117,10 +122,7 @@ def expected_bits(rows: Float32Array, step: float) -> float:
     They are the entropy of which elements are zero, of the signs, and of levels with a geometric distribution, row by
     row. The number of products follows from another estimate, `_cost`.
     """
-    kept, sizes, *_ = row_counts(rows, _SMALL * step, step)
-    means = np.maximum(sizes / step / np.maximum(kept, 1), 1.0)
-    zeros = _entropy(kept / rows.shape[1]) * rows.shape[1]
-    return _CODED * float((zeros + kept * (1 + means * _entropy(1 / means))).sum())
+    return _CODED * row_bits(rows, _SMALL * step, step)
 
 
 def spectrum(matrix: Float32Array) -> Spectrum | None:
@@ -159,7 +161,8 @@ def fit(matrix: Float32Array, left: Float32Array) -> tuple[Float32Array, Float32
     units = unit_vectors(left)
     wide = units.astype(np.float64)
     seen = (units @ matrix).astype(np.float32, copy=False)
-    right = np.linalg.solve(wide @ wide.T + _RIDGE * np.eye(len(wide)), seen.astype(np.float64))
+    gram = wide @ wide.T + _RIDGE * np.eye(len(wide))
+    right = seen / gram if len(wide) == 1 else np.linalg.solve(gram, seen.astype(np.float64))
     return right.astype(np.float32), seen
 
 
@@ -220,15 +223,4 @@ def _cost(rows: Float32Array, step: float, price: float) -> Float64Array:
         step: step of the quantizer.
         price: price of a bit, as a share of the squared step.
     """
-    kept, _, lost, octaves = row_counts(rows, _SMALL * step, step)
-    entropy = _entropy(kept / rows.shape[1]) * rows.shape[1]
-    bits = entropy + _SIZE_BITS * kept + _OCTAVE_BITS * octaves
-    found: Float64Array = lost / step**2 + _LOST * kept + price * bits
-    return found
-
-
-def _entropy(shares: Float64Array) -> Float64Array:
-    """Return the entropy of bits that are set with a probability, in bits."""
-    p = np.clip(shares, 1e-9, 1 - 1e-9)
-    found: Float64Array = -(p * np.log2(p) + (1 - p) * np.log2(1 - p))
-    return found
+    return row_costs(rows, _SMALL * step, step, price, _SIZE_BITS, _OCTAVE_BITS, _LOST)
