@@ -17,11 +17,13 @@ from flwr.app import Error, Message, RecordDict
 
 from fedmrn_app.errors import ConfigError, PayloadError, RunError
 from fedmrn_app.exchange.requests import Asked
+from fedmrn_app.federation.budget import Schedule
 from fedmrn_app.methods.method import Method
 from fedmrn_app.noise import Distribution
 from fedmrn_app.plugin.arrays import only_arrays, to_values
 from fedmrn_app.plugin.fidelity import bits_of_round
 from fedmrn_app.plugin.replies import (
+    Spent,
     add_counts,
     add_rounding,
     check_plain,
@@ -47,9 +49,12 @@ from fedmrn_app.wire.downlink import LATTICE_STEP
 if TYPE_CHECKING:
     from fedmrn_app.exchange.secure_rounds import Send
     from fedmrn_app.plugin.downlink import LatticeSender
+    from fedmrn_app.plugin.run_budget import RunBudget
     from fedmrn_app.plugin.secure_rounds import SecureSums
 
 AskedArrays = Asked[ArraysRequest]
+Reply = Literal["auto", "difference"]
+_MASKS = ("fedmrn", "fedmrns")
 _LEFT_OUT = 3  # Flower's code of an error in the ClientApp
 _log = logging.getLogger("flwr")
 
@@ -75,7 +80,9 @@ class Exchange:
         options: Mapping[str, Any] | None = None,
         plain_replies: bool = True,
         max_failed_rounds: Annotated[int, Range(least=0)] = 0,
-        reply: Literal["auto", "difference"] = "auto",
+        reply: Reply = "auto",
+        budget: Annotated[float, Range(above=0, most=32)] | None = None,
+        schedule: Schedule = "auto",
         state: Mapping[str, Any] | None = None,
         secure: bool = False,
         secure_bits: Annotated[int, Range(least=8, most=32)] = SECURE_BITS,
@@ -87,6 +94,9 @@ class Exchange:
             reason = f"alpha=auto: the server sets the scale of the noise so that replies take bits={bits:g}"
             raise ConfigError(f"{reason}; leave one of the two out", code="conflict", key="alpha", value=alpha)
         options = usual_options(method, options or {}, secure=secure)
+        more: Any = {"bits": bits, "alpha": alpha, "secure": secure, "reply": reply, "options": options}
+        self.budget = _run_budget(method, budget, schedule, **more)
+        bits = budget if self.budget is not None and method in _MASKS else bits
         if secure:
             from fedmrn_app.plugin.secure_rounds import SecureSums, check_options  # few runs add up in secret
 
@@ -106,11 +116,7 @@ class Exchange:
             seed=seed, alpha=DEFAULT_ALPHA if alpha in ("auto", None) else float(alpha),
         )  # fmt: skip
         self._method = self.settings.build(secure=secure)
-        self._differences = reply == "difference"
-        if self._differences and (secure or self._method.training.learns_masks):
-            reason = "secure sums add up changes of the arrays" if secure else f"{method} learns weights as masks"
-            raise ConfigError(f"reply={reply}: {reason}; leave it out", code="conflict", key="reply", value=reply)
-        self._even, self._exact_norms = even, exact_norms
+        self._even, self._exact_norms, self._differences = even, exact_norms, reply == "difference"
         self.sums: SecureSums | None = None
         if secure:
             self.sums = SecureSums(self._method, secure_bits, secure_bound)
@@ -148,14 +154,22 @@ class Exchange:
         if self.has_noise:
             alpha = "auto" if self._own_scales else f"{settings.alpha:g}"
             words += [f"{settings.distribution} noise", f"alpha={alpha}"]
-            words += [] if settings.bits is None else [f"bits={settings.bits:g}"]
+            words += [] if settings.bits is None or self.budget is not None else [f"bits={settings.bits:g}"]
+        if self.budget is not None:
+            words += [f"budget={self.budget.bits:g}", f"schedule={self.budget.schedule}"]
         return ", ".join([*words, f"dense_bits={settings.dense_bits}", f"seed={settings.seed}"])
 
     def state(self) -> dict[str, Any]:
         """Return what a later run needs to go on, in a form that JSON can hold."""
         self._note_rate()
         rate = None if self._rate is None else [None if math.isnan(x) else float(x) for x in self._rate]
-        return {"method": self.settings.method, "round": self._number, "rate": rate, "run": self._run}
+        found = {"method": self.settings.method, "round": self._number, "rate": rate, "run": self._run}
+        return found if self.budget is None else {**found, "budget": self.budget.to_list()}
+
+    def plan(self, rounds: int) -> None:
+        """Say how many rounds are to come, over which a budget is divided."""
+        if self.budget is not None:
+            self.budget.rounds = self._number + rounds
 
     def open(self, messages: Sequence[Message]) -> list[AskedArrays]:
         """Change the contents of messages that are to be compressed, and return what their clients are asked.
@@ -172,7 +186,7 @@ class Exchange:
         if trained:
             self._note_rate()
             self._number += 1
-        settings, method = self._of_round(len(trained))
+        settings, method = self._of_round(trained)
         opened = OpenMessages(number=self._number, method=method, waiting=len(trained))
         scale = self._scale(trained)
         requests = []
@@ -269,6 +283,9 @@ class Exchange:
                 if request.on_grid:
                     add_rounding(content, request.exact, request.values, differences=self._differences)
                 request.opened.spent += [] if spent is None else [spent]
+                if self.budget is not None:
+                    replied = {key: to_values(record) for key, record in content.array_records.items()}
+                    self.budget.note(asked.uplink_bytes, request.records, replied)
             else:
                 self._accept_plain(request, content)
             parameters = sum(parameter_count(values) for values in request.records.values())
@@ -318,11 +335,18 @@ class Exchange:
                 value=self._failed,
             ) from None
 
-    def _of_round(self, clients: int) -> tuple[PluginSettings, Method]:
-        """Return the settings and the method of a round with so many clients; only the default changes them."""
+    def _of_round(self, trained: Sequence[Message]) -> tuple[PluginSettings, Method]:
+        """Return the settings and the method of a round; only the default and a budget change them."""
+        if self.budget is not None and trained:
+            records = trained[0].content.array_records.values()
+            values = next((to_values(record) for record in records), {})
+            settings = self.budget.next_settings(self.settings, values, masks=self._control is not None)
+            if self._control is not None and self._rate is not None and math.isnan(self._rate[1]):
+                self._rate = self._control.first(self.budget.body_bits(self.budget.share))
+            return settings, settings.build()
         if not self._even:
             return self.settings, self._method
-        bits = bits_of_round(self._number, clients, exact_norms=self._exact_norms)
+        bits = bits_of_round(self._number, len(trained), exact_norms=self._exact_norms)
         settings = replace(self.settings, options={"bits": bits} if bits > 1 else {})
         return settings, settings.build()
 
@@ -341,26 +365,35 @@ class Exchange:
                 if not self._told_most:
                     self._told_most = True
                     _log.warning(
-                        "round %s: bits=%g: asks for noise of the scale %.3g, and weights of this size bear %.3g; "
-                        "replies are longer than that. Raise bits, or leave bits out for alpha=auto",
-                        self._number, self.settings.bits, self._rate[0], most,
+                        "round %s: %s: asks for noise of the scale %.3g, and weights of this size bear %.3g; "
+                        "replies are longer than that. Raise it, or leave it out for alpha=auto",
+                        self._number, self._asked_size(), self._rate[0], most,
                     )  # fmt: skip
                 self._rate = np.array([most, *self._rate[1:]], np.float32)
         return float(self._rate[0])
 
     def _note_rate(self) -> None:
-        """Let the rate control see the bits of the last round."""
-        if self._control is not None and self._rate is not None and self._last is not None and self._last.spent:
-            body, left, least = (float(np.mean(bits)) for bits in zip(*self._last.spent, strict=True))
+        """Let the rate control and the budget see the bits of the last round."""
+        all_spent = [] if self._last is None else self._last.spent
+        spent = Spent(*(float(np.mean(x)) for x in zip(*all_spent, strict=True))) if all_spent else None
+        if self.budget is not None:
+            self.budget.end_round(spent)
+        if self._control is not None and self._rate is not None and spent is not None:
+            aimed, least = spent.left, spent.least
+            left = aimed if self.budget is None else self.budget.body_bits(self.budget.upcoming(masks=True))
             if left < least and not self._told_least:
                 self._told_least = True
                 _log.warning(
-                    "bits=%g: leaves masks %.3f bits per weight, beside biases and the like; they take at least %.2f, "
+                    "%s: leaves masks %.3f bits per weight, beside biases and the like; they take at least %.2f, "
                     "because shorter ones would have so much noise that nothing is learned",
-                    self.settings.bits, left, least,
+                    self._asked_size(), left, least,
                 )  # fmt: skip
-            self._rate = self._control.next(self._rate, body, max(left, least))
+            self._rate = self._control.next(self._rate, spent.body, max(left, least), max(aimed, least))
         self._last = None
+
+    def _asked_size(self) -> str:
+        """Return the option that says how long replies are to be."""
+        return f"bits={self.settings.bits:g}" if self.budget is None else f"budget={self.budget.bits:g}"
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         """Continue after the round of a state."""
@@ -371,6 +404,38 @@ class Exchange:
             )
             raise ConfigError(reason, code="state", key="state", value=dict(state))
         self._number = number
+        if self.budget is not None and isinstance(state.get("budget"), list):
+            self.budget.restore(state["budget"])
         self._run = self._run and (state.get("run") or self._run)
         if self._rate is not None and rate is not None:
             self._rate = np.array([math.nan if x is None else x for x in rate], np.float32)
+
+
+def _run_budget(
+    method: str,
+    budget: float | None,
+    schedule: Schedule,
+    *,
+    bits: float | None,
+    alpha: object,
+    secure: bool,
+    reply: Reply,
+    options: Mapping[str, Any],
+) -> RunBudget | None:
+    """Return the budget of a run, if it has one.
+
+    Raises:
+        ConfigError: it does not go with the other options; or `reply` does not.
+    """
+    if reply == "difference" and (secure or method in _MASKS):
+        reason = "secure sums add up changes of the arrays" if secure else f"{method} learns weights as masks"
+        raise ConfigError(f"reply={reply}: {reason}; leave it out", code="conflict", key="reply", value=reply)
+    if budget is None:
+        if schedule != "auto":
+            reason = f"schedule={schedule}: divides a budget; say budget=0.5, or leave it out"
+            raise ConfigError(reason, code="unused", key="schedule", value=schedule)
+        return None
+    from fedmrn_app.plugin.run_budget import RunBudget, check_budget  # few runs have one
+
+    check_budget(budget, method, bits=bits, alpha=alpha, secure=secure, options=options)
+    return RunBudget(budget, schedule)

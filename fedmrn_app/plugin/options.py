@@ -8,6 +8,7 @@ from typing import Any, Literal, TypedDict
 
 import numpy as np
 
+from fedmrn_app.federation.budget import Schedule
 from fedmrn_app.noise import Distribution
 from fedmrn_app.plugin.exchange import Exchange
 from fedmrn_app.plugin.fidelity import uses_norms
@@ -39,6 +40,10 @@ class Options(TypedDict, total=False):
         max_failed_rounds: number of rounds in a row in which all clients may fail (0); one more ends the run.
         reply: what clients reply with. `auto` (default) takes each array for weights, or for a difference from what was
             sent where it is much shorter than that; `difference` says that all are differences, such as gradients.
+        budget: bits per parameter that a whole reply is to take in the mean over all rounds; for `topk`, `fedmrn`,
+            `fedmrns` and `quantized`, the method where none is named. It excludes sizes of single rounds. `Compressed`
+            divides it over the `num_rounds` of `start`; `compressed_grid` does not know their number.
+        schedule: how a budget is divided (`auto`), see `docs/budget.md`.
         state: what `state()` returned in a run that this one continues.
         secure: whether the server learns only the sum of a round's updates (False); for `fedavg`, `fedmrn`, `fedmrns`.
         secure_bits: bits of one client's change of a value in a secure sum that no mask stands for, 8 to 32 (24).
@@ -56,6 +61,8 @@ class Options(TypedDict, total=False):
     plain_replies: bool
     max_failed_rounds: int
     reply: Literal["auto", "difference"]
+    budget: float | None
+    schedule: Schedule
     state: Mapping[str, Any] | None
     secure: bool
     secure_bits: int

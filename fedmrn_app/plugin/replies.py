@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, RecordDict
@@ -30,6 +30,22 @@ from fedmrn_app.plugin.settings import (
 
 # By the arrays, how they are sent back, the form of the reply, and masks or none; with what is coded from.
 Contexts = dict[tuple[int, bytes, ReplyForm, bool], tuple[RoundContext, Values]]
+
+
+class Spent(NamedTuple):
+    """What the payload of a reply has taken, and what it might have.
+
+    Attributes:
+        weights: number of coded weights.
+        body: bits per coded weight of its body.
+        left: bits per coded weight that `bits` leaves to a mask.
+        least: bits per coded weight that a mask gets at least.
+    """
+
+    weights: float
+    body: float
+    left: float
+    least: float
 
 
 def read_refusal(reply: Message) -> str | None:
@@ -64,7 +80,7 @@ def has_payload(content: RecordDict) -> bool:
 
 def decode_payload(
     content: RecordDict, task: ClientTask, method: Method, records: Mapping[str, Values], contexts: Contexts
-) -> tuple[float, float, float] | None:
+) -> Spent | None:
     """Replace the payloads of a reply by the arrays that they stand for, under the same keys.
 
     Args:
@@ -75,8 +91,7 @@ def decode_payload(
         contexts: what server and clients know of this round; missing ones are added.
 
     Returns:
-        Bits per coded weight: those of the body of the first payload, those that `bits` leaves to it, and those that it
-        gets at least; None without masks.
+        What the first payload has taken; None if there is none.
 
     Raises:
         PayloadError: the reply is not what was asked for.
@@ -109,8 +124,8 @@ def _decode_record(
     sent: Values,
     contexts: Contexts,
     size: int,
-) -> tuple[ArrayRecord, tuple[float, float, float] | None]:
-    """Return the arrays of one payload, and the bits as `decode_payload` does.
+) -> tuple[ArrayRecord, Spent]:
+    """Return the arrays of one payload, and what it has taken as `decode_payload` does.
 
     Args:
         record: with the payload.
@@ -148,12 +163,10 @@ def _decode_record(
             raise PayloadError(f"{name}: is missing beside the payload", code="records", key=name)
         arrays[name] = beside[name]
     found = ArrayRecord({name: arrays[name] for name in form.names})
-    if not masked:
-        return found, None
     budget = parameter_count(sent) * (task.settings.bits or 0.0)
     count = max(1, shared.context.count)
     spent, left = mask_bits(budget, count, payload=size, body=len(upload.payload.body))
-    return found, (spent, left, least_mask_bits(count))
+    return found, Spent(count, spent, left, least_mask_bits(count))
 
 
 def add_rounding(content: RecordDict, exact: Values, received: Values, *, differences: bool) -> None:

@@ -14,7 +14,7 @@ from fedmrn_app.exchange.messages import Lost, read_lost
 from fedmrn_app.exchange.requests import Request
 from fedmrn_app.methods.method import Method
 from fedmrn_app.plugin.arrays import Values, only_arrays, to_values
-from fedmrn_app.plugin.replies import Contexts, check_answer, has_read_grid, read_refusal
+from fedmrn_app.plugin.replies import Contexts, Spent, check_answer, has_read_grid, read_refusal
 from fedmrn_app.plugin.settings import RECORD, ClientTask
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class OpenMessages:
         first_error: why the first client that failed did so.
         no_sum: why there is no secure sum; empty if there is one.
         contexts: what server and clients know.
-        spent: bits of each payload, see `decode_payload`.
+        spent: what each payload has taken.
         plain: records that were sent as they are with their values, by the identity of the record.
     """
 
@@ -67,7 +67,7 @@ class OpenMessages:
     first_error: str = ""
     no_sum: str = ""
     contexts: Contexts = field(default_factory=dict)
-    spent: list[tuple[float, float, float]] = field(default_factory=list)
+    spent: list[Spent] = field(default_factory=list)
     plain: dict[int, tuple[ArrayRecord, Values]] = field(default_factory=dict)
 
     def plain_values(self, record: ArrayRecord) -> Values:

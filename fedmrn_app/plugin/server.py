@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from inspect import signature
 from typing import Any, NoReturn, Unpack
 
 from flwr.serverapp import Grid
@@ -67,6 +68,7 @@ class Compressed(Strategy):
             RunError: all clients failed in more rounds in a row than `max_failed_rounds`.
         """
         _log.info("Uplink: %s", self.compression)
+        self.compression.plan(_rounds_of(self.strategy, grid, args, more))
         if self.compression.sums is not None:
             self.compression.sums.weigh_as(self.strategy)
         return self.strategy.start(CompressedGrid(grid, self.compression), *args, **more)
@@ -100,3 +102,14 @@ class Compressed(Strategy):
             super().__setattr__(name, value)
         else:
             setattr(self.strategy, name, value)
+
+
+def _rounds_of(strategy: Strategy, grid: Grid, args: tuple[Any, ...], more: dict[str, Any]) -> int:
+    """Return the number of rounds that a strategy is started with; 0 if its `start` takes none."""
+    try:
+        bound = signature(strategy.start).bind(grid, *args, **more)
+    except (TypeError, ValueError):  # the strategy's own `start` says what is wrong
+        return 0
+    bound.apply_defaults()
+    rounds = bound.arguments.get("num_rounds", 0)
+    return rounds if isinstance(rounds, int) and rounds > 0 else 0

@@ -66,7 +66,8 @@ def default_method(options: Mapping[str, Any]) -> str:
     """Return the method for options of the plug-in that name none."""
     if options.get("secure"):
         return DEFAULT_SECURE
-    return SIZED_METHOD if options.get("options") or options.get("bits") is not None else DEFAULT_METHOD
+    sized = options.get("options") or options.get("bits") is not None or options.get("budget") is not None
+    return SIZED_METHOD if sized else DEFAULT_METHOD
 
 
 class OtherFormatError(PayloadError):

@@ -1,0 +1,151 @@
+"""A budget of bits for a whole run of somebody's app, which `federation/budget.py` divides over the rounds.
+
+The server tells each round's clients a size as the options of the method, which clients of any version can read, and
+notes what their replies have taken, with Flower's framing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from fedmrn_app.errors import ConfigError
+from fedmrn_app.federation.budget import ERROR_POWER, Budget, BudgetState, Schedule
+from fedmrn_app.methods.rate_control import error_power, least_mask_bits
+from fedmrn_app.methods.shared_context import LEAST_BITS
+from fedmrn_app.plugin.arrays import Values, Way, usual_ways
+from fedmrn_app.plugin.replies import Spent
+from fedmrn_app.plugin.settings import PluginSettings
+
+_FRAMING = 400  # bytes of a reply beside its arrays, before one is seen
+_SIZES = ("bits", "error", "ratio")  # options of methods that the budget replaces
+
+
+@dataclass
+class RunBudget:
+    """The budget of a run, and what has been spent of it.
+
+    Attributes:
+        bits: per parameter of a reply, in the mean over the rounds.
+        schedule: how they are divided, see `federation/budget.py`.
+        rounds: number of rounds of the run; 0 if it is not known.
+        spent: what has been spent.
+        share: bits per parameter that a reply of this round is to take.
+        beside: bits per parameter of a reply outside of the method's body; None before the first round.
+        parameters, count: floating-point values of the arrays, and those among them that the method codes.
+    """
+
+    bits: float
+    schedule: Schedule = "auto"
+    rounds: int = 0
+    spent: BudgetState = field(default_factory=BudgetState)
+    share: float = 0.0
+    beside: float | None = None
+    parameters: int = 1
+    count: int = 1
+    _sizes: list[tuple[float, float]] = field(default_factory=list)
+
+    def next_settings(self, settings: PluginSettings, values: Values, *, masks: bool) -> PluginSettings:
+        """Return the settings of the next round.
+
+        Args:
+            settings: of the run.
+            values: the arrays that are sent.
+            masks: whether clients learn masks, whose size follows from the scale of the noise.
+        """
+        ways = usual_ways(values)
+        sizes = {way: sum(v.size for v, w in zip(values.values(), ways, strict=True) if w == way) for way in Way}
+        self.parameters = max(1, sum(v.size for v in values.values() if np.issubdtype(v.dtype, np.floating)))
+        if self.beside is None:  # later rounds know which tensors are coded
+            self.count = max(1, sizes[Way.CODED])
+            outside = 8 * _FRAMING + settings.dense_bits * sizes[Way.DENSE] + 64 * sizes[Way.EXACT]
+            self.beside = outside / self.parameters
+        self.share = self.upcoming(masks=masks)
+        if masks:
+            return replace(settings, bits=self.share)
+        return replace(settings, options={**settings.options, **self._size(settings.method)})
+
+    def upcoming(self, *, masks: bool) -> float:
+        """Return the bits per parameter that a reply of the next round is to take, for the arrays of the last one."""
+        least = beside = self.beside or 0.0
+        power = ERROR_POWER
+        if masks:
+            least += least_mask_bits(self.count) * self.count / self.parameters
+            power = error_power()
+        return Budget(self.bits, self.schedule, self.rounds, beside, least, power).share(self.spent)
+
+    def body_bits(self, share: float) -> float:
+        """Return the bits per coded weight that a reply of so many bits per parameter leaves for the method's body."""
+        return (share - (self.beside or 0.0)) * self.parameters / self.count
+
+    def _size(self, method: str) -> dict[str, float]:
+        """Return the option by which a method is told the size of its body."""
+        bits = min(32.0, max(LEAST_BITS, self.body_bits(self.share)))
+        if method != "topk":
+            return {"bits": bits}
+        from fedmrn_app.methods.topk import ratio_of  # few runs have it
+
+        return {"ratio": ratio_of(bits)}
+
+    def note(self, uplink_bytes: int, sent: Mapping[str, Values], replied: Mapping[str, Values]) -> None:
+        """Note the bytes of a reply, and the squared norm of its update."""
+        square = 0.0
+        for key, values in replied.items():
+            for name, after in values.items():
+                before = sent.get(key, {}).get(name)
+                if before is not None and before.shape == after.shape and np.issubdtype(after.dtype, np.floating):
+                    change = np.subtract(after, before, dtype=np.float64).ravel()
+                    square += float(change @ change)
+        self._sizes.append((8 * uplink_bytes / self.parameters, square))
+
+    def end_round(self, payload: Spent | None) -> None:
+        """Count what the replies of the last round have taken.
+
+        Args:
+            payload: what their payloads have taken in the mean; None if there were none.
+        """
+        if not self.share:
+            return
+        spent, square = map(float, np.mean(self._sizes, 0)) if self._sizes else (0.0, np.nan)
+        if payload is not None:
+            self.count = max(1, round(payload.weights))
+            self.beside = max(0.0, spent - payload.body * payload.weights / self.parameters)
+        self.spent = self.spent.after(spent, square)
+        self._sizes, self.share = [], 0.0
+
+    def to_list(self) -> list[float]:
+        """Return what has been spent, in a form that JSON can hold."""
+        return [float(x) for x in self.spent.to_array()]
+
+    def restore(self, values: Sequence[Any]) -> None:
+        """Continue after what an earlier run has spent."""
+        self.spent = BudgetState.from_array(np.array(values, np.float64))
+
+
+def check_budget(
+    budget: float, method: str, *, bits: float | None, alpha: object, secure: bool, options: Mapping[str, Any]
+) -> None:
+    """Check that a budget goes with the other options.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    wrong = {
+        "bits": (bits, bits is not None, "is the size of each round, and the budget that of all rounds"),
+        "secure": (secure, secure, "hides how long replies are"),
+        "alpha": (alpha, alpha == "auto", "lets clients set the scale of the noise, and the budget sets it"),
+    }
+    wrong |= {f"options.{name}": (options.get(name), name in options, "is the size of each round") for name in _SIZES}
+    for key, (value, clashes, reason) in wrong.items():
+        if clashes:
+            raise ConfigError(
+                f"{key}={value}: {reason}; leave it out beside budget={budget:g}", code="conflict", key=key, value=value
+            )
+    if method not in ("quantized", "topk", "fedmrn", "fedmrns"):
+        reason = f"budget={budget:g}: the server cannot set the size of replies of {method}"
+        raise ConfigError(
+            f"{reason}; choose quantized, topk, fedmrn or fedmrns", code="unused", key="budget", value=budget
+        )
