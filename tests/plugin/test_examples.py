@@ -1,11 +1,14 @@
 """Every example by a real Flower run, and what it takes to change Flower's quickstart."""
 
 import difflib
+import importlib
+import json
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from fedmrn_app.flower.local_grid import LocalGrid
 from tests.flower_app import run_flower_app
 from tests.paths import ROOT
 
@@ -26,6 +29,23 @@ def test_six_lines_change() -> None:
 def test_examples_start_from_a_checkout(file: Path) -> None:
     """`flwr run` asks a package registry for each dependency but `flwr`, and ends with code 608 without an answer."""
     assert tomllib.loads(file.read_text())["project"]["dependencies"] == []
+
+
+@pytest.mark.parametrize("name", ["sklearn", "jax"])
+def test_apps_without_pytorch(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They learn as without the plug-in."""
+    pytest.importorskip(name)
+    folder, file = EXAMPLES / name, tmp_path / "results.json"
+    monkeypatch.syspath_prepend(str(folder))
+    client, server = (importlib.import_module(f"{name}_digits.{part}_app").app for part in ("client", "server"))
+    settings = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    found = []
+    for compressed in (False, True):
+        config = {**settings, "compressed": compressed, "results": str(file), "num-server-rounds": 4}
+        with LocalGrid(client, nodes=3, run_config=config) as grid:
+            grid.run_app(server)
+        found.append(json.loads(file.read_text())["accuracy"][-1])
+    assert found[1] > max(0.6, found[0] - 0.05)
 
 
 @pytest.mark.flower

@@ -1,0 +1,1 @@
+"""A Flower app of JAX whose clients upload a few bits per weight; PyTorch is not needed."""
