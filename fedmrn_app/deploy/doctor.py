@@ -172,8 +172,10 @@ def _superlink(federation: Federation) -> Iterator[Finding]:
     folder = f"--folder {federation.path}"
     for name, device in federation.devices.items():
         if device.node_id is None:
-            state = "revoked" if device.revoked else "not registered"
-            line = f"{name}: its key is {state}; fedmrn-deploy register {name} {folder} lets it in"
+            if device.revoked:  # as somebody wanted; Flower does not register a key a second time
+                line = f"{name}: its key is revoked; fedmrn-deploy rotate {name} {folder} gives it a new one"
+            else:
+                line = f"{name}: its key is not registered; fedmrn-deploy register {name} {folder} lets it in"
             yield Finding(line, not device.revoked)
         elif device.node_id not in known:
             reason = "its key is not known to the SuperLink, whose state.db was lost or is an older one"
@@ -221,7 +223,9 @@ def _mend(name: str, why: str) -> str:
     """Return what to do about a refusal."""
     if "clock" in why:
         return "; set the clock of the device"
-    if "registered" in why or "revoked" in why:
+    if "revoked" in why:
+        return f"; fedmrn-deploy rotate {name} gives it a new key"
+    if "registered" in why:
         return f"; fedmrn-deploy register {name}"
     if "max-message" in why:
         return ""

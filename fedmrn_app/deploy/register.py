@@ -31,12 +31,13 @@ def operator(federation: Federation) -> Connection:
 
 
 def known_nodes(connection: Connection) -> set[int]:
-    """Return the ids of the nodes whose keys the SuperLink knows.
+    """Return the ids of the nodes whose keys the SuperLink lets in; its list has those that were unregistered, too.
 
     Raises:
         RunError: it does not answer.
     """
-    return {int(node["node-id"]) for node in connection.ask("supernode", "list")["nodes"]}
+    nodes = connection.ask("supernode", "list")["nodes"]
+    return {int(node["node-id"]) for node in nodes if node["status"] != "unregistered"}
 
 
 def register(federation: Federation, names: Sequence[str], samples: int | None = None) -> list[str]:

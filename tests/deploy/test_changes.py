@@ -34,17 +34,20 @@ class SuperLink:
 
     def __init__(self) -> None:
         self.nodes: set[int] = set()
+        self.gone: set[int] = set()
         self.runs = True
 
     def ask(self, *words: str, options: Sequence[str] = ()) -> dict[str, Any]:
         if words[1] == "list":
-            return {"nodes": [{"node-id": str(node), "status": "registered"} for node in self.nodes]}
+            listed = dict.fromkeys(self.gone, "unregistered") | dict.fromkeys(self.nodes, "registered")
+            return {"nodes": [{"node-id": str(node), "status": status} for node, status in listed.items()]}
         if words[1] == "register":
             self.nodes.add(new := 100 + len(self.nodes) + int(time.time_ns() % 10**9))
             return {"node-id": str(new)}
         if int(words[2]) not in self.nodes:
             raise RunError("flwr supernode unregister: [code: 24] Node ID not found", code="flwr")
         self.nodes.remove(int(words[2]))
+        self.gone.add(int(words[2]))
         return {}
 
     def of(self, federation: Federation) -> "SuperLink":
