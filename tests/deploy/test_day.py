@@ -50,6 +50,12 @@ class Day:
         self.server.terminate()
         self.server.wait(60)
 
+    def stop_devices(self) -> None:
+        for process in self.devices.values():
+            process.terminate()
+        for process in self.devices.values():
+            process.wait(60)
+
     def connect(self, *names: str, seconds: float = 300) -> None:
         """Start devices as services do, again and again, until all of them are online."""
         deadline, online = time.monotonic() + seconds, set[str]()
@@ -156,6 +162,7 @@ def test_a_day_in_the_life_of_a_federation(day: Day) -> None:
     assert "restart the server" in day.say("move", "--port", str(free_port()), fed)
     day.stop_server()
     day.serve()
+    day.stop_devices()  # they look for the former port
     day.connect("device-0", "device-2", "device-3")
     assert day.weights("moved") == before
 
