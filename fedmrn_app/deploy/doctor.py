@@ -227,7 +227,7 @@ def _mend(name: str, why: str) -> str:
         return f"; fedmrn-deploy rotate {name} gives it a new key"
     if "registered" in why:
         return f"; fedmrn-deploy register {name}"
-    if "max-message" in why:
+    if "max-message" in why or "connected already" in why:
         return ""
     return "; copy its bundle to the device again, and restart it there"
 
