@@ -14,6 +14,7 @@ from pathlib import Path
 CACHE = "FEDMRN_CACHE"  # folder of decoded data sets, instead of $XDG_CACHE_HOME/fedmrn
 STATE_FOLDER = "FEDMRN_STATE"  # folder of what clients keep between rounds, where the node's configuration names none
 ALLOW_TARGETS = "FEDMRN_ALLOW_TARGETS"  # code that a node may run, where its configuration does not say `allow-targets`
+COMMIT = "FEDMRN_COMMIT"  # commit of the code, on a machine that has no repository; a run's summary names it
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 CONNECTION = "FEDMRN_ON"  # the connection of `fedmrn --on`, for the processes of a sweep's launcher too
 

@@ -22,6 +22,7 @@ from fedmrn_app.results.summary import summarize
 from fedmrn_app.tasks.classification import Classification
 from fedmrn_app.tasks.task import Task
 
+MADE_WITH = {"fedmrn": "1.2", "commit": "0123456789ab", "torch": "3.4", "cores": 2, "processor": "a CPU", "gpus": []}
 VALUES: dict[str, Any] = {"rounds": 3, "seed": 0, "local": {"lr": 0.1}}
 IMAGES = Classification(channels=1, height=8, width=8, classes=10, mean=(0.5,), std=(0.5,))
 
@@ -97,6 +98,7 @@ def make_run(
     folder.create(values, model(), state())
     for number, accuracy in enumerate(accuracies, 1):
         folder.add_round(row(number, accuracy), model(), state())
-    summary = summarize(folder.rounds, {"strategy": strategy, "dataset": data[0], "partition": data[1]})
+    facts = {"strategy": strategy, "dataset": data[0], "partition": data[1], "made_with": MADE_WITH}
+    summary = summarize(folder.rounds, facts)
     (path / "summary.json").write_text(json.dumps(summary))
     return path / "summary.json"

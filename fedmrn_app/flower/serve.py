@@ -27,7 +27,7 @@ from fedmrn_app.learning.flat import state_sha256
 from fedmrn_app.learning.memory import keep_freed_memory
 from fedmrn_app.results.lock import locked
 from fedmrn_app.results.progress import Splits
-from fedmrn_app.results.provenance import made_with
+from fedmrn_app.results.provenance import made_with, own_commit
 from fedmrn_app.results.resume import settle_resume
 from fedmrn_app.results.round_row import Round
 from fedmrn_app.results.run_folder import RunFolder, failure_lines
@@ -66,6 +66,7 @@ def _run(
         on_line(line)
 
     try:
+        commit = own_commit()  # before the first round; files may change while the run goes on
         records = str(context.run_config.get("devices", ""))
         devices = DeviceRecords(Path(records)) if records else None
         values, config, task = _read_config(context, report)
@@ -79,7 +80,7 @@ def _run(
             if not folder.rounds:
                 raise
             report(str(ended))
-        _summarize(run)
+        _summarize(run, commit)
     except Exception as error:
         reason = str(error) if isinstance(error, FedMRNError) else f"{type(error).__name__}: {error}"
         if isinstance(error, OSError):
@@ -118,7 +119,7 @@ def _evaluated_rows(splits: Splits) -> dict[str, int]:
     return {} if splits.test is None else {"evaluated_samples": len(splits.test), "evaluated_of": splits.rows or 0}
 
 
-def _summarize(run: ServerRun) -> None:
+def _summarize(run: ServerRun, commit: str | None) -> None:
     """Write the summary and log its headline."""
     config, model, task, folder = run.config, run.progress.model, run.progress.task, run.progress.folder
     facts: dict[str, Any] = {
@@ -131,7 +132,7 @@ def _summarize(run: ServerRun) -> None:
         **fedavg_bytes(model),
         **privacy_facts(config, run.privacy, run.protocol),
         **budget_facts(run.protocol, folder.rounds),
-        "made_with": made_with(),
+        "made_with": made_with(commit),
         "weights_sha256": state_sha256(*model.state()),
     }
     progress, evaluation = run.progress, config.evaluation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from os.path import commonpath
 from pathlib import Path
@@ -10,7 +11,10 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 from yaml import YAMLError
 
+from fedmrn_app.environment import COMMIT
+from fedmrn_app.errors import RunError
 from fedmrn_app.report.runs import REMARK, unreadable
+from fedmrn_app.results.provenance import lacks_commit
 from fedmrn_app.system.atomic_io import write_durably
 
 _GROUPS_WITH_PATH = ("dataset", "task")
@@ -27,9 +31,11 @@ def keep_runs(runs: Iterable[str | Path], folder: Path) -> list[Path]:
         The copies' folders.
 
     Raises:
-        RunError: a run's file cannot be read.
+        RunError: a run's file cannot be read, or its summary names no commit from which it can be made again.
     """
     found = [Path(run).resolve() for run in runs]
+    for run in found:
+        _check_commit(run)
     parent = Path(commonpath([run.parent for run in found]))
     copies = []
     for run in found:
@@ -47,3 +53,17 @@ def keep_runs(runs: Iterable[str | Path], folder: Path) -> list[Path]:
             raise unreadable(run, error) from error
         copies.append(copy)
     return copies
+
+
+def _check_commit(run: Path) -> None:
+    """Refuse a run that names no commit, or whose code had changes that are in none."""
+    try:
+        commit = (json.loads((run / "summary.json").read_text()).get("made_with") or {}).get("commit")
+    except (OSError, ValueError, AttributeError) as error:
+        raise unreadable(run, error) from error
+    if reason := lacks_commit(commit):
+        message = (
+            f"--keep: {run} {reason}, so that nobody can make it again; run it from a checkout without changes, "
+            f"or with {COMMIT} on a machine without a repository"
+        )
+        raise RunError(message, code="no-commit", key="--keep", value=str(run))

@@ -19,7 +19,7 @@ from fedmrn_app.errors import RunError
 from fedmrn_app.flower.local_run import run_local
 from fedmrn_app.learning.evaluate import evaluate
 from fedmrn_app.learning.flat import FlatModel
-from fedmrn_app.results.provenance import made_with
+from fedmrn_app.results.provenance import made_with, own_commit
 from fedmrn_app.results.trained import load_trained
 from tests.reference import reference_downlink, reference_run
 from tests.runtime.command import column, environments, finish, start, wait_for_rounds
@@ -66,7 +66,7 @@ def test_command_is_deterministic_and_equals_a_plain_loop(tmp_path: Path) -> Non
     assert "FedAvg would send" in run.stdout
     one = summary(tmp_path / "one")
     assert one["clients_failed"] == 0
-    assert one["made_with"] == made_with()
+    assert one["made_with"] == made_with(own_commit())
     assert one["weights_sha256"] == reference_run(SMALL)
     assert left_behind() == []
     trained = load_trained(tmp_path / "one")
