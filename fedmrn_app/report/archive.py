@@ -63,7 +63,7 @@ def _check_commit(run: Path) -> None:
         raise unreadable(run, error) from error
     if reason := lacks_commit(commit):
         message = (
-            f"--keep: {run} {reason}, so that nobody can make it again; run it from a checkout without changes, "
-            f"or with {COMMIT} on a machine without a repository"
+            f"--keep: {run} was made {reason}, so that nobody can make it again; run it from a checkout without "
+            f"changes, or with {COMMIT} on a machine without a repository"
         )
         raise RunError(message, code="no-commit", key="--keep", value=str(run))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,19 +11,21 @@ import pandas as pd
 from fedmrn_app.errors import RunError
 from fedmrn_app.report.groups import Floats, Groups, final_of, half_width
 from fedmrn_app.report.run_names import format_setting
-from fedmrn_app.report.runs import settings_of
+from fedmrn_app.report.runs import data_without, settings_of
 
+NONE = "no such run"
 HIGHER, LOWER, SAME = "higher", "lower", "not distinguishable"
 
 
 def against(groups: Groups, chosen: str, last: int) -> pd.DataFrame:
     """Return each group's difference from a chosen group over the seeds that both have.
 
-    The chosen group has the same data and as many rounds. Settings that choose a group of several strategies, such as
-    `local.lr=0.03`, compare each strategy with itself. If they choose several of one strategy, a group is compared with
-    the one that differs from it in these settings only. Differences are those of the metric's mean over the last
-    rounds, and of the best round. A pair of runs has the same seed, so the same division of the data and the same
-    draws of clients.
+    The chosen group has the same data, but for the chosen settings, and as many rounds. Where each group of this data
+    set and partition differs in another way, the table says in what. Settings that choose groups of several strategies,
+    such as `local.lr=0.03`, compare each strategy with itself. If they choose several of one strategy, a group is
+    compared with the one that differs from it in these settings only. Differences are those of the metric's mean over
+    the last rounds, and of the best round. A pair of runs has the same seed, so the same division of the data and the
+    same draws of clients.
 
     Args:
         groups: the groups.
@@ -37,13 +39,14 @@ def against(groups: Groups, chosen: str, last: int) -> pd.DataFrame:
     others = _chosen(groups, settings, chosen)
     results = [groups.by_seed(values) for values in (groups.final(last), groups.runs["best"])]
     bits = groups.mean(groups.runs["uplink_bits_per_parameter"]).map("{:.3f}".format)
-    rows = []
+    data, rows = data_without(groups.table, list(settings)), []
     for number, group in groups.table.iterrows():
-        rivals = others[(others["data"] == group["data"]) & (others["rounds"] == group["rounds"])]
+        rivals = others[(data[others.index] == data[number]) & (others["rounds"] == group["rounds"])]
         if number in rivals.index:
             continue
         labels = [group["label"], "", group["data"], str(group["rounds"])]
-        cells, of_other = ["0", "", "no such run", "", "no such run"], ""
+        missing = _missing(group, others, list(settings))
+        cells, of_other = ["0", "", missing, "", missing], ""
         if (other := _other(group, rivals, settings, chosen)) is not None:
             labels[1], of_other = rivals["label"][other], bits[other]
             pairs = [paired(values[number], values[other]) for values in results]
@@ -90,13 +93,26 @@ def _chosen(groups: Groups, settings: Mapping[str, str], chosen: str) -> pd.Data
     table = groups.table
     for key, value in settings.items():
         name = key if key in settings_of(groups.runs) else f"{key}.name"
-        has = [_same(own, value) for own in table[name]] if name in table else [False] * len(table)
+        has = [has_value(own, value) for own in table[name]] if name in table else [False] * len(table)
         table = table[pd.Series(has, table.index, dtype=bool)]
     if table.empty:
         names = ", ".join(groups.table["run"].unique())
         message = f"--against {chosen}: no run has these settings; the runs are {names}"
         raise RunError(message, code="no-run", key="--against", value=chosen)
     return table
+
+
+def _missing(group: pd.Series, others: pd.DataFrame, chosen: Sequence[str]) -> str:
+    """Return why a group has no run to be compared with: what differs in the chosen run that has least differences."""
+    places = ["dataset", "partition", "evaluated_on"]
+    there = others[(others[places] == group[places]).all(axis=1)]
+    found = []
+    for _, other in there.iterrows():
+        words = set(group["differs"]) ^ set(other["differs"])
+        keys = {word.partition("=")[0] for word in words} - set(chosen)
+        found.append(sorted(keys | ({"rounds"} if other["rounds"] != group["rounds"] else set())))
+    least = min(found, key=len, default=[])
+    return f"differs in {', '.join(least)}" if least else NONE
 
 
 def _other(group: pd.Series, rivals: pd.DataFrame, settings: Mapping[str, str], chosen: str) -> Any:
@@ -119,7 +135,7 @@ def _without(named_by: tuple[str, ...], settings: Mapping[str, str]) -> list[str
     return [word for word in named_by if word.partition("=")[0] not in settings]
 
 
-def _same(own: object, value: str) -> bool:
+def has_value(own: object, value: str) -> bool:
     """Return whether a setting has a value as it is typed on the command line."""
     try:
         return format_setting(own) == value or (not isinstance(own, bool) and float(own) == float(value))  # type: ignore[arg-type]

@@ -13,11 +13,11 @@ from scipy.special import stdtrit
 
 from fedmrn_app.errors import RunError
 from fedmrn_app.report.published import published
-from fedmrn_app.report.runs import load_rounds, unreadable
+from fedmrn_app.report.runs import load_rounds, settings_of, unreadable
 from fedmrn_app.results.summary import LESS
 
 Floats = NDArray[np.float64]
-MARK = "†"
+MARK, UNMADE = "†", "‡"  # a remark was kept with a run; nobody can make a run again
 _LEVEL = 0.95
 
 
@@ -28,9 +28,10 @@ class Groups:
     Attributes:
         runs: the rows of `load_runs`, by group and seed.
         rounds: the rows of `load_rounds` for them.
-        table: the first run of each group, with the group's number as index, and in addition `label`, which is `run`
-            with a mark if a remark was kept with a run of the group, `seeds`, which counts different seeds, and
-            `paper`, the published result in percent or NaN. `rounds` is that of the shortest run.
+        table: the first run of each group, with the group's number as index, and in addition `marks`, which tell that
+            a remark was kept with a run of the group, or that nobody can make one again, `label`, which is `run` with
+            these marks, `seeds`, which counts different seeds, and `paper`, the published result in percent or NaN.
+            `rounds` is that of the shortest run.
     """
 
     runs: pd.DataFrame
@@ -49,15 +50,19 @@ class Groups:
         runs = runs.sort_values(["group", "seed"], kind="stable")
         by = runs.groupby("group")
         table = runs.drop_duplicates("group").set_index("group")
-        marked = runs["remark"].ne("").groupby(runs["group"]).any()
+        marks = marks_of(runs).groupby(runs["group"]).agg(joined)
         table = table.assign(
-            label=table["run"].mask(marked, table["run"] + f" {MARK}"),
+            marks=marks,
+            label=labelled(table["run"], marks),
             seeds=by["seed"].nunique(),
             rounds=by["rounds"].min(),
         )
+        settings = table[[key for key in settings_of(runs) if key != "rounds"]].to_dict("records")
         table["paper"] = [
-            published(row.strategy, row.dataset, row.partition, row.rounds) if row.evaluated_on == "test" else np.nan
-            for row in table.itertuples()
+            published(row.strategy, row.dataset, row.partition, row.metric, {**own, "rounds": row.rounds})
+            if row.evaluated_on == "test"
+            else None
+            for row, own in zip(table.itertuples(), settings, strict=True)
         ]
         return cls(runs, load_rounds(runs), table.astype({"paper": float}))
 
@@ -132,6 +137,22 @@ class Groups:
 
         each = self.rounds[column].groupby(level="folder", sort=False)
         return self.rounds[column] if last == 1 else each.transform(of_run)
+
+
+def marks_of(runs: pd.DataFrame) -> pd.Series:
+    """Return the marks of each run: whether a remark was kept with it, and whether nobody can make it again."""
+    marks = ((MARK, runs["remark"] != ""), (UNMADE, runs["unmade"] != ""))
+    return sum((has.map({True: mark, False: ""}) for mark, has in marks), pd.Series("", runs.index))
+
+
+def joined(marks: pd.Series) -> str:
+    """Return the marks that any row of some rows has."""
+    return "".join(mark for mark in (MARK, UNMADE) if any(mark in one for one in marks))
+
+
+def labelled(names: pd.Series, marks: pd.Series) -> pd.Series:
+    """Return names followed by their marks."""
+    return names.mask(marks != "", names + " " + marks)
 
 
 def final_of(metric: str, last: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from fedmrn_app.report.groups import MARK, Groups
+from fedmrn_app.report.groups import MARK, UNMADE, Groups
 
 _COMMON = "Unless a name says otherwise: "
 _DENSE = "In replies the dense part (biases, batch norm) "
@@ -13,7 +13,7 @@ _PAIRED = (
     "Differences are means over the common seeds, with the 95% confidence interval by Student's t distribution in "
     "brackets; not distinguishable means that the interval holds zero, and one seed has no interval."
 )
-STARTS = (_COMMON, _DENSE, _INTERVAL, _PAIRED, MARK)  # the beginnings of all these lines
+STARTS = (_COMMON, _DENSE, _INTERVAL, _PAIRED, MARK, UNMADE)  # the beginnings of all these lines
 
 
 def notes(table: pd.DataFrame, groups: Groups | None, left_out: str | None = None) -> list[str]:
@@ -57,9 +57,14 @@ def dense_note(runs: pd.DataFrame, names: pd.Series) -> list[str]:
 
 
 def remarks(runs: pd.DataFrame, names: pd.Series) -> list[str]:
-    """Return a line for each remark that was kept with runs, with the names of their rows."""
+    """Return a line for each remark that was kept with runs, with the names of their rows, and one for unmade runs."""
     found = names.groupby(runs["remark"], sort=False)
-    return [f"{MARK} {', '.join(rows.unique())}: {remark}" for remark, rows in found if remark]
+    lines = [f"{MARK} {', '.join(rows.unique())}: {remark}" for remark, rows in found if remark]
+    counts = runs["unmade"][runs["unmade"] != ""].value_counts(sort=False)
+    if counts.empty:
+        return lines
+    told = ", ".join(f"{count} made {reason}" for reason, count in sorted(counts.items()))
+    return [*lines, f"{UNMADE} Nobody can make {counts.sum()} of these {len(runs)} runs again: {told}."]
 
 
 def _form(bits: int) -> str:

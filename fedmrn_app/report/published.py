@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from fedmrn_app.config.compose import compose_values
+from fedmrn_app.report.identity import is_shared
+from fedmrn_app.report.run_names import format_setting
+from fedmrn_app.results.resume import flatten
+
 _DATA = ("fashion_mnist", "svhn", "cifar10", "cifar100")
 PARTITIONS = ("iid", "dirichlet", "label_shard")
 # Li et al. 2024, Table 1: the three partitions of each data set
@@ -22,18 +32,51 @@ _TABLE3 = {
     "shakespeare": {"fedavg": 51.2, "signsgd": 38.0, "eden": 49.6, "fedmrn": 51.1},
     "pascal_voc": {"fedavg": 53.8, "signsgd": 44.3, "eden": 52.0, "fedmrn": 54.2},
 }
-_TABLE1_ROUNDS = {"fashion_mnist": 100, "svhn": 100, "cifar10": 200, "cifar100": 200}
+_TABLE3_EXPERIMENTS = {"shakespeare": "shakespeare", "pascal_voc": "segmentation"}
+_EXPERIMENTS = {"fashion_mnist": "fmnist", "svhn": "svhn", "cifar10": "cifar10", "cifar100": "cifar100"}
+_METRIC = "accuracy"  # of all published figures; the headline of a segmentation is the mean IoU
+# in what a run may differ from the paper's setting: what the paper does not say, or what is checked by itself
+_UNSAID = ("precision", "static_norm")
+_SINCE = ("dataset", "model", "task")  # sections whose keys runs of older versions may lack
 
 
-def published(strategy: str, dataset: str, partition: str, rounds: int) -> float | None:
-    """Return the best test accuracy or mean IoU in percent that Li et al. 2024 report.
+def published(strategy: str, dataset: str, partition: str, metric: str, settings: Mapping[str, Any]) -> float | None:
+    """Return the best test accuracy, or share of right pixels, in percent that Li et al. 2024 report.
 
-    The result is None if they report none, or if a run has fewer rounds than those of their Table 1.
+    The result is None if they report none, or if a run has another metric, fewer rounds or another setting than theirs.
+
+    Args:
+        strategy: the method's name.
+        dataset: name of the data set.
+        partition: name of the partition.
+        metric: name of the run's headline metric.
+        settings: the run's configuration by its dotted keys.
     """
     if dataset in _TABLE3:
-        return _TABLE3[dataset].get(strategy)
-    if strategy not in _TABLE1 or dataset not in _DATA or partition not in PARTITIONS:
+        value, experiment = _TABLE3[dataset].get(strategy), _TABLE3_EXPERIMENTS[dataset]
+    elif strategy in _TABLE1 and dataset in _DATA and partition in PARTITIONS:
+        value = _TABLE1[strategy][_DATA.index(dataset)][PARTITIONS.index(partition)]
+        experiment = f"{_EXPERIMENTS[dataset]}_{partition}"
+    else:
         return None
-    if rounds < _TABLE1_ROUNDS[dataset]:
+    if value is None or metric != _METRIC:
         return None
-    return _TABLE1[strategy][_DATA.index(dataset)][PARTITIONS.index(partition)]
+    theirs = _setting(experiment)
+    enough = settings["rounds"] >= theirs["rounds"]
+    return value if enough and all(_alike(key, settings, theirs) for key in theirs) else None
+
+
+@lru_cache
+def _setting(experiment: str) -> dict[str, Any]:
+    """Return the setting of an experiment of the paper, at its full size, by dotted keys."""
+    return flatten(compose_values([f"experiment={experiment}"]))
+
+
+def _alike(key: str, settings: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    """Return whether a run has the paper's value of a setting that a comparison assumes to be equal."""
+    if not is_shared(key) or key in _UNSAID:
+        return True
+    own = settings.get(key, math.nan)
+    if isinstance(own, float) and math.isnan(own):
+        return key.partition(".")[0] in _SINCE
+    return format_setting(own) == format_setting(theirs[key])

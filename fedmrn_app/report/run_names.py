@@ -12,6 +12,7 @@ _NOT_IN_NAMES = {
     "dataset.path",
 }  # fmt: skip
 LATTICE_ONLY = ("downlink.step", "downlink.memory")  # without effect where the downlink has another form
+_OF_METHODS = ("strategy", "noise", "uplink")  # sections whose values tell methods apart, as their sizes in tables do
 _MOST_WORDS = 4  # in a name
 
 Scope = tuple[str, str]  # a setting, after the strategy that it belongs to or "" where all strategies have it
@@ -42,10 +43,12 @@ def name_settings(settings: Sequence[Setting]) -> list[Name]:
     """Return the name of each setting.
 
     A key distinguishes the settings of a strategy if settings on the same data differ in it. If it is a key of all
-    strategies, it also distinguishes settings of the other strategies, unless it changes there with the data alone.
+    strategies, settings of different strategies count too, and it distinguishes the settings of all of them, unless it
+    changes in one with the data alone.
     """
     differing = _differing(settings)
     scopes = dict.fromkeys(_scope(strategy, key) for strategy, keys in differing.items() for key in keys)
+    scopes |= dict.fromkeys(("", key) for key in _differing_between(settings))
     by_data = {scope: _vary_with_data(settings, scope, differing) for scope in scopes}
     common = {
         scope: value for scope in scopes if not by_data[scope] and (value := _majority(settings, scope)) is not None
@@ -83,6 +86,16 @@ def _differing(settings: Sequence[Setting]) -> dict[str, list[str]]:
             and any(rival.get(key) != value for rival in rivals if key in rival or key not in LATTICE_ONLY)
         )
     return {strategy: list(found) for strategy, found in keys.items()}
+
+
+def _differing_between(settings: Sequence[Setting]) -> list[str]:
+    """Return the keys of all strategies in which settings of different strategies on the same data differ."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for one in settings:
+        for key, value in one.values.items():
+            if key.partition(".")[0] not in _OF_METHODS and key != "rounds":
+                found.setdefault((one.data, key), set()).add(format_setting(value))
+    return list(dict.fromkeys(key for (_, key), values in found.items() if len(values) > 1))
 
 
 def _values(settings: Sequence[Setting], scope: Scope) -> dict[str, list[str]]:

@@ -14,19 +14,24 @@ import pandas as pd
 import yaml
 from yaml import YAMLError
 
-from fedmrn_app.config.schema import Config, SimulationConfig
+from fedmrn_app.config.schema import Config, EvaluationConfig, SimulationConfig
 from fedmrn_app.data.partitions import PartitionConfig
 from fedmrn_app.errors import RunError
 from fedmrn_app.federation.downlinks import ON_LATTICE
+from fedmrn_app.learning.sgd import LocalSettings
 from fedmrn_app.privacy.mechanism import PrivacyConfig
+from fedmrn_app.report.identity import differing, digest, identity_of, named, without
 from fedmrn_app.report.run_names import LATTICE_ONLY, Setting, name_settings, names_runs
+from fedmrn_app.report.traffic import socket_bytes_of_rounds
+from fedmrn_app.results.provenance import lacks_commit
 from fedmrn_app.results.resume import flatten
 from fedmrn_app.results.round_row import columns, from_row
 from fedmrn_app.results.summary import LESS, read_summary, summarize
 
 REMARK = "remark.txt"
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a sixth of the time that OmegaConf takes
-_PLANNED = ("strategy.output_lr", "privacy.epsilon")  # what a run does in a round depends on the number of rounds
+# what a run with these settings does in a round depends on the number of rounds
+_PLANNED = ("strategy.output_lr", "privacy.epsilon", "uplink.budget")
 _BITS = ("uplink_bits_per_parameter", "downlink_bits_per_parameter")
 # what the summaries of all versions hold, beside the final and the best metric
 _SUMMARY = ("rounds", "uplink_bytes_per_client_round", *_BITS, "total_bits_per_parameter", "clients_failed")
@@ -35,6 +40,8 @@ _DEFAULTS = {
     prefix + field.name: field.default
     for prefix, section in (
         ("", Config),
+        ("evaluation.", EvaluationConfig),
+        ("local.", LocalSettings),
         ("partition.", PartitionConfig),
         ("privacy.", PrivacyConfig),
         ("simulation.", SimulationConfig),
@@ -62,9 +69,12 @@ def load_runs(folder: str | Path, *others: str | Path, rounds: int | None = None
     The index `folder` is the path of the run's folder (str). Rows are in the order of the paths, and numbered folders
     in that of their numbers. The columns are:
 
-    - `data` (str): data set and partition, and the evaluated split where it is not the test split. `strategy`,
-      `dataset`, `partition` and `evaluated_on` (str) are the method's name, the data set, the partition, and `test` or
-      `validation`.
+    - `data` (str): data set and partition, the evaluated split where it is not the test split, and the settings that a
+      comparison assumes to be equal in which the loaded runs on these data differ, such as `partition.balancing=none`;
+      `differs` (tuple of str) holds the latter. Runs are compared only where `data` is the same. `identity` (str) is a
+      digest of all these settings, see `fedmrn_app/report/identity.py`. `strategy`, `dataset`, `partition` and
+      `evaluated_on` (str) are the method's name, the data set, the partition, and `test` or `validation`.
+    - `unmade` (str): empty, or how a run was made that nobody can make again, such as `by code that names no commit`.
     - `seed` and `rounds` (int64): the run's seed and its number of rounds.
     - `metric` (str): name of the headline metric. `final` and `best` (float64) are its values after the last and the
       best round, as a share of one for accuracies. `less_is_better` (bool): whether less of it is better.
@@ -92,6 +102,7 @@ def load_runs(folder: str | Path, *others: str | Path, rounds: int | None = None
     folders = [path.parent for path in find_summaries([Path(one) for one in (folder, *others)])]
     read = [_read_run(one, rounds) for one in folders]
     summaries, settings = [summary for summary, _ in read], [settings for _, settings in read]
+    _place(summaries, settings)
     index = pd.Index(map(str, folders), name="folder")
     facts = dict.fromkeys(name for one in summaries for name in one)
     keys = dict.fromkeys(key for one in settings for key in one if key not in facts)
@@ -112,6 +123,7 @@ def load_rounds(runs: pd.DataFrame) -> pd.DataFrame:
     - `headline` and `headline_gap`: the run's headline metric, and its value on the training data less that on the
       test data.
     - `up_mb` and `total_mb`: uplink of all clients, and uplink and downlink, up to and including the round, in MB.
+      `socket_mb`: both ways at the sockets of real nodes, by the cost model of `fedmrn_app/report/traffic.py`.
 
     `load_rounds(runs).join(runs[["run", "seed"]])` adds columns of the runs.
 
@@ -132,9 +144,22 @@ def load_rounds(runs: pd.DataFrame) -> pd.DataFrame:
     up = rounds["uplink_bytes"].fillna(0) * rounds["clients_ok"]
     # failed clients do not count as uplink
     both = up + rounds["downlink_bytes"].fillna(0) * (rounds["clients_ok"] + rounds["clients_failed"])
-    for column, sizes in (("up_mb", up), ("total_mb", both)):
+    for column, sizes in (("up_mb", up), ("total_mb", both), ("socket_mb", socket_bytes_of_rounds(rounds))):
         rounds[column] = sizes.groupby(level="folder", sort=False).transform(lambda run: run.cumsum()) / 1e6
     return rounds
+
+
+def _place(summaries: Sequence[dict[str, Any]], settings: Sequence[Mapping[str, Any]]) -> None:
+    """Add to the summaries what their runs may be compared with."""
+    facts = [identity_of(own, run, run["data"]) for run, own in zip(summaries, settings, strict=True)]
+    for run, one, words in zip(summaries, facts, differing(facts), strict=True):
+        run |= {"data": named(run["data"], words), "differs": words, "identity": digest(one)}
+
+
+def data_without(runs: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
+    """Return the column `data` without the settings that belong to some keys, whose values are compared on purpose."""
+    both = zip(runs["data"], runs["differs"], strict=True)
+    return pd.Series([without(data, words, keys) for data, words in both], runs.index, dtype=object)
 
 
 def settings_of(runs: pd.DataFrame) -> list[str]:
@@ -196,6 +221,7 @@ def _read_run(folder: Path, rounds: int | None) -> tuple[dict[str, Any], dict[st
             **{which: float(summary[f"{which}_{metric}"]) for which in ("final", "best")},
             **{name: summary[name] for name in _SUMMARY},
             "remark": " ".join(remark.read_text().split()) if remark.is_file() else "",
+            "unmade": lacks_commit((summary.get("made_with") or {}).get("commit")),
         }
     except (OSError, ValueError, TypeError, KeyError, AttributeError, YAMLError) as error:
         raise unreadable(folder, error) from error

@@ -14,11 +14,11 @@ from typing import Any
 import pandas as pd
 
 from fedmrn_app.errors import RunError
-from fedmrn_app.report.groups import MARK, Groups, final_of, metric_of
+from fedmrn_app.report.groups import Groups, final_of, joined, labelled, marks_of, metric_of
 from fedmrn_app.report.notes import dense_note, remarks
 from fedmrn_app.report.published import PARTITIONS
 from fedmrn_app.report.run_names import format_setting, names_runs, short_name
-from fedmrn_app.report.runs import load_rounds, settings_of
+from fedmrn_app.report.runs import data_without, load_rounds, settings_of
 
 _BITS = ("bits per parameter, up", "down", "both")
 _LAST_BITS = ("in the last round, up", "down")
@@ -48,7 +48,7 @@ def each_run(runs: pd.DataFrame) -> list[str]:
     if runs["metric"].nunique() > 1:
         metric, unit = "", " " + runs["metric"].str.replace("_", " ")
     table = _table(
-        ("strategy", runs["strategy"].mask(runs["remark"] != "", runs["strategy"] + f" {MARK}")),
+        ("strategy", labelled(runs["strategy"], marks_of(runs))),
         ("data", runs["data"]),
         ("rounds", _text(runs["rounds"])),
         *((f"{which}{metric}", _text(runs[which], ".4f") + unit) for which in ("final", "best")),
@@ -142,7 +142,8 @@ def choose(groups: Groups, key: str, last: int) -> pd.DataFrame:
     if key not in settings:
         raise RunError(f"--choose {key}: no run's configuration has it", code="unknown-key", key="--choose", value=key)
     others = table[[name for name in settings if names_runs(name) and name != key]].map(repr).agg("\n".join, axis=1)
-    row = table.groupby([table["strategy"], table["data"], others], sort=False).ngroup()
+    data = data_without(table, [key])
+    row = table.groupby([table["strategy"], data, others], sort=False).ngroup()
     value = table[key].map(format_setting).where(table[key].notna(), "null")
     final = groups.final(last)
     cells, means = (
@@ -155,7 +156,7 @@ def choose(groups: Groups, key: str, last: int) -> pd.DataFrame:
     names = pd.Series([short_name(*each, key) for each in words], table.index)
     return _table(
         ("run", _marked(table, names, row)),
-        ("data", table["data"].groupby(row).first()),
+        ("data", data.groupby(row).first()),
         ("seeds", _span(table["seeds"], row)),
         ("rounds", _span(table["rounds"], row)),
         *((one, cells[one].mask(best == one, "**" + cells[one] + "**").fillna("")) for one in values),
@@ -230,12 +231,13 @@ def titled(title: str, table: pd.DataFrame) -> list[str]:
 
 
 def _losses(groups: Groups) -> pd.DataFrame:
-    """Compare each method with FedAvg on the same data, where exactly one group of FedAvg has that data."""
+    """Compare each method with FedAvg on the same data and as many rounds, where one group of FedAvg is there."""
     table = groups.table.assign(**{which: groups.mean(groups.runs[which]) for which in ("best", "final")})
     numbers, fedavg = ["best", "final", "paper"], table["strategy"] == "fedavg"
-    base = table[fedavg].drop_duplicates("data", keep=False).set_index("data")
-    others = table[~fedavg & table["data"].isin(base.index)]
-    less = others[numbers] - base.loc[others["data"], numbers].to_numpy()
+    table = table.assign(place=list(zip(table["data"], table["rounds"], strict=True)))
+    base = table[fedavg].drop_duplicates("place", keep=False).set_index("place")
+    others = table[~fedavg & table["place"].isin(base.index)]
+    less = others[numbers] - base.loc[list(others["place"]), numbers].to_numpy()
     rows = [others["dataset"], others["label"]]
     sums = less.groupby(rows, sort=False).agg(lambda values: sum(values))
     return _table(
@@ -305,9 +307,8 @@ def _known(values: pd.Series, form: str) -> pd.Series:
 
 
 def _marked(table: pd.DataFrame, names: pd.Series, row: pd.Series) -> pd.Series:
-    """Return the first name of each row, marked if a remark was kept with any of its runs."""
-    first, marked = names.groupby(row).first(), (table["label"] != table["run"]).groupby(row).any()
-    return first.mask(marked, first + f" {MARK}")
+    """Return the first name of each row, with the marks of all of its groups."""
+    return labelled(names.groupby(row).first(), table["marks"].groupby(row).agg(joined))
 
 
 def _span(values: pd.Series, row: pd.Series, form: str = "d") -> pd.Series:

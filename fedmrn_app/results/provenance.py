@@ -62,10 +62,10 @@ def own_commit(root: Path = _ROOT) -> str | None:
 
 
 def lacks_commit(commit: object) -> str:
-    """Return why a run with this commit in its summary cannot be made again, or an empty text if it can."""
+    """Return how a run with this commit was made if nobody can make it again, otherwise an empty text."""
     if not isinstance(commit, str):
-        return "names no commit"
-    return "had changes that are in no commit" if commit.endswith(_DIRTY) else ""
+        return "by code that names no commit"
+    return "by code with changes that are in no commit" if commit.endswith(_DIRTY) else ""
 
 
 def commit_of(root: Path) -> str | None:

@@ -21,7 +21,7 @@ import yaml
 from fedmrn_app.errors import RunError
 from fedmrn_app.report.cli import add_kinds, table_of
 from fedmrn_app.report.comparison import against
-from fedmrn_app.report.groups import Groups
+from fedmrn_app.report.groups import MARK, UNMADE, Groups
 from fedmrn_app.report.notes import STARTS, notes, remarks
 from fedmrn_app.report.runs import load_runs
 from fedmrn_app.report.tables import markdown
@@ -125,7 +125,7 @@ def _difference(entry: dict[str, str], table: pd.DataFrame, last: int) -> list[s
     Raises:
         RunError: not exactly one row of the report has the name and the data of the claim, or its verdict is another.
     """
-    found = [row for row in table.to_numpy() if row[0].removesuffix(" †") == entry["run"]]
+    found = [row for row in table.to_numpy() if row[0].rstrip(f" {MARK}{UNMADE}") == entry["run"]]
     found = [row for row in found if entry.get("data") in (None, row[2])]
     if len(found) != 1:
         raise RunError(f"{entry['claim']}: {len(found)} rows are named {entry['run']}, of {', '.join(table['run'])}")

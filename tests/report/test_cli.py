@@ -16,7 +16,7 @@ from fedmrn_app.results.run_folder import RunFolder
 from fedmrn_app.results.summary import summarize
 from fedmrn_app.tasks.validation import load_training
 from tests.paths import ROOT
-from tests.run_folder import begun, make_run, row
+from tests.run_folder import MADE_WITH, begun, make_run, row
 
 Report = Callable[..., tuple[object, str, str]]
 
@@ -44,6 +44,7 @@ def leave_summary(folder: Path, metric: str = "accuracy", **changes: Any) -> Pat
         "final_accuracy": None, "best_accuracy": None, f"final_{metric}": 0.51239, f"best_{metric}": 0.75,
         "uplink_bytes_per_client_round": 2706.4, "uplink_bits_per_parameter": 1.0081, "clients_failed": 3,
         "downlink_bits_per_parameter": 2.5, "total_bits_per_parameter": 3.5081,
+        "made_with": MADE_WITH,
     }  # fmt: skip
     folder.mkdir(parents=True)
     (folder / "summary.json").write_text(json.dumps({**summary, **changes}))
@@ -153,7 +154,7 @@ def leave_model(path: Path, overrides: tuple[str, ...]) -> Evaluation:
     folder = RunFolder(path)
     folder.create(run.values, model, run.state)
     folder.add_round(row(1, 0.5), model, run.state)
-    facts = {"dataset": "digits", "partition": "iid", "evaluated_on": "validation"}
+    facts = {"dataset": "digits", "partition": "iid", "evaluated_on": "validation", "made_with": MADE_WITH}
     folder.finish(summarize(folder.rounds, {"strategy": run.values["strategy"]["name"], **facts}))
     by = load_training(task, config.validation, config.seed) if config.static_norm == "train" else None
     with measured_norms(model, task, by):

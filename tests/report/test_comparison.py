@@ -13,6 +13,7 @@ from fedmrn_app.report.groups import Groups, half_width
 from tests.report.test_tables import read_groups, rows
 from tests.run_folder import make_run
 
+IID = {"partition": {"name": "iid"}}
 SHARDS = ("fashion_mnist", "label_shard")
 
 
@@ -92,18 +93,18 @@ def test_only_runs_on_the_same_data_with_as_many_rounds_are_compared(tmp_path: P
     table = against(groups, "strategy=fedavg", last=1)
     assert rows(table, 0, 1, 6) == [
         ["eden", "", "no such run"],
-        ["topk", "", "no such run"],
+        ["topk", "", "differs in rounds"],
         ["drive", "fedavg", "one seed"],
     ]
 
 
 def test_the_other_run_is_chosen_by_its_settings(tmp_path: Path) -> None:
     summaries = [
-        make_run(tmp_path / str(number), "fedavg", 0, (0.5,), top={"server_lr": rate, "partition": {"name": "iid"}})
+        make_run(tmp_path / str(number), "fedavg", 0, (0.5,), top={"server_lr": rate, **IID})
         for number, rate in enumerate((1.0, 0.64))
     ]
-    groups = read_groups([*summaries, make_run(tmp_path / "eden", "eden", 0, (0.6,), bits=2)])
-    for chosen in ("strategy=fedavg server_lr=1", "partition=iid server_lr=1.0"):
+    groups = read_groups([*summaries, make_run(tmp_path / "eden", "eden", 0, (0.6,), top=IID, bits=2)])
+    for chosen in ("strategy=fedavg server_lr=1", "strategy=fedavg partition=iid server_lr=1.0"):
         assert against(groups, chosen, 1)["against"].tolist() == [groups.table["run"][0]] * 2
     assert against(groups, "strategy.bits=2", 1)["against"].tolist() == ["eden"] * 2
     for chosen, code in (

@@ -78,7 +78,7 @@ def test_changed_number_is_found() -> None:
 def test_new_table_is_separated_from_the_next_paragraph() -> None:
     new = "<!-- fedmrn-report results/digits/methods -->\n\nA paragraph.\n"
     once = filled(new)
-    assert once.endswith(" is float32.\n\nA paragraph.\n")
+    assert once.endswith(" names no commit.\n\nA paragraph.\n")
     assert filled(once) == once
 
 

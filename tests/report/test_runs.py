@@ -17,7 +17,7 @@ def test_runs_have_results_names_and_settings(tmp_path: Path) -> None:
     make_run(tmp_path / "2", "fedavg", 0, (0.3, 0.4), top={"local": {"lr": 1}})
     runs = load_runs(tmp_path, tmp_path / "1")
     assert list(runs.index) == [str(tmp_path / name) for name in "012"]
-    assert runs["run"].tolist() == ["eden", "eden", "fedavg"]
+    assert runs["run"].tolist() == ["eden local.lr=0.1", "eden local.lr=0.1", "fedavg local.lr=1"]
     assert runs["group"].tolist() == [0, 0, 1]
     assert runs[["seed", "rounds", "final", "best"]].to_numpy().tolist() == [
         [1, 3, 0.6, 0.7],

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedmrn_app.config.compose import compose_values
 from fedmrn_app.errors import RunError
 from fedmrn_app.report.groups import Groups
 from fedmrn_app.report.runs import load_runs
@@ -104,9 +105,9 @@ def test_choose_separates_rows_by_other_settings(tmp_path: Path) -> None:
 def test_across_has_a_row_for_each_method_and_data_in_the_papers_order(tmp_path: Path) -> None:
     runs = [
         make_run(tmp_path / "0", "fedavg", 0, (0.5, 0.75), SHARDS),
-        make_run(tmp_path / "1", "fedavg", 0, (*[0.5] * 99, 0.75), IID),
-        make_run(tmp_path / "2", "eden", 0, (0.5, 0.25), IID),
-        make_run(tmp_path / "3", "eden", 1, (0.5, 0.75), IID),
+        make_run(tmp_path / "1", "fedavg", 0, (*[0.5] * 99, 0.75), IID, top=paper_setting("iid")),
+        make_run(tmp_path / "2", "eden", 0, (0.5, 0.25), IID, top=paper_setting("iid")),
+        make_run(tmp_path / "3", "eden", 1, (0.5, 0.75), IID, top=paper_setting("iid")),
     ]
     head, _, plain, eden = markdown(across(read_groups(runs), last=1))
     assert head == (
@@ -140,15 +141,21 @@ def test_across_has_a_row_for_each_setting_tried_on_the_same_data(tmp_path: Path
     ]
 
 
+def paper_setting(partition: str) -> dict[str, Any]:
+    """Return what runs of the paper's experiment on Fashion-MNIST have in common."""
+    values = compose_values([f"experiment=fmnist_{partition}"])
+    return {key: value for key, value in values.items() if key not in ("rounds", "seed", "strategy")}
+
+
 @pytest.fixture
 def long_runs(tmp_path: Path) -> list[Path]:
     """Return runs on two partitions, whose summaries claim the number of rounds that the paper's results need."""
     runs = [
-        make_run(tmp_path / "a", "fedavg", 0, (0.9, 0.9), IID, top={"partition": {"name": "iid"}}),
-        make_run(tmp_path / "b", "fedavg", 0, (0.7, 0.6), SHARDS, top={"partition": {"name": "label_shard"}}),
-        make_run(tmp_path / "c", "eden", 0, (0.85, 0.8), IID, top={"partition": {"name": "iid"}}),
-        make_run(tmp_path / "d", "eden", 0, (0.55, 0.65), SHARDS, top={"partition": {"name": "label_shard"}}),
-        make_run(tmp_path / "e", "eden", 1, (0.55, 0.55), SHARDS, top={"partition": {"name": "label_shard"}}),
+        make_run(tmp_path / "a", "fedavg", 0, (0.9, 0.9), IID, top=paper_setting("iid")),
+        make_run(tmp_path / "b", "fedavg", 0, (0.7, 0.6), SHARDS, top=paper_setting("label_shard")),
+        make_run(tmp_path / "c", "eden", 0, (0.85, 0.8), IID, top=paper_setting("iid")),
+        make_run(tmp_path / "d", "eden", 0, (0.55, 0.65), SHARDS, top=paper_setting("label_shard")),
+        make_run(tmp_path / "e", "eden", 1, (0.55, 0.55), SHARDS, top=paper_setting("label_shard")),
     ]
     for run in runs:
         run.write_text(run.read_text().replace('"rounds": 2', '"rounds": 100'))

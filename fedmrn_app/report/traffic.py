@@ -1,0 +1,69 @@
+"""What a run costs a network: the contents that Flower carries, and what Flower and TLS add to them at a socket.
+
+The figures are those that `python scripts/benchmark.py socket` measures between real SuperNodes and a SuperLink, see
+`docs/traffic.md`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+
+@dataclass(frozen=True)
+class Way:
+    """What one direction adds to the content of a message, per node and round, with TLS.
+
+    Attributes:
+        fixed: bytes of requests, headers, signatures, handshakes, polls and heartbeats, in a round of some 7 seconds.
+        share: further bytes per byte of the content, of TLS's records and of frames.
+    """
+
+    fixed: float
+    share: float
+
+    def at_socket(self, content: float) -> float:
+        """Return the bytes at the socket of a node in a round in which it receives or sends this content."""
+        return self.fixed + content * (1 + self.share)
+
+
+# lines through the rows of FedMRN and FedAvg with TLS: 24,075 B became 36,414 B and 1,567,591 B became 1,586,274 B on
+# the uplink, 57,407 B became 62,940 B and 1,568,639 B became 1,576,402 B on the downlink
+UP, DOWN = Way(12240.0, 0.00411), Way(5448.0, 0.001476)
+_FLOAT32 = 4  # bytes
+
+
+def socket_bytes(uplink: float, downlink: float) -> tuple[float, float]:
+    """Return the bytes that one node sends and receives at its socket in a round with these contents in bytes."""
+    return UP.at_socket(uplink), DOWN.at_socket(downlink)
+
+
+def socket_bytes_of_rounds(rounds: pd.DataFrame) -> pd.Series:
+    """Return the bytes at the sockets of all clients in each round, both ways.
+
+    A failed client receives an order and does not count on the uplink.
+
+    Args:
+        rounds: rows of `load_rounds`.
+    """
+    asked = rounds["clients_ok"] + rounds["clients_failed"]
+    up = UP.fixed + rounds["uplink_bytes"].fillna(0) * (1 + UP.share)
+    down = DOWN.fixed + rounds["downlink_bytes"].fillna(0) * (1 + DOWN.share)
+    return up * rounds["clients_ok"] + down * asked
+
+
+def first_download(parameters: int, clients: int, clients_per_round: int, rounds: int) -> float:
+    """Return the bytes that all clients together receive once if their first weights are not made from a seed.
+
+    This holds for pretrained weights. Weights of this package's models are made from the run's seed, and cost nothing.
+    Each client that trains at least once receives float32 weights; the result is the mean over draws of clients.
+
+    Args:
+        parameters: number of the model's parameters.
+        clients: number of clients.
+        clients_per_round: number of clients that train in a round.
+        rounds: number of rounds.
+    """
+    taking_part = clients * (1 - (1 - clients_per_round / clients) ** rounds)
+    return taking_part * DOWN.at_socket(_FLOAT32 * parameters)
