@@ -1,7 +1,7 @@
 """The `fedmrn-report` command: finished runs as Markdown tables, and as a page with figures.
 
 Usage: fedmrn-report FOLDER [FOLDER ...] [--mean | --across | --against SETTINGS | --until VALUE | --within MB,... |
---choose KEY | --test]
+--choose KEY | --test | --benchmark FILE [--figure FILE]]
 [--rounds ROUNDS] [--last ROUNDS] [--tables] [--page FOLDER] [--keep FOLDER]
 
 It reads every summary.json in and below the folders.
@@ -20,9 +20,11 @@ import pandas as pd
 from fedmrn_app.errors import FedMRNError, needs_extra
 from fedmrn_app.report import tables
 from fedmrn_app.report.archive import keep_runs
+from fedmrn_app.report.benchmark import table_of_benchmark
 from fedmrn_app.report.comparison import against
 from fedmrn_app.report.groups import Groups
 from fedmrn_app.report.notes import notes
+from fedmrn_app.report.registration import read_registration
 from fedmrn_app.report.runs import load_runs
 
 
@@ -33,14 +35,19 @@ def main() -> int:
     add_kinds(parser)
     parser.add_argument("--page", type=Path, metavar="FOLDER", help="write report.html, report.md and figures there")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="copy the files there that tables and figures need")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the benchmark into this .png or .svg file")
     parser.add_argument(
         "--tables", action="store_true", help="also print losses against FedAvg, gaps between splits, and times"
     )
     arguments = parser.parse_args()
     if arguments.last > 1 and not (_takes_means(arguments) or arguments.page):
         parser.error(f"--last {arguments.last}: goes with --mean, --across, --against, --within, --choose or --page")
+    if arguments.benchmark and arguments.rounds:
+        parser.error(f"--rounds {arguments.rounds}: does not go with --benchmark, whose file fixes the rounds")
     if arguments.rounds and arguments.test:
         parser.error(f"--rounds {arguments.rounds}: does not go with --test, because a run keeps only its last model")
+    if arguments.figure and not arguments.benchmark:
+        parser.error(f"--figure {arguments.figure}: goes with --benchmark")
     try:
         print("\n".join(_report(arguments)), flush=True)
     except FedMRNError as error:
@@ -55,6 +62,12 @@ def _report(arguments: argparse.Namespace) -> list[str]:
     """Write the page and the copies that the arguments ask for, and return the lines to print."""
     runs = load_runs(*arguments.folders, rounds=arguments.rounds)
     lines = table_of(runs, arguments)
+    if arguments.figure:
+        with needs_extra("report", "fedmrn-report --figure"):
+            from fedmrn_app.report.benchmark_figure import draw_benchmark  # imports matplotlib
+
+        draw_benchmark(read_registration(arguments.benchmark), runs, arguments.figure)
+        lines += ["", f"figure in {arguments.figure}"]
     if arguments.tables:
         for title, table in tables.extra_tables(Groups.of(runs)).items():
             lines += ["", *tables.titled(title, table)]
@@ -91,6 +104,9 @@ def add_kinds(parser: argparse.ArgumentParser) -> None:
     )
     kind.add_argument("--choose", metavar="KEY", help="a column for each value of a setting, the best one in bold")
     kind.add_argument("--test", action="store_true", help="results of the runs' models on the test split")
+    kind.add_argument(
+        "--benchmark", type=Path, metavar="FILE", help="verdicts about all comparisons that a file has registered"
+    )
     parser.add_argument(
         "--rounds", type=_rounds, metavar="ROUNDS", help="read only this number of first rounds of each run"
     )
@@ -109,6 +125,8 @@ def table_of(runs: pd.DataFrame, kind: argparse.Namespace) -> list[str]:
     Raises:
         RunError: a file of a run cannot be read, or the runs lack what the options ask for.
     """
+    if kind.benchmark:
+        return table_of_benchmark(read_registration(kind.benchmark), runs)
     if not (_takes_means(kind) or kind.test or kind.until is not None):
         return tables.each_run(runs)
     groups = Groups.of(runs)

@@ -6,6 +6,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from fedmrn_app.report.groups import Floats, Groups, final_of, metric_of
+from fedmrn_app.system.atomic_io import write_durably
 
 # Okabe and Ito's colors, which the color-blind can distinguish, without yellow, which is too light for paper.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _LINES = ("-", "--", "-.", ":")
 _MARKERS = "osD^vPX*<>hp"
 _LONG_RUN = 50  # rounds from which the first tenth is not shown
-_SETTINGS: dict[Any, Any] = {
+SETTINGS: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9,
     "legend.fontsize": 8,
@@ -69,9 +71,14 @@ def draw(groups: Groups, last: int = 1) -> dict[str, tuple[str, bytes]]:
             for way, ways in (("uplink", "uplink"), ("total", "uplink and downlink"))
         ],
     }
-    with rc_context(_SETTINGS):
+    with rc_context(SETTINGS):
         drawn = {name: _figure(groups, panels, last) for name, panels in figures.items()}
         return {name: (_svg(figure), _png(figure)) for name, figure in drawn.items()}
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure into a file that ends with .png or .svg."""
+    write_durably(path, _png(figure) if path.suffix == ".png" else _svg(figure).encode())
 
 
 def _svg(figure: Figure) -> str:
@@ -89,7 +96,7 @@ def _png(figure: Figure) -> bytes:
 def _figure(groups: Groups, panels: Sequence[Panel], last: int) -> Figure:
     """Return a figure with a row of panels for each data set, and one legend below them."""
     rows = groups.table.groupby("data", sort=False)
-    styles = _styles(groups.table["run"].unique())
+    styles = styles_of(groups.table["run"].unique())
     columns = max(1, min(3, 110 // (max(map(len, styles)) + 8)))
     height = 2.9 * len(rows) + 0.22 * -(-len(styles) // columns)
     figure = Figure(figsize=(8, height + 0.2), layout="constrained")
@@ -105,7 +112,7 @@ def _figure(groups: Groups, panels: Sequence[Panel], last: int) -> Figure:
     return figure
 
 
-def _styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+def styles_of(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return the style of each name, which is the same in all panels."""
     return {
         name: {
@@ -143,12 +150,12 @@ def _fill(axes: Any, panel: Panel, groups: Groups, row: pd.DataFrame, styles: Ma
     for number, name in row["run"].items():
         x, y, style = x_of[number], y_of[number], styles[name]
         if of_rounds:
-            _line(axes, name, _curves(x).mean(0), _curves(y), style)
+            _line(axes, name, curves(x).mean(0), curves(y), style)
         else:
             spread = [[y.mean() - y.min()], [y.max() - y.mean()]] if len(y) > 1 else None
             axes.errorbar(x.mean(), y.mean(), yerr=spread, label=name, capsize=2, **{**style, "linestyle": "none"})
     if panel.logarithmic:
-        _logarithmic(axes, *axes.dataLim.intervalx)
+        logarithmic(axes, *axes.dataLim.intervalx)
     elif panel.label == "round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.set(xlabel=panel.label, ylabel=_label(row, panel.y, last) if of_rounds else final_of(metric_of(row[:1]), last))
@@ -156,7 +163,7 @@ def _fill(axes: Any, panel: Panel, groups: Groups, row: pd.DataFrame, styles: Ma
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _curves(values: pd.Series) -> Floats:
+def curves(values: pd.Series) -> Floats:
     """Return values of rounds, shape (runs, rounds)."""
     return np.ascontiguousarray(values.unstack("round"), np.float64)
 
@@ -166,7 +173,7 @@ def _label(row: pd.DataFrame, column: str, last: int) -> str:
     return f"{row['evaluated_on'].iloc[0]} {quantity}" + ("" if last == 1 else f", mean of {last} rounds")
 
 
-def _logarithmic(axes: Any, low: float, high: float) -> None:
+def logarithmic(axes: Any, low: float, high: float) -> None:
     """Make the x axis logarithmic, with at most six round numbers where possible, in plain digits."""
     axes.set_xscale("log")
     low, high = low / 1.15, high * 1.15

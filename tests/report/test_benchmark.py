@@ -1,0 +1,183 @@
+"""A registered benchmark: its file, the runs that belong to it, its verdicts, and its figure."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from scipy.stats import ttest_1samp
+
+from fedmrn_app.errors import RunError
+from fedmrn_app.report.benchmark import NOT_RUN, cells_of, table_of_benchmark
+from fedmrn_app.report.cli import main
+from fedmrn_app.report.registration import Registration, read_registration
+from fedmrn_app.report.runs import load_rounds, load_runs
+from fedmrn_app.report.traffic import first_download, socket_bytes
+from fedmrn_app.report.verdicts import BETTER, EQUIVALENT, UNDECIDED, WORSE, holm, p_beyond, p_different, verdicts
+from tests.paths import ROOT
+from tests.run_folder import make_run
+
+KEPT = ROOT / "results" / "fashion_mnist"
+SMALL: dict[str, Any] = {
+    "title": "A title", "question": "A question?", "reference": "FedAvg", "margin": 0.5, "alpha": 0.05,
+    "endpoints": ["mean of all rounds", "mean of the last third"], "correction": "holm", "rounds": 3,
+    "seeds": [0, 1, 2], "command": "fedmrn", "partitions": {"natural": "dataset=shakespeare"},
+    "rows": {"FedAvg": "strategy=fedavg", "EDEN": {"settings": "strategy=eden strategy.bits=1"}},
+}  # fmt: skip
+DATA = {"dataset": {"name": "shakespeare"}}
+
+
+def leave(folder: Path, strategy: str, seed: int, *accuracies: float, top: Any = None, **settings: Any) -> None:
+    make_run(folder / f"{strategy}{len(list(folder.glob('*')))}", strategy, seed, accuracies, top=DATA | (top or {}),
+             **settings)  # fmt: skip
+
+
+def lines_of(table: list[str]) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table if line.startswith("|")][2:]
+
+
+def test_runs_are_found_by_their_settings(tmp_path: Path) -> None:
+    for seed in range(3):
+        leave(tmp_path, "fedavg", seed, 0.5, 0.6, 0.7 + seed / 100)
+    for seed in (0, 2):
+        leave(tmp_path, "eden", seed, 0.5, 0.6, 0.71 + seed / 100, bits=1)
+    leave(tmp_path, "eden", 0, 0.1, 0.1, 0.1, bits=2)  # another row's, which is not registered
+    leave(tmp_path, "eden", 7, 0.1, 0.1, 0.1, bits=1)  # another seed
+    leave(tmp_path, "eden", 0, 0.1, 0.1, bits=1)  # another number of rounds
+    fedavg, eden = lines_of(table_of_benchmark(Registration.model_validate(SMALL), load_runs(tmp_path)))
+    assert fedavg[:3] == ["FedAvg", "natural", "3"]
+    assert fedavg[4:6] == fedavg[7:9] == ["", ""]
+    assert eden[:3] == ["EDEN", "natural", "2 of 3"]
+    assert eden[4] == "+0.33 [+0.33, +0.33]"
+    assert eden[5:9] == [EQUIVALENT, "72.00 [59.29, 84.71]", "+1.00 [+1.00, +1.00]", BETTER]
+    assert eden[9] == "72.00"
+    assert eden[-1] == "FedAvg"
+
+
+def test_registered_comparisons_without_runs_count_and_are_said(tmp_path: Path) -> None:
+    for seed in range(3):
+        leave(tmp_path, "fedavg", seed, 0.5, 0.6, 0.7)
+    table = table_of_benchmark(Registration.model_validate(SMALL), load_runs(tmp_path))
+    _, eden = lines_of(table)
+    assert eden == ["EDEN", "natural", "0 of 3", "", "", NOT_RUN, "", "", NOT_RUN, "", "", "", "FedAvg"]
+    assert "over the 2 registered comparisons" in table[-1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "top", "code"),
+    [
+        ({"EDEN": "strategy=eden"}, {}, "ambiguous"),  # runs with one bit and with two
+        ({"EDEN": "strategy=eden strategy.bits=1", "again": "strategy.bits=1"}, {}, "ambiguous"),
+        ({"EDEN": "strategy=eden strategy.bitz=1"}, {}, "setting"),
+        ({"EDEN": "strategy=eden strategy.bits=1"}, {"local": {"lr": 0.1, "epochs": 3}}, "mixed"),
+    ],
+)
+def test_runs_that_do_not_fit_are_refused(rows: dict[str, str], top: Any, code: str, tmp_path: Path) -> None:
+    leave(tmp_path, "fedavg", 0, 0.5, 0.6, 0.7, top={"local": {"lr": 0.1, "epochs": 5}})
+    for bits in (1, 2):
+        leave(tmp_path, "eden", 0, 0.5, 0.6, 0.7, bits=bits, top={"local": {"lr": 0.1, "epochs": 5}} | top)
+    registration = Registration.model_validate({**SMALL, "rows": {"FedAvg": "strategy=fedavg", **rows}})
+    with pytest.raises(RunError) as refused:
+        cells_of(registration, load_runs(tmp_path))
+    assert (refused.value.code, refused.value.key) == (code, "--benchmark")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"margin": 0}, {"alpha": 1}, {"correction": "none"}, {"endpoints": ["last round"]}, {"seeds": []}, {"more": 1},
+        {"reference": "FedSGD"}, {"rows": {"FedAvg": "fedavg"}}, {"rounds": 0},
+        {"rows": {"FedAvg": {"settings": "strategy=fedavg", "reference": "nobody"}}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_file_that_registers_no_benchmark_is_refused_in_one_line(change: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "benchmark.yaml"
+    file.write_text(yaml.safe_dump(SMALL))
+    assert read_registration(file).reference_of("EDEN") == "FedAvg"
+    assert read_registration(file).reference_of("FedAvg") is None
+    file.write_text(yaml.safe_dump(SMALL | change))
+    with pytest.raises(RunError) as refused:
+        read_registration(file)
+    assert (refused.value.code, refused.value.value) == ("registration", str(file))
+    assert "\n" not in str(refused.value)
+    for text in ("[", "3"):
+        file.write_text(text)
+        with pytest.raises(RunError):
+            read_registration(file)
+    with pytest.raises(RunError):
+        read_registration(tmp_path / "none.yaml")
+
+
+def test_verdicts_are_the_four() -> None:
+    around = np.array([-0.02, 0.0, 0.01, -0.01, 0.02])
+    differences = [around + 1, around - 1, around, around + 0.3, 30 * around, around[:1], around[:0]]
+    assert verdicts(differences, 0.5, 0.05) == [
+        BETTER, WORSE, EQUIVALENT, EQUIVALENT, UNDECIDED, UNDECIDED, UNDECIDED,
+    ]  # fmt: skip
+
+
+def test_many_comparisons_need_more() -> None:
+    rng = np.random.default_rng(0)
+    one = rng.normal(1.0, 0.8, 5)
+    assert p_different(one) == pytest.approx(ttest_1samp(one, 0).pvalue)
+    greater, less = ttest_1samp(one, -0.5, alternative="greater"), ttest_1samp(one, 0.5, alternative="less")
+    assert p_beyond(one, 0.5) == pytest.approx(max(greater.pvalue, less.pvalue))
+    assert verdicts([one], 0.1, 0.05) == [BETTER]
+    assert verdicts([one, *[np.empty(0)] * 20], 0.1, 0.05)[0] == UNDECIDED
+
+
+def test_holm_is_that_of_the_textbook() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+def test_few_wrong_verdicts_where_nothing_differs() -> None:
+    rng = np.random.default_rng(1)
+    wrong = 0
+    for _ in range(300):
+        found = verdicts(list(rng.normal(0, 1, (10, 5))), 0.5, 0.05)
+        wrong += BETTER in found or WORSE in found
+    assert wrong <= 0.08 * 300
+
+
+def test_traffic_is_that_of_the_measured_sockets() -> None:
+    for content, at_socket in (((24_075, 57_407), (36_414, 62_940)), ((1_567_591, 1_568_639), (1_586_274, 1_576_402))):
+        assert socket_bytes(*content) == pytest.approx(at_socket, rel=0.001)
+    assert first_download(1000, 100, 100, 1) == pytest.approx(100 * (4000 * 1.001476 + 5448))
+    assert first_download(1000, 100, 10, 1) == pytest.approx(first_download(1000, 100, 100, 1) / 10)
+
+
+def test_traffic_of_rounds_counts_each_client(tmp_path: Path) -> None:
+    leave(tmp_path, "eden", 0, 0.5, 0.6)
+    up, down = socket_bytes(100, 400)
+    each = (9 * up + 10 * down) / 1e6  # nine replies, ten orders
+    assert load_rounds(load_runs(tmp_path))["socket_mb"].tolist() == pytest.approx([each, 2 * each])
+
+
+@pytest.mark.slow
+def test_kept_runs_give_the_table_and_the_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, figure = tmp_path / "benchmark.yaml", tmp_path / "figure.png"
+    rows = {
+        "FedAvg": "strategy=fedavg downlink.dtype=float32",
+        "FedMRN": "strategy=fedmrn uplink.bits=0.2 downlink.dtype=float32",
+    }
+    kept = {"rounds": 60, "partitions": {"IID": "dataset=fashion_mnist partition=iid device=cuda"}, "rows": rows}
+    file.write_text(yaml.safe_dump(SMALL | kept))
+    words = ["fedmrn-report", "--benchmark", str(file), str(KEPT / "iid_60_rounds"), "--figure", str(figure)]
+    monkeypatch.setattr(sys, "argv", words)
+    assert main() == 0
+    _, fedmrn = lines_of(capsys.readouterr().out.splitlines())
+    assert fedmrn[4:9] == ["-1.00 [-1.28, -0.72]", WORSE, "90.90 [90.64, 91.15]", "-0.42 [-0.66, -0.18]", WORSE]
+    assert figure.read_bytes()[:4] == b"\x89PNG"
+    for words in (["--figure", str(figure)], ["--benchmark", str(file), "--figure", "a.pdf"]):
+        monkeypatch.setattr(sys, "argv", ["fedmrn-report", str(KEPT / "iid_60_rounds"), *words])
+        with pytest.raises(SystemExit) if words[0] == "--figure" else pytest.raises(AssertionError):
+            assert main() == 0
+        assert re.search("--figure", capsys.readouterr().err)
