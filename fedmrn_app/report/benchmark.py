@@ -12,7 +12,7 @@ from fedmrn_app.config.compose import compose_values
 from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.report.comparison import has_value, paired
 from fedmrn_app.report.groups import Floats, half_width, joined, marks_of
-from fedmrn_app.report.notes import remarks
+from fedmrn_app.report.notes import VERDICTS, remarks
 from fedmrn_app.report.registration import Endpoint, Registration
 from fedmrn_app.report.runs import load_rounds, settings_of
 from fedmrn_app.report.tables import markdown
@@ -205,7 +205,7 @@ def _count(found: int, registered: int) -> str:
 
 def _meaning(registration: Registration, count: int) -> str:
     return (
-        f"Brackets are 95% confidence intervals by Student's t distribution; differences are paired by seed. Verdicts "
+        f"{VERDICTS} by Student's t distribution; differences are paired by seed. Verdicts "
         f"hold at {registration.alpha:g} after Holm's correction over the {count} registered comparisons, those "
         f"without runs included: better, worse, equivalent (by two one-sided tests closer than {registration.margin:g} "
         f"points, even if not zero), or undecided. Megabytes are those at the sockets of all clients in all rounds, "

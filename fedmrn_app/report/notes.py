@@ -13,7 +13,8 @@ _PAIRED = (
     "Differences are means over the common seeds, with the 95% confidence interval by Student's t distribution in "
     "brackets; not distinguishable means that the interval holds zero, and one seed has no interval."
 )
-STARTS = (_COMMON, _DENSE, _INTERVAL, _PAIRED, MARK, UNMADE)  # the beginnings of all these lines
+VERDICTS = "Brackets are 95% confidence intervals"
+STARTS = (_COMMON, _DENSE, _INTERVAL, _PAIRED, MARK, UNMADE, VERDICTS)  # the beginnings of all these lines
 
 
 def notes(table: pd.DataFrame, groups: Groups | None, left_out: str | None = None) -> list[str]:

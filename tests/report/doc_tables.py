@@ -83,12 +83,14 @@ def parse(words: str) -> argparse.Namespace:
     except (argparse.ArgumentError, SystemExit):
         raise RunError(f"{words}: is not what `fedmrn-report` is told to print a table") from None
     said.folders = [folder for name in said.folders for folder in sorted(ROOT.glob(name)) or [ROOT / name]]
+    said.benchmark = said.benchmark and ROOT / said.benchmark
     return said
 
 
 def _report(words: str) -> list[str]:
     said = parse(words)
-    return table_of(_loaded(said.rounds, *said.folders), said)
+    lines = table_of(_loaded(said.rounds, *said.folders), said)
+    return lines[lines.index("") + 3 :] if said.benchmark else lines  # a page has its own title and question
 
 
 @lru_cache
