@@ -128,3 +128,14 @@ def test_theorem_2_holds() -> None:
     slopes = {name: slope(lengths, values) for name, values in found.items()}
     assert slopes == pytest.approx({"fedmrns": -0.83, "fedavg": -0.53, "a tenth of the noise": -0.30}, abs=0.02)
     assert slope(lengths[1:], found["a tenth of the noise"][1:]) == pytest.approx(-0.49, abs=0.02)
+
+
+def test_the_noise_of_theorem_2_makes_its_masking_error_as_large_as_the_model() -> None:
+    """S steps with gradients of at most G make an update of at most eta S G, and the noise is 2 eta S G."""
+    random, size = np.random.default_rng(0), 10_000
+    update = random.normal(0, 1, size)
+    update *= 1 / np.linalg.norm(update)  # eta S G = 1
+    error = masked(update, 2.0, random) - update
+    squared = float(np.square(error).sum() / np.square(update).sum())  # q^2 of Assumption 4
+    assert squared >= size - 1
+    assert squared == pytest.approx(4 * size - 1, rel=0.01)

@@ -54,3 +54,15 @@ def test_gradients_of_projected_updates_vanish_with_longer_training(direction: D
 )
 def test_theorem_3_1_holds(direction: Direction | None, stated: float) -> None:
     assert slope_of(direction, [400, 1600, 6400], 2) == pytest.approx(stated, abs=0.01)
+
+
+def test_clients_that_share_a_vector_add_what_equation_a_20_drops() -> None:
+    """E|d|^2 has a term for each pair of clients, because all of them are projected onto the same vector."""
+    random, clients, size = np.random.default_rng(0), 10, 50
+    deltas = random.normal(1, 0.1, (clients, size))
+    vectors = random.normal(0, 1, (20_000, size))
+    steps = (vectors @ deltas.mean(0))[:, None] * vectors
+    measured = float(np.square(steps).sum(1).mean())
+    stated = (size + 2) * np.square(deltas).sum() / clients**2  # (A.20): the clients' own terms alone
+    assert measured == pytest.approx((size + 2) * np.square(deltas.mean(0)).sum(), rel=0.05)
+    assert measured > 0.9 * clients * stated

@@ -172,3 +172,19 @@ def test_optima_are_where_training_and_the_output_step_stay() -> None:
     np.testing.assert_allclose(clients.random_optimum(1.0), whole, atol=1e-12)
     drawn = (np.random.default_rng(0).random((20_000, 12)) < 0.7).astype(float)
     np.testing.assert_allclose(clients.masked_optimum(drawn), clients.random_optimum(0.7), atol=0.02)
+
+
+def test_windows_lower_the_convexity_that_proposition_2_keeps() -> None:
+    """With f(w) = |w|^2 / 2 the Hessian of the masked objective is the mean of the masks, which is not the identity."""
+    clients = least_squares()
+    masks = np.array([m[0] for m in windows(Masks(clients, windows="shuffled", capacities=[0.25]), 4)])
+    hessian = np.mean([np.diag(mask) @ np.diag(mask) for mask in masks], 0)
+    assert np.linalg.eigvalsh(hessian) == pytest.approx(np.full(len(hessian), 0.25))
+
+
+def test_random_masks_differ_as_often_as_lemma_12_has_it_and_not_theorem_5() -> None:
+    random = np.random.default_rng(0)
+    for first, second in ((0.5, 0.25), (0.9, 0.8), (1.0, 1.0)):
+        differ = float(np.mean((random.random(200_000) < first) != (random.random(200_000) < second)))
+        assert differ == pytest.approx(first + second - 2 * first * second, abs=0.01)
+        assert abs(differ - (first + second - first * second)) > 0.1
