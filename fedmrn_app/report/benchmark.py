@@ -77,7 +77,7 @@ def cells_of(registration: Registration, runs: pd.DataFrame) -> dict[tuple[str, 
     owner: dict[str, str] = {}
     for partition, of_data in registration.partitions.items():
         for name, row in registration.rows.items():
-            mine = enough[_matches(enough, f"{of_data} {row.settings}")]
+            mine = enough[_matches(enough, f"{of_data.settings} {row.settings}")]
             for folder in mine.index:
                 if folder in owner:
                     reason = f"{folder} belongs to {owner[folder]} and to {name} on {partition}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -17,16 +19,32 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Row(_Strict):
-    """A method with its settings.
+class Part(_Strict):
+    """A part of the benchmark: what tells its runs from others, and how they are made.
 
     Attributes:
-        settings: the settings that tell its runs from those of the other rows, as typed after `fedmrn`.
-        reference: name of the row that it is compared with; None for that of the benchmark.
+        settings: settings of its runs that the other parts do not have, as typed after `fedmrn`.
+        runs: what a command has beside these settings, such as `experiment=fmnist_iid`.
     """
 
     settings: str
+    runs: str = ""
+
+
+class Row(Part):
+    """A method with its settings.
+
+    Attributes:
+        rates: learning rate of its runs on each partition, where it is not the default.
+        reference: name of the row that it is compared with; None for that of the benchmark.
+    """
+
+    rates: dict[str, float] = {}
     reference: str | None = None
+
+
+def _in_full(part: Any) -> Any:
+    return {"settings": part} if isinstance(part, str) else part
 
 
 class Registration(_Strict):
@@ -36,7 +54,7 @@ class Registration(_Strict):
         title: of the table.
         question: what the comparisons are to answer.
         rows: the methods by their names. A text stands for a row with these settings.
-        partitions: settings of the data by their names, as typed after `fedmrn`.
+        partitions: the data by their names. A text stands for a partition with these settings.
         seeds: seeds of each row on each partition.
         rounds: number of rounds of each run.
         reference: name of the row that the others are compared with.
@@ -49,8 +67,8 @@ class Registration(_Strict):
 
     title: str
     question: str
-    rows: dict[str, Annotated[Row, BeforeValidator(lambda row: {"settings": row} if isinstance(row, str) else row)]]
-    partitions: dict[str, str]
+    rows: dict[str, Annotated[Row, BeforeValidator(_in_full)]]
+    partitions: dict[str, Annotated[Part, BeforeValidator(_in_full)]]
     seeds: tuple[int, ...] = Field(min_length=1)
     rounds: int = Field(ge=1)
     reference: str
@@ -65,15 +83,31 @@ class Registration(_Strict):
         for name in (self.reference, *(row.reference for row in self.rows.values() if row.reference)):
             if name not in self.rows:
                 raise ValueError(f"reference {name}: is none of the rows {', '.join(self.rows)}")
-        for text in (*(row.settings for row in self.rows.values()), *self.partitions.values()):
-            for word in text.split():
+        for part in (*self.rows.values(), *self.partitions.values()):
+            for word in f"{part.settings} {part.runs}".split():
                 if not all(word.partition("=")):
                     raise ValueError(f"{word}: must be a setting, such as strategy=fedavg")
+        for name in {name for row in self.rows.values() for name in row.rates} - self.partitions.keys():
+            raise ValueError(f"rates of {name}: is none of the partitions {', '.join(self.partitions)}")
         return self
+
+    def commands(self) -> Iterator[tuple[str, list[str]]]:
+        """Yield the name of each run and its overrides, all rows of the first seed first."""
+        for seed in self.seeds:
+            for place, partition in self.partitions.items():
+                for name, row in self.rows.items():
+                    rate = [f"local.lr={row.rates[place]}"] if place in row.rates else []
+                    words = f"{partition.runs} {partition.settings} {row.settings} {row.runs}".split()
+                    yield _folder(f"{place} {name} s{seed}"), [*words, *rate, f"rounds={self.rounds}", f"seed={seed}"]
 
     def reference_of(self, name: str) -> str | None:
         """Return the row that a row is compared with; None for a row that is the benchmark's own reference."""
         return None if name == self.reference else self.rows[name].reference or self.reference
+
+
+def _folder(name: str) -> str:
+    """Return the name of a run as the name of a folder."""
+    return re.sub(r"[^a-z0-9.]+", "_", name.lower())
 
 
 def read_registration(path: Path) -> Registration:

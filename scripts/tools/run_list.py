@@ -4,11 +4,13 @@ The `fedmrn` command trains the clients of one run in parallel; this trains runs
 runs on one GPU. A run's messages, files and, on a CPU, weights are those of the `fedmrn` command. Its seconds are not:
 the runs share the machine.
 
-Each line of the list is a name and the run's overrides; lines that begin with # are left out. A run whose folder has a
-summary is left out too, and one that was interrupted continues after its last round. Prints a line for each run; exits
-with 1 if one failed.
+Each line of the list is a name and the run's overrides; lines that begin with # are left out. A list whose name ends in
+`.yaml` is a registered benchmark, whose runs are all rows and partitions of the first seed, then of the next one. A run
+whose folder has a summary is left out too, and one that was interrupted continues after its last round. Prints a line
+for each run; exits with 1 if one failed.
 
     python -m scripts.tools.run_list runs.txt FOLDER --at-once 16 -- dataset.path=DATA
+    python -m scripts.tools.run_list results/benchmark.yaml FOLDER -- dataset.path=DATA
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from fedmrn_app.config.build import resolve_from_data
 from fedmrn_app.config.compose import compose_values, parse_overrides
 from fedmrn_app.errors import FedMRNError
 from fedmrn_app.flower.local_run import run_local
+from fedmrn_app.report.registration import read_registration
 from fedmrn_app.results.resume import holds_run
 
 
@@ -62,7 +65,13 @@ def main() -> int:
 
 
 def read_list(path: Path) -> dict[str, list[str]]:
-    """Return the overrides of each run of a list by the run's name."""
+    """Return the overrides of each run of a list by the run's name.
+
+    Raises:
+        RunError: the list is a registration that is malformed.
+    """
+    if path.suffix == ".yaml":
+        return dict(read_registration(path).commands())
     lines = [line.split(maxsplit=1) for line in path.read_text().splitlines() if line.strip() and line[0] != "#"]
     return {name: list(parse_overrides(" ".join(more))) for name, *more in lines}
 

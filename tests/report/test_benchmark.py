@@ -10,13 +10,16 @@ import pytest
 import yaml
 from scipy.stats import ttest_1samp
 
+from fedmrn_app.config.compose import compose_values
 from fedmrn_app.errors import RunError
 from fedmrn_app.report.benchmark import NOT_RUN, cells_of, table_of_benchmark
 from fedmrn_app.report.cli import main
+from fedmrn_app.report.comparison import has_value
 from fedmrn_app.report.registration import Registration, read_registration
 from fedmrn_app.report.runs import load_rounds, load_runs
 from fedmrn_app.report.traffic import first_download, socket_bytes
 from fedmrn_app.report.verdicts import BETTER, EQUIVALENT, UNDECIDED, WORSE, holm, p_beyond, p_different, verdicts
+from fedmrn_app.results.resume import flatten
 from tests.paths import ROOT
 from tests.run_folder import make_run
 
@@ -181,3 +184,40 @@ def test_kept_runs_give_the_table_and_the_figure(
         with pytest.raises(SystemExit) if words[0] == "--figure" else pytest.raises(AssertionError):
             assert main() == 0
         assert re.search("--figure", capsys.readouterr().err)
+
+
+REGISTERED = sorted((ROOT / "results").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", [one for one in REGISTERED if one.stem != "claims"], ids=lambda path: path.stem)
+def test_registered_runs_have_names_of_their_own_and_the_first_seed_comes_first(file: Path) -> None:
+    registration = read_registration(file)
+    runs = list(registration.commands())
+    assert (
+        len(dict(runs)) == len(runs) == len(registration.rows) * len(registration.partitions) * len(registration.seeds)
+    )
+    seeds = [next(word for word in words if word.startswith("seed=")) for _, words in runs]
+    assert list(dict.fromkeys(seeds)) == [f"seed={seed}" for seed in registration.seeds]
+    assert seeds == sorted(seeds, key=lambda word: registration.seeds.index(int(word[5:])))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["benchmark", "budget_short"])
+def test_registered_runs_are_those_that_their_row_looks_for(name: str) -> None:
+    registration = read_registration(ROOT / "results" / f"{name}.yaml")
+    one_seed = registration.model_copy(update={"seeds": registration.seeds[:1]})
+    found = [flatten(compose_values(words)) for _, words in one_seed.commands()]
+    rows = [(place, row) for place in registration.partitions.values() for row in registration.rows.values()]
+    for settings, (place, row) in zip(found, rows, strict=True):
+        for word in f"{place.settings} {row.settings}".split():
+            key, _, value = word.partition("=")
+            assert has_value(settings.get(key, settings.get(f"{key}.name")), value), (word, settings)
+
+
+def test_rates_are_those_of_partitions() -> None:
+    rows = {**SMALL["rows"], "EDEN": {"settings": "strategy=eden", "rates": {"natural": 0.3}}}
+    commands = Registration.model_validate({**SMALL, "rows": rows}).commands()
+    assert ["local.lr=0.3" in words for _, words in commands] == [False, True] * 3
+    rows["EDEN"] = {"settings": "strategy=eden", "rates": {"elsewhere": 0.3}}
+    with pytest.raises(ValueError, match="rates of elsewhere: is none of the partitions natural"):
+        Registration.model_validate({**SMALL, "rows": rows})
