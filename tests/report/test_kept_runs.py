@@ -69,10 +69,10 @@ def test_results_stand_on_these_pages() -> None:
 def test_changed_number_is_found() -> None:
     text = README.read_text()
     start = text.index("<!-- fedmrn-report")
-    number = re.compile(r"\d\.\d{3}")
+    number = re.compile(r"\d\.\d\d")
     found = number.search(text, start)
     assert found is not None
-    assert filled(text[: found.start()] + "9.999" + text[found.end() :]) == text
+    assert filled(text[: found.start()] + "9.99" + text[found.end() :]) == text
 
 
 def test_new_table_is_separated_from_the_next_paragraph() -> None:
