@@ -121,7 +121,7 @@ def test_changed_claim_is_found(tmp_path: Path) -> None:
     report = "report: --against strategy=fedavg results/cifar10/label_shard_60_rounds"
     for run, verdict, error in (
         ("nobody", "higher", "0 rows are named nobody"),
-        ("fedmrn", "higher", "is one seed, not higher"),
+        ("fedmrn local.lr=0.1", "higher", "is one seed, not higher"),
     ):
         (tmp_path / "claims.yaml").write_text(f"[{{claim: a, run: {run}, verdict: {verdict}, {report}}}]")
         with pytest.raises(RunError, match=error):
