@@ -140,19 +140,24 @@ def _unpacked(file: Path, parent: Path) -> Iterator[Path]:
     """
     folder = Path(tempfile.mkdtemp(prefix=".fedmrn-restore-", dir=parent))
     try:
+        _unpack(file, folder)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _unpack(file: Path, folder: Path) -> None:
+    """Unpack a backup, and check what it holds.
+
+    Raises:
+        ConfigError: it is no intact backup.
+    """
+    try:
         with tarfile.open(file.expanduser(), "r:gz") as archive:
             archive.extractall(folder, filter="data")
         if not (folder / SETTINGS).is_file():
             raise ConfigError(f"{file}: is no backup of a federation", code="no-backup", value=str(file))
         load(folder)
     except (OSError, EOFError, tarfile.TarError) as error:
-        shutil.rmtree(folder, ignore_errors=True)
         reason = error.strerror if isinstance(error, OSError) and error.strerror else f"is no intact backup: {error}"
         raise ConfigError(f"{file}: {reason}", code="no-backup", value=str(file)) from None
-    except ConfigError:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -11,7 +11,7 @@ import pandas as pd
 from fedmrn_app.config.compose import compose_values
 from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.report.comparison import has_value, paired
-from fedmrn_app.report.groups import Floats, half_width, joined, marks_of
+from fedmrn_app.report.groups import Floats, factor_of, half_width, joined, marks_of
 from fedmrn_app.report.notes import VERDICTS, remarks
 from fedmrn_app.report.registration import Endpoint, Registration
 from fedmrn_app.report.runs import load_rounds, settings_of
@@ -54,11 +54,6 @@ class Cell:
         each = self.rounds["headline"].groupby(level="folder", sort=False)
         values = each.agg(lambda run: float(run.to_numpy()[-(len(run) // _PARTS[endpoint] or 1) :].mean()))
         return self.by_seed(factor_of(self.runs) * values)
-
-
-def factor_of(runs: pd.DataFrame) -> float:
-    """Return the factor of the metric: 100 for percent; 1 where less of it is better, such as an error."""
-    return 1.0 if runs[LESS].any() else 100.0
 
 
 def cells_of(registration: Registration, runs: pd.DataFrame) -> dict[tuple[str, str], Cell]:

@@ -9,9 +9,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from fedmrn_app.errors import RunError
-from fedmrn_app.report.benchmark import cells_of, factor_of
+from fedmrn_app.report.benchmark import cells_of
 from fedmrn_app.report.figures import SETTINGS, curves, logarithmic, save, styles_of
-from fedmrn_app.report.groups import metric_of
+from fedmrn_app.report.groups import factor_of, metric_of
 from fedmrn_app.report.registration import Registration
 
 FORMATS = (".png", ".svg")

@@ -74,7 +74,7 @@ class Groups:
     @property
     def factor(self) -> float:
         """The factor of the metric in tables: 100 for percent; 1 where less of a metric is better, such as an error."""
-        return 1.0 if self.runs[LESS].any() else 100.0
+        return factor_of(self.runs)
 
     @property
     def unit(self) -> str:
@@ -137,6 +137,11 @@ class Groups:
 
         each = self.rounds[column].groupby(level="folder", sort=False)
         return self.rounds[column] if last == 1 else each.transform(of_run)
+
+
+def factor_of(runs: pd.DataFrame) -> float:
+    """Return the factor of the metric: 100 for percent; 1 where less of it is better, such as an error."""
+    return 1.0 if runs[LESS].any() else 100.0
 
 
 def marks_of(runs: pd.DataFrame) -> pd.Series:

@@ -68,10 +68,8 @@ def differing(identities: Sequence[Facts]) -> list[tuple[str, ...]]:
 
 def without(data: str, words: Sequence[str], keys: Sequence[str]) -> str:
     """Return the name of data without the facts that belong to some keys."""
-    left_out = [word for word in words if word.partition("=")[0] in keys]
-    return data.removesuffix("".join(f", {word}" for word in words)) + "".join(
-        f", {word}" for word in words if word not in left_out
-    )
+    place = data.removesuffix("".join(f", {word}" for word in words))
+    return named(place, [word for word in words if word.partition("=")[0] not in keys])
 
 
 def named(place: str, words: Sequence[str]) -> str:

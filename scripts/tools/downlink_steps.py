@@ -10,7 +10,6 @@ bits per parameter of a client's order in the mean over the rounds, without fram
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -23,6 +22,7 @@ from fedmrn_app.federation.client import ClientState
 from fedmrn_app.federation.downlinks import downlink_of
 from fedmrn_app.federation.server import close_round, open_round
 from fedmrn_app.learning.evaluate import evaluate
+from scripts.tools.command_line import own_words_and_overrides
 
 Plan = Callable[[int, int], float]  # the factor of the step, by the round's number and the number of rounds
 
@@ -37,9 +37,7 @@ PLANS: dict[str, Plan] = {
 
 
 def main() -> None:
-    words, overrides = sys.argv[1:], []
-    if "--" in words:
-        words, overrides = words[: words.index("--")], words[words.index("--") + 1 :]
+    words, overrides = own_words_and_overrides()
     parser = argparse.ArgumentParser(description="Train with coarser steps of the quantized downlink in some rounds.")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     seeds = range(parser.parse_args(words).seeds)

@@ -29,6 +29,7 @@ from fedmrn_app.errors import FedMRNError
 from fedmrn_app.flower.local_run import run_local
 from fedmrn_app.report.registration import read_registration
 from fedmrn_app.results.resume import holds_run
+from scripts.tools.command_line import own_words_and_overrides
 
 
 def main() -> int:
@@ -36,9 +37,7 @@ def main() -> int:
     parser.add_argument("list", type=Path, help="a run per line: its name, then its overrides")
     parser.add_argument("folder", type=Path, help="of the runs' folders")
     parser.add_argument("--at-once", type=int, default=1, help="number of runs at a time")
-    words, common = sys.argv[1:], []
-    if "--" in words:
-        words, common = words[: words.index("--")], words[words.index("--") + 1 :]
+    words, common = own_words_and_overrides()
     arguments = parser.parse_args(words)
     if not arguments.list.is_file():
         parser.error(f"{arguments.list}: no such file")
