@@ -282,7 +282,7 @@ def build_protocol(config: Config, method: Method, model: FlatModel) -> RunProto
     if method.rate_control is None:
         return replace(protocol, budget=replace(budget, beside=beside, least=beside))
     least, power = least_reply_bits(protocol), error_power()
-    return replace(protocol, budget=replace(budget, beside=beside, least=least, power=power))
+    return replace(protocol, budget=replace(budget, beside=beside, least=least, power=power, masks=True))
 
 
 def build_worker(config: Config, data_path: str | None = None) -> Worker:

@@ -10,6 +10,7 @@ saved or overspent over those that follow. Schedules differ in how they divide t
   s_t the mean squared norm of the updates and b_t the bits per parameter. The sum of the errors of all rounds is least
   for b_t in proportion to s_t^(1 / (1 + p)), which a Lagrange multiplier shows. The server does not know the norms of
   rounds to come, and takes log s_t to fall in proportion to log t, with a slope that it fits to the rounds so far.
+  Masks have equal shares, because they learned no more with others.
 - `feddq`: the absolute error stays the same (FedDQ, arXiv:2110.02291, whose bits are the logarithm of an update's
   range over a fixed resolution), so that b_t is proportional to s_t^(1 / p). This is steeper than `auto`.
 - `adaquantfl`: the relative error falls with the training loss f_t (AdaQuantFL, arXiv:2102.04487, whose
@@ -118,6 +119,7 @@ class Budget:
         beside: bits per parameter of a reply outside the method's body, which are the same in each round.
         least: bits per parameter of the shortest reply.
         power: p, the power of 1 / bits in the squared error.
+        masks: whether replies are masks, for which `auto` is `constant`.
     """
 
     bits: float
@@ -126,6 +128,7 @@ class Budget:
     beside: float = 0.0
     least: float = 0.0
     power: float = ERROR_POWER
+    masks: bool = False
 
     def share(self, state: BudgetState) -> float:
         """Return the bits per parameter that a reply of the next round is to take."""
@@ -164,7 +167,7 @@ class Budget:
 
     def _power(self, state: BudgetState) -> float | None:
         """Return the power of t that the shares of the rounds follow; None where they follow none."""
-        if self.schedule == "auto":
+        if self.schedule == "auto" and not self.masks:
             return state.size.slope(SIZE_SLOPE) / (1 + self.power)
         if self.schedule == "feddq":
             return state.size.slope(SIZE_SLOPE) / self.power

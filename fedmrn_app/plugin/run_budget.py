@@ -75,7 +75,7 @@ class RunBudget:
         if masks:
             least += least_mask_bits(self.count) * self.count / self.parameters
             power = error_power()
-        return Budget(self.bits, self.schedule, self.rounds, beside, least, power).share(self.spent)
+        return Budget(self.bits, self.schedule, self.rounds, beside, least, power, masks).share(self.spent)
 
     def body_bits(self, share: float) -> float:
         """Return the bits per coded weight that a reply of so many bits per parameter leaves for the method's body."""

@@ -80,6 +80,13 @@ def test_auto_has_the_least_sum_of_errors_where_its_assumptions_hold(slope: floa
     assert errors(ideal) < errors(moved)
 
 
+def test_auto_divides_equally_between_masks() -> None:
+    assert shares(Budget(0.5, "auto", 20, masks=True), 20) == pytest.approx([0.5] * 20)
+    protocol = build_worker(load_config(("strategy=fedmrn", "uplink.budget=0.5"))).model()[1]
+    assert protocol.budget is not None
+    assert protocol.budget.masks
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_without_a_number_of_rounds_the_mean_comes_to_the_budget(schedule: Schedule) -> None:
     found = shares(Budget(0.1, schedule), 10 * HORIZON)
