@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shlex
@@ -9,6 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, cast
 
 from hydra import compose, initialize_config_dir
@@ -17,7 +19,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from fedmrn_app.config.build import default_model, default_partition, find_conf, read_config, task_of
 from fedmrn_app.config.checks import check_gpus
@@ -96,12 +98,18 @@ def compose_checked(overrides: Sequence[str], *, hydra: bool = False) -> DictCon
             parsed = parse(overrides)
             for override in parsed:
                 _check_choice(override)
-            if not any(word.startswith(("+", "~")) for word in overrides):
-                with suppress(HydraException, OmegaConfBaseException):
-                    return compose("config", overrides, return_hydra_config=hydra)
-            # Experiments and strategies may add keys, so keys are checked against the composed choices.
-            choices = [text for text, override in zip(overrides, parsed, strict=True) if _is_choice(override)]
-            known = OmegaConf.to_container(compose("config", choices))
+            choices = tuple(text for text, override in zip(overrides, parsed, strict=True) if _is_choice(override))
+            if any(word.startswith(("+", "~")) for word in overrides):
+                # Experiments and strategies may add keys, so keys are checked against the composed choices.
+                known = OmegaConf.to_container(_composed(find_conf(), choices))
+                for override in parsed:
+                    _check_key(override, known, _opened(overrides))
+            with suppress(HydraException, OmegaConfBaseException):
+                values = [override for override in parsed if not _is_choice(override)]
+                if not hydra and all(map(_is_value, values)):
+                    return _with_values(copy.deepcopy(_composed(find_conf(), choices)), values)
+                return compose("config", overrides, return_hydra_config=hydra)
+            known = OmegaConf.to_container(_composed(find_conf(), choices))
             for override in parsed:
                 _check_key(override, known, _opened(overrides))
             return compose("config", overrides, return_hydra_config=hydra)
@@ -113,6 +121,33 @@ def compose_checked(overrides: Sequence[str], *, hydra: bool = False) -> DictCon
                     missing = f'is not installed; pip install "fedmrn[{extra}]"'
                     raise ConfigError(f"{group}={name}: {missing}", code="install", key=group, value=name) from None
             raise ConfigError(message, code="compose") from error
+
+
+@lru_cache(maxsize=32)
+def _composed(conf: Path, choices: tuple[str, ...]) -> DictConfig:
+    """Compose the choices of config groups, which takes nearly all of the time of composing a configuration."""
+    return compose("config", list(choices))
+
+
+def _is_value(override: Override) -> bool:
+    """Return whether an override sets a value of the composed choices, and does no more."""
+    plain = not (override.is_delete() or override.is_sweep_override() or override.package)
+    return plain and not override.is_hydra_override() and "/" not in override.key_or_group
+
+
+def _with_values(config: DictConfig, overrides: Sequence[Override]) -> DictConfig:
+    """Set values as Hydra does it, which composes the choices again for each list of values.
+
+    Raises:
+        OmegaConfBaseException: Hydra refuses them.
+    """
+    for override in overrides:
+        key, value, adds = override.key_or_group, override.value(), override.is_add()
+        there = adds and OmegaConf.select(config, key, throw_on_missing=False) is not None
+        if there and not isinstance(value, dict | list):
+            raise ConfigKeyError(f"{key} exists")
+        OmegaConf.update(config, key, value, force_add=adds or override.is_force_add())
+    return config
 
 
 def default_values(values: Values) -> Values:

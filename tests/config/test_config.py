@@ -2,12 +2,24 @@
 
 import itertools
 import json
+import shlex
 from dataclasses import asdict, fields
 
 import pytest
+from hydra import compose
 
 from fedmrn_app.config.build import find_conf, read_config, resolve_from_data
-from fedmrn_app.config.compose import GROUPS, choices_of, compose_values, load_config, parse_overrides, quote_override
+from fedmrn_app.config.compose import (
+    GROUPS,
+    choices_of,
+    compose_checked,
+    compose_values,
+    load_config,
+    open_own_groups,
+    own_hydra,
+    parse_overrides,
+    quote_override,
+)
 from fedmrn_app.config.resolved import read_resolved, write_resolved
 from fedmrn_app.config.schema import Config
 from fedmrn_app.config.sweep import open_sweep
@@ -133,6 +145,24 @@ def test_resolved_values_travel_with_their_hash() -> None:
         with pytest.raises(ConfigError) as refusal:
             read_resolved(damaged)
         assert (refusal.value.code, refusal.value.key) == ("damaged", "config")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "strategy=topk rounds=3 model=mlp 'model.hidden=[3,4]' ++local.steps=2",
+        "experiment=fmnist_iid local.lr=0.1 +local.steps=2 'rounds=${clients}'",
+        "model=own model._target_=a.b model.hidden=3 'model.sizes={a: [1,2]}'",
+        "local.lr=0.1 local.lr=0.2 'uplink={bits: 0.3}' partition=dirichlet partition.alpha=1",
+        "hydra.run.dir=x seed=3",
+    ],
+)
+def test_values_are_set_as_hydra_sets_them(words: str) -> None:
+    overrides = shlex.split(words)
+    for _ in range(2):  # the choices are composed once and stay as they are
+        found = compose_checked(overrides)
+        with own_hydra():
+            assert found == compose("config", open_own_groups(overrides))
 
 
 def test_sweep_is_every_run_of_it() -> None:
