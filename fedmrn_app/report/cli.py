@@ -1,7 +1,7 @@
 """The `fedmrn-report` command: finished runs as Markdown tables, and as a page with figures.
 
 Usage: fedmrn-report FOLDER [FOLDER ...] [--mean | --across | --against SETTINGS | --until VALUE | --within MB,... |
---choose KEY | --test | --benchmark FILE [--figure FILE]]
+--choose KEY | --test | --benchmark FILE [--figure FILE] | --time FILE [--train-seconds SECONDS] [--figure FILE]]
 [--rounds ROUNDS] [--last ROUNDS] [--tables] [--page FOLDER] [--keep FOLDER]
 
 It reads every summary.json in and below the folders.
@@ -26,6 +26,7 @@ from fedmrn_app.report.groups import Groups
 from fedmrn_app.report.notes import notes
 from fedmrn_app.report.registration import read_registration
 from fedmrn_app.report.runs import load_runs
+from fedmrn_app.report.time_to_target import table_of_times
 
 
 def main() -> int:
@@ -35,19 +36,22 @@ def main() -> int:
     add_kinds(parser)
     parser.add_argument("--page", type=Path, metavar="FOLDER", help="write report.html, report.md and figures there")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="copy the files there that tables and figures need")
-    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the benchmark into this .png or .svg file")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw --benchmark or --time into this .png or .svg")
     parser.add_argument(
         "--tables", action="store_true", help="also print losses against FedAvg, gaps between splits, and times"
     )
     arguments = parser.parse_args()
     if arguments.last > 1 and not (_takes_means(arguments) or arguments.page):
         parser.error(f"--last {arguments.last}: goes with --mean, --across, --against, --within, --choose or --page")
-    if arguments.benchmark and arguments.rounds:
-        parser.error(f"--rounds {arguments.rounds}: does not go with --benchmark, whose file fixes the rounds")
+    if (arguments.benchmark or arguments.time) and arguments.rounds:
+        kind = "--benchmark" if arguments.benchmark else "--time"
+        parser.error(f"--rounds {arguments.rounds}: does not go with {kind}, whose file fixes the rounds")
+    if arguments.train_seconds is not None and not arguments.time:
+        parser.error(f"--train-seconds {arguments.train_seconds:g}: goes with --time")
     if arguments.rounds and arguments.test:
         parser.error(f"--rounds {arguments.rounds}: does not go with --test, because a run keeps only its last model")
-    if arguments.figure and not arguments.benchmark:
-        parser.error(f"--figure {arguments.figure}: goes with --benchmark")
+    if arguments.figure and not (arguments.benchmark or arguments.time):
+        parser.error(f"--figure {arguments.figure}: goes with --benchmark or --time")
     try:
         print("\n".join(_report(arguments)), flush=True)
     except FedMRNError as error:
@@ -65,8 +69,12 @@ def _report(arguments: argparse.Namespace) -> list[str]:
     if arguments.figure:
         with needs_extra("report", "fedmrn-report --figure"):
             from fedmrn_app.report.benchmark_figure import draw_benchmark  # imports matplotlib
+            from fedmrn_app.report.time_figure import draw_times
 
-        draw_benchmark(read_registration(arguments.benchmark), runs, arguments.figure)
+        if arguments.time:
+            draw_times(read_registration(arguments.time), runs, arguments.figure, train=arguments.train_seconds)
+        else:
+            draw_benchmark(read_registration(arguments.benchmark), runs, arguments.figure)
         lines += ["", f"figure in {arguments.figure}"]
     if arguments.tables:
         for title, table in tables.extra_tables(Groups.of(runs)).items():
@@ -107,6 +115,18 @@ def add_kinds(parser: argparse.ArgumentParser) -> None:
     kind.add_argument(
         "--benchmark", type=Path, metavar="FILE", help="verdicts about all comparisons that a file has registered"
     )
+    kind.add_argument(
+        "--time",
+        type=Path,
+        metavar="FILE",
+        help="time until the targets of a file of --benchmark, on lines of three speeds",
+    )
+    parser.add_argument(
+        "--train-seconds",
+        type=_seconds,
+        metavar="SECONDS",
+        help="with --time, take this time for the local training of a round instead of the measured one",
+    )
     parser.add_argument(
         "--rounds", type=_rounds, metavar="ROUNDS", help="read only this number of first rounds of each run"
     )
@@ -127,6 +147,8 @@ def table_of(runs: pd.DataFrame, kind: argparse.Namespace) -> list[str]:
     """
     if kind.benchmark:
         return table_of_benchmark(read_registration(kind.benchmark), runs)
+    if kind.time:
+        return table_of_times(read_registration(kind.time), runs, train=kind.train_seconds)
     if not (_takes_means(kind) or kind.test or kind.until is not None):
         return tables.each_run(runs)
     groups = Groups.of(runs)
@@ -160,6 +182,16 @@ def _rounds(text: str) -> int:
     if (count := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
     return count
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: must be seconds, such as 5")
+    return seconds
 
 
 def _amounts(text: str) -> list[float]:

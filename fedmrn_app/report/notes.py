@@ -14,7 +14,8 @@ _PAIRED = (
     "brackets; not distinguishable means that the interval holds zero, and one seed has no interval."
 )
 VERDICTS = "Brackets are 95% confidence intervals"
-STARTS = (_COMMON, _DENSE, _INTERVAL, _PAIRED, MARK, UNMADE, VERDICTS)  # the beginnings of all these lines
+TIMES = "Times are means over seeds"
+STARTS = (_COMMON, _DENSE, _INTERVAL, _PAIRED, MARK, UNMADE, VERDICTS, TIMES)  # the beginnings of all these lines
 
 
 def notes(table: pd.DataFrame, groups: Groups | None, left_out: str | None = None) -> list[str]:

@@ -43,6 +43,16 @@ class Row(Part):
     reference: str | None = None
 
 
+class Place(Part):
+    """A partition.
+
+    Attributes:
+        target: value of the headline metric whose time is asked, see `time_to_target.py`; None for none.
+    """
+
+    target: float | None = None
+
+
 def _in_full(part: Any) -> Any:
     return {"settings": part} if isinstance(part, str) else part
 
@@ -68,7 +78,7 @@ class Registration(_Strict):
     title: str
     question: str
     rows: dict[str, Annotated[Row, BeforeValidator(_in_full)]]
-    partitions: dict[str, Annotated[Part, BeforeValidator(_in_full)]]
+    partitions: dict[str, Annotated[Place, BeforeValidator(_in_full)]]
     seeds: tuple[int, ...] = Field(min_length=1)
     rounds: int = Field(ge=1)
     reference: str

@@ -31,7 +31,9 @@ class Way:
 # lines through the rows of FedMRN and FedAvg with TLS: 24,075 B became 36,414 B and 1,567,591 B became 1,586,274 B on
 # the uplink, 57,407 B became 62,940 B and 1,568,639 B became 1,576,402 B on the downlink
 UP, DOWN = Way(12240.0, 0.00411), Way(5448.0, 0.001476)
+DOWN_SPEED = 10  # times that of the uplink, as common lines have it
 _FLOAT32 = 4  # bytes
+_BITS = 8e-6  # megabits in a byte
 
 
 def socket_bytes(uplink: float, downlink: float) -> tuple[float, float]:
@@ -48,9 +50,33 @@ def socket_bytes_of_rounds(rounds: pd.DataFrame) -> pd.Series:
         rounds: rows of `load_rounds`.
     """
     asked = rounds["clients_ok"] + rounds["clients_failed"]
+    up, down = _of_a_node(rounds)
+    return up * rounds["clients_ok"] + down * asked
+
+
+def seconds_of_rounds(rounds: pd.DataFrame, megabits: float, train: float | None = None) -> pd.Series:
+    """Return the seconds that each round takes where every client has a line of its own.
+
+    The clients receive, train, compress and send at the same time, and the server decodes one reply after another.
+    Waiting for slower clients, the delay of a line and evaluation are not counted.
+
+    Args:
+        rounds: rows of `load_rounds`.
+        megabits: speed of a client's uplink in Mbit/s; its downlink is ten times as fast.
+        train: seconds of local training per client and round; None for those that the run measured.
+    """
+    up, down = _of_a_node(rounds)
+    trained = rounds["train_seconds"].fillna(0) if train is None else train
+    decoded = rounds["decode_seconds"].fillna(0) * rounds["clients_ok"]
+    computed = trained + rounds["compress_seconds"].fillna(0) + decoded
+    return computed + _BITS * (up + down / DOWN_SPEED) / megabits
+
+
+def _of_a_node(rounds: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """Return the bytes at the socket of one node in each round, up and down."""
     up = UP.fixed + rounds["uplink_bytes"].fillna(0) * (1 + UP.share)
     down = DOWN.fixed + rounds["downlink_bytes"].fillna(0) * (1 + DOWN.share)
-    return up * rounds["clients_ok"] + down * asked
+    return up, down
 
 
 def first_download(parameters: int, clients: int, clients_per_round: int, rounds: int) -> float:

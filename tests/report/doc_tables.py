@@ -83,7 +83,7 @@ def parse(words: str) -> argparse.Namespace:
     except (argparse.ArgumentError, SystemExit):
         raise RunError(f"{words}: is not what `fedmrn-report` is told to print a table") from None
     said.folders = [folder for name in said.folders for folder in sorted(ROOT.glob(name)) or [ROOT / name]]
-    said.benchmark = said.benchmark and ROOT / said.benchmark
+    said.benchmark, said.time = (file and ROOT / file for file in (said.benchmark, said.time))
     return said
 
 

@@ -17,6 +17,7 @@ from fedmrn_app.report.cli import main
 from fedmrn_app.report.comparison import has_value
 from fedmrn_app.report.registration import Registration, read_registration
 from fedmrn_app.report.runs import load_rounds, load_runs
+from fedmrn_app.report.time_to_target import table_of_times, times_of
 from fedmrn_app.report.traffic import first_download, socket_bytes
 from fedmrn_app.report.verdicts import BETTER, EQUIVALENT, UNDECIDED, WORSE, holm, p_beyond, p_different, verdicts
 from fedmrn_app.results.resume import flatten
@@ -162,6 +163,55 @@ def test_traffic_of_rounds_counts_each_client(tmp_path: Path) -> None:
     assert load_rounds(load_runs(tmp_path))["socket_mb"].tolist() == pytest.approx([each, 2 * each])
 
 
+def timed(*targets: float | None) -> Registration:
+    places = {"natural": {"settings": "dataset=shakespeare", "target": targets[0]}}
+    return Registration.model_validate(SMALL | {"partitions": places})
+
+
+def test_time_is_that_of_training_lines_and_replies(tmp_path: Path) -> None:
+    leave(tmp_path, "fedavg", 0, 0.5, 0.6, 0.7)
+    leave(tmp_path, "eden", 0, 0.9, 0.3, 0.5, bits=1)
+    leave(tmp_path, "eden", 1, 0.1, 0.2, 0.3, bits=1)
+    runs = load_runs(tmp_path)
+    fedavg, eden = times_of(timed(0.55), runs, lines=(1.0, 4.0))
+    assert fedavg.rounds.tolist() == [2.0]  # the mean of 0.5 and 0.6
+    assert eden.rounds.tolist()[:1] == [1.0]
+    assert np.isnan(eden.rounds[1])
+    rounds = load_rounds(runs).loc[fedavg.cell.runs.index[0]]
+    up, down = socket_bytes(100, 400)
+    computed = rounds["train_seconds"] + rounds["compress_seconds"] + 9 * rounds["decode_seconds"]
+    for line, seconds in zip((1.0, 4.0), fedavg.seconds[:, 0], strict=True):
+        sent = 8 * up / (line * 1e6) + 8 * down / (10 * line * 1e6)
+        assert seconds == pytest.approx(computed[:2].sum() + 2 * sent)
+    ((slow,),) = times_of(timed(0.55), runs[runs["strategy"] == "fedavg"], (1.0,), train=3600.0)[0].seconds
+    assert slow == pytest.approx(7200, rel=0.01)
+    table = lines_of(table_of_times(timed(0.55), runs))
+    assert table[0][:5] == ["FedAvg", "natural", "55 %", "1", "2.0"]
+    assert table[1][3:] == ["1 of 2", *["not in all"] * 4]
+    hours = "\n".join(table_of_times(timed(0.55), runs, train=7200.0))
+    assert "hours at 1 Mbit/s" in hours
+    assert "| 4.00 |" in hours
+
+
+def test_time_needs_a_target(tmp_path: Path) -> None:
+    leave(tmp_path, "fedavg", 0, 0.5, 0.6, 0.7)
+    with pytest.raises(RunError) as refused:
+        times_of(timed(None), load_runs(tmp_path))
+    assert (refused.value.code, refused.value.key) == ("no-target", "--time")
+
+
+@pytest.mark.parametrize(
+    "words", [["--train-seconds", "5"], ["--time", "F", "--train-seconds", "-1"], ["--time", "F", "--rounds", "2"]]
+)
+def test_words_that_do_not_go_with_time_are_refused(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fedmrn-report", str(tmp_path), *words])
+    with pytest.raises(SystemExit):
+        main()
+    assert words[-2] in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_kept_runs_give_the_table_and_the_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -171,13 +221,26 @@ def test_kept_runs_give_the_table_and_the_figure(
         "FedAvg": "strategy=fedavg downlink.dtype=float32",
         "FedMRN": "strategy=fedmrn uplink.bits=0.2 downlink.dtype=float32",
     }
-    kept = {"rounds": 60, "partitions": {"IID": "dataset=fashion_mnist partition=iid device=cuda"}, "rows": rows}
+    kept: dict[str, Any] = {
+        "rounds": 60,
+        "partitions": {"IID": "dataset=fashion_mnist partition=iid device=cuda"},
+        "rows": rows,
+    }
     file.write_text(yaml.safe_dump(SMALL | kept))
     words = ["fedmrn-report", "--benchmark", str(file), str(KEPT / "iid_60_rounds"), "--figure", str(figure)]
     monkeypatch.setattr(sys, "argv", words)
     assert main() == 0
     _, fedmrn = lines_of(capsys.readouterr().out.splitlines())
     assert fedmrn[4:9] == ["-1.00 [-1.28, -0.72]", WORSE, "90.90 [90.64, 91.15]", "-0.42 [-0.66, -0.18]", WORSE]
+    assert figure.read_bytes()[:4] == b"\x89PNG"
+    figure.unlink()
+    file.write_text(
+        yaml.safe_dump(SMALL | kept | {"partitions": {"IID": {"settings": "partition=iid", "target": 0.9}}})
+    )
+    timed = ["--time", str(file), str(KEPT / "gpu_60_rounds"), str(KEPT / "iid_60_rounds"), "--figure", str(figure)]
+    monkeypatch.setattr(sys, "argv", ["fedmrn-report", *timed])
+    assert main() == 0
+    assert "90 %" in capsys.readouterr().out
     assert figure.read_bytes()[:4] == b"\x89PNG"
     for words in (["--figure", str(figure)], ["--benchmark", str(file), "--figure", "a.pdf"]):
         monkeypatch.setattr(sys, "argv", ["fedmrn-report", str(KEPT / "iid_60_rounds"), *words])
