@@ -11,10 +11,11 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedmrn_app.config.build import build_worker, check_node, check_targets, parse_config, precision_remark
-from fedmrn_app.config.resolved import unpack_config
+from fedmrn_app.config.resolved import about_keys, unpack_config
 from fedmrn_app.errors import FedMRNError, PayloadError, VersionError
 from fedmrn_app.exchange.client_storage import Purpose, StateError
-from fedmrn_app.exchange.messages import lost_content, one_line, payload_content, read_secure
+from fedmrn_app.exchange.device_identity import device_identity
+from fedmrn_app.exchange.messages import lost_content, one_line, payload_content, read_roster, read_secure
 from fedmrn_app.exchange.orders import read_order
 from fedmrn_app.exchange.secure_answers import accept_once
 from fedmrn_app.federation.client import ClientState, Reply
@@ -167,7 +168,9 @@ def _answer(node: Node, worker: Worker, content: RecordDict, data: bytes, summan
     settings, own = worker.settings, node.setting("secure-clients")
     declared = settings.least_summands if purpose == "train" else settings.least_tallies
     least = LeastNumbers.of(declared, None if own is None else int(own))
-    accepted = accept_once(node.secrets(purpose), envelope.client, data, binding=binding, least=least)
+    identity = device_identity(node.context.node_config, about_keys(node.config, purpose), read_roster(content))
+    secrets = node.secrets(purpose)
+    accepted = accept_once(secrets, envelope.client, data, binding=binding, least=least, identity=identity)
     return accepted.answer(vectors)
 
 

@@ -61,6 +61,11 @@ def unpack_run(data: bytes) -> str:
     return str(_unpack(data).get("run", ""))
 
 
+def about_keys(config: bytes, purpose: str) -> str:
+    """Return what the keys of a secure sum are for, which devices sign with them: the purpose and the run."""
+    return f"{purpose} {unpack_run(config)}"
+
+
 def _unpack(data: bytes) -> dict[str, Any]:
     """Return the content that `pack_config` wrote.
 

@@ -77,9 +77,11 @@ def restore(file: Path, path: Path) -> Federation:
             (folder / ".gitignore").write_text("*\n")
             folder.chmod(0o700)
             os.replace(folder, path)
+        federation = load(path)
+        federation.save(new_roster=True)  # devices may have seen a later roster than that of the backup
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}", code="no-write", value=str(path)) from None
-    return load(path)
+    return federation
 
 
 def restore_state(federation: Federation, file: Path) -> Path | None:

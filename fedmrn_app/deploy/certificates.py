@@ -21,6 +21,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedmrn_app.errors import ConfigError
+
 LOOPBACK = ("localhost", "127.0.0.1")  # for the operator, in every server's certificate
 _AUTHORITY_DAYS, _SERVER_DAYS = 3650, 730
 _USAGES = (
@@ -88,6 +90,25 @@ def make_device_key(key_path: Path, public_path: Path) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
     write_private(key_path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     public_path.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
+
+
+def read_device_key(public_path: Path) -> bytes:
+    """Return the public key of a device that made its key itself, as `make_device_key` writes it.
+
+    Raises:
+        ConfigError: the file holds no such key.
+    """
+    try:
+        key = load_ssh_public_key(public_path.read_bytes())
+    except (OSError, ValueError) as error:
+        reason = f"is no public key: {type(error).__name__}: {error}"
+        raise ConfigError(
+            f"{public_path}: {reason}", code="no-key", key="--public-key", value=str(public_path)
+        ) from None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
+        reason = "is no key of P-384; make one on the device with `fedmrn-deploy key`"
+        raise ConfigError(f"{public_path}: {reason}", code="no-key", key="--public-key", value=str(public_path))
+    return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
 
 
 def public_pem(public_path: Path) -> bytes:

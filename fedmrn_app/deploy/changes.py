@@ -7,7 +7,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fedmrn_app.deploy import backup, doctor, members, service_files
+from fedmrn_app.deploy import backup, doctor, members, roster, service_files
+from fedmrn_app.deploy.certificates import make_device_key, read_device_key
 from fedmrn_app.deploy.device import read_bundle
 from fedmrn_app.deploy.device_doctor import examine_device
 from fedmrn_app.deploy.folder import BUNDLE, DEFAULT_FOLDER, Federation, load, opened
@@ -15,6 +16,7 @@ from fedmrn_app.deploy.move import move
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.flower.device_records import SETTINGS
 from fedmrn_app.runtime.connection import replace_connection
+from fedmrn_app.secure.roster import OPERATOR, ROSTER
 
 
 def port(text: str) -> int:
@@ -30,6 +32,7 @@ def add_commands(commands: Any) -> None:
     add = commands.add_parser("add", help="make a further device: the next client number, a key and a bundle")
     add.add_argument("device", nargs="?", help="its name (default: device-NUMBER)")
     add.add_argument("--config", default="", help='settings of its node configuration, such as data-path="/data/mine"')
+    add.add_argument("--public-key", type=Path, metavar="FILE", help="of a key that `key` has made on the device")
     add.set_defaults(run=_add)
     remove = commands.add_parser(
         "remove", help="revoke devices' keys and delete their bundles; others keep their numbers"
@@ -53,13 +56,20 @@ def add_commands(commands: Any) -> None:
     bring.add_argument("file", type=Path, help="that `backup` wrote")
     bring.add_argument("--state", action="store_true", help="the SuperLink's state alone, into the folder as it is")
     bring.set_defaults(run=_restore)
-    for parser in (mover, examine, save, bring):
+    signer = commands.add_parser("sign", help="sign the roster of devices, where the operator's key is kept elsewhere")
+    signer.add_argument("--key", type=Path, metavar="FILE", help="the operator's key (default: operator.key beside it)")
+    signer.set_defaults(run=_sign)
+    maker = commands.add_parser("key", help="on a device: make its key there, so that the server never has it")
+    maker.add_argument("folder", type=Path, help="the device's folder")
+    maker.set_defaults(run=_key)
+    for parser in (mover, examine, save, bring, signer):
         parser.add_argument("folder", nargs="?", type=Path, default=DEFAULT_FOLDER, help=f"default: {DEFAULT_FOLDER}")
 
 
 def _add(words: argparse.Namespace) -> None:
     with opened(words.folder) as federation:
-        name, error = members.add(federation, words.device, words.config)
+        public_key = None if words.public_key is None else read_device_key(words.public_key)
+        name, error = members.add(federation, words.device, words.config, public_key)
         device = federation.devices[name]
         print(
             f"{name}: client {device.number} of a run; copy {federation.bundle(name)} to the device, and nothing else"
@@ -67,6 +77,7 @@ def _add(words: argparse.Namespace) -> None:
         if error is not None:
             print(f"its key is not registered yet ({error}), then fedmrn-deploy register {name}")
         _say_shares(federation)
+        say_unsigned(federation)
 
 
 def _remove(words: argparse.Namespace) -> None:
@@ -84,6 +95,41 @@ def _remove(words: argparse.Namespace) -> None:
             )
             print(f"{name}: removed; client {number} takes part in no run any more{told}")
         _say_shares(federation)
+        say_unsigned(federation)
+
+
+def say_unsigned(federation: Federation) -> None:
+    """Say that the roster waits for the operator's signature, where the key is kept elsewhere."""
+    waiting = federation.path / roster.UNSIGNED
+    if waiting.is_file():
+        print(f"{waiting}: waits for the operator's signature: fedmrn-deploy sign {waiting} --key FILE, on the machine "
+              f"that has the key; then bring {ROSTER} here")  # fmt: skip
+
+
+def _sign(words: argparse.Namespace) -> None:
+    file = words.folder.expanduser()
+    folder = file if file.is_dir() else file.parent
+    if file.is_dir() and not (folder / OPERATOR).is_file():
+        with opened(file) as federation:  # it was made by an earlier version
+            roster.make_operator(federation.path)
+            federation.save()
+        print(f"{folder / roster.OPERATOR_KEY}: made; devices demand signed keys once their bundles are copied again")
+        return
+    signed, found = roster.sign_file(file, words.key or folder / roster.OPERATOR_KEY)
+    for number, key in sorted(found.keys.items()):
+        print(f"device {number}: {roster.fingerprint(key)}")
+    print(f"{signed}: roster {found.serial} of {len(found.keys)} devices, signed")
+
+
+def _key(words: argparse.Namespace) -> None:
+    folder = words.folder.expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
+    private, public = folder / "device.key", folder / "device.pub"
+    if private.exists():
+        reason = "exists already; the device is known by it"
+        raise ConfigError(f"{private}: {reason}", code="exists", value=str(private))
+    make_device_key(private, public)
+    print(f"{public}: bring it to the server, and there: fedmrn-deploy add --public-key {public.name}, or rotate")
 
 
 def _say_shares(federation: Federation) -> None:
@@ -140,5 +186,6 @@ def _restore(words: argparse.Namespace) -> None:
             service_files.write_server_services(federation)
             address = f"127.0.0.1:{federation.control_port}"
             print(f"{replace_connection(federation.name, address, federation.authority)}: connection {federation.name}")
+    say_unsigned(federation)
     where = federation.path
     print(f"{where}: restored\nnext: fedmrn-deploy server {where} --run; fedmrn-deploy register --all --folder {where}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fedmrn_app.deploy import changes, device, register, server, service_files, status
+from fedmrn_app.deploy.certificates import read_device_key
 from fedmrn_app.deploy.folder import DEFAULT_FOLDER, Federation, create, load, opened, renew_server
 from fedmrn_app.errors import ConfigError, FedMRNError
 from fedmrn_app.runtime.connection import add_connection, check_name
@@ -87,13 +88,19 @@ def _register(words: argparse.Namespace) -> None:
 def _revoke(words: argparse.Namespace) -> None:
     with opened(words.folder) as federation:
         register.revoke(federation, words.devices)
+        changes.say_unsigned(federation)
     console.print(f"revoked: {', '.join(words.devices)}", markup=False)
 
 
 def _rotate(words: argparse.Namespace) -> None:
     with opened(words.folder) as federation:
         names = _chosen(federation, words)
-        register.rotate(federation, names)
+        public_key = None if words.public_key is None else read_device_key(words.public_key)
+        if public_key is not None and len(names) != 1:
+            reason = "is the key of one device; name that one"
+            raise ConfigError(f"--public-key={words.public_key}: {reason}", code="conflict", key="--public-key")
+        register.rotate(federation, names, public_key)
+        changes.say_unsigned(federation)
     console.print(f"new keys registered: {', '.join(names)}; copy their folders again and restart them", markup=False)
 
 
@@ -164,6 +171,8 @@ def _parser() -> argparse.ArgumentParser:
         keys.add_argument("devices", nargs="*" if name != "revoke" else "+", help="names or numbers")
         if name != "revoke":
             keys.add_argument("--all", action="store_true", help="all devices")
+        if name == "rotate":
+            keys.add_argument("--public-key", type=Path, metavar="FILE", help="of a key that was made on the device")
         if name == "register":
             keys.add_argument("--samples", type=int, metavar="N", help="confirm N samples for each of their clients")
         keys.add_argument("--folder", type=Path, default=DEFAULT_FOLDER, help=f"default: {DEFAULT_FOLDER}")

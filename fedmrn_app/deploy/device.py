@@ -24,6 +24,7 @@ from fedmrn_app.deploy.processes import together, wait_for_first
 from fedmrn_app.deploy.supernode import stopped
 from fedmrn_app.environment import CACHE, STATE_FOLDER, flower_environment, flower_home
 from fedmrn_app.errors import ConfigError, RunError
+from fedmrn_app.secure.roster import BUNDLE_PATH
 from fedmrn_app.system.processes import free_port, start
 
 _TASK_POLL_SECONDS = "0.2"  # between two looks for a new message; Flower's own value is 1
@@ -65,6 +66,8 @@ def read_bundle(path: Path) -> Bundle:
     for file in (path / "device.key", path / "ca.crt"):
         if not file.is_file():
             reason = "is missing; copy the whole folder that `fedmrn-deploy device` wrote"
+            if file.name == "device.key":
+                reason += ", or make the key here with `fedmrn-deploy key`"
             raise ConfigError(f"{file}: {reason}", code="no-file", value=str(file))
     if (path / "device.key").stat().st_mode & 0o077:
         file = path / "device.key"
@@ -117,8 +120,13 @@ def supernode_words(bundle: Bundle) -> list[str]:
         *("--root-certificates", str(bundle.path / "ca.crt")),
         *("--auth-supernode-private-key", str(bundle.path / "device.key")),
         *("--superlink", bundle.server, "--host", "127.0.0.1", "--port", str(free_port())),
-        *("--node-config", bundle.node_config),
+        *("--node-config", f"{bundle.node_config} {BUNDLE_PATH}={_toml(str(bundle.path))}"),
     ]
+
+
+def _toml(text: str) -> str:
+    """Return a text as a value of a node configuration, which ends at the next quotation mark."""
+    return json.dumps(text, ensure_ascii=False).replace('\\"', "\\u0022")
 
 
 def device_environment(home: Path, folder: Path) -> dict[str, str]:

@@ -18,10 +18,12 @@ from cryptography.hazmat.primitives.serialization.ssh import load_ssh_private_ke
 
 from fedmrn_app.deploy.folder import BUNDLE, Federation
 from fedmrn_app.deploy.register import known_nodes, operator
+from fedmrn_app.deploy.roster import OPERATOR_KEY, UNSIGNED, read_known, read_public
 from fedmrn_app.deploy.seen import UNKNOWN, read_seen
 from fedmrn_app.deploy.service_files import stale_pins
-from fedmrn_app.errors import ConfigError, RunError
+from fedmrn_app.errors import ConfigError, PayloadError, RunError
 from fedmrn_app.runtime.connection import read_connection
+from fedmrn_app.secure.roster import OPERATOR, ROSTER, Roster
 
 SOON = 30  # days before its end in which a certificate is a fault
 _LEAST_FREE = 1 << 30  # bytes on the disk; SQLite and checkpoints need some
@@ -45,6 +47,7 @@ class Finding:
 def examine(federation: Federation) -> Iterator[Finding]:
     """Yield what is wrong with a federation, and a few facts, in the order in which they are to be mended."""
     yield from _files(federation)
+    yield from _roster(federation)
     yield from _certificates(federation)
     yield from _connection(federation)
     yield from _versions(federation)
@@ -61,10 +64,14 @@ def _files(federation: Federation) -> Iterator[Finding]:
             yield Finding(f"{file}: others may read it; chmod go= {file}")
     for name in federation.devices:
         bundle = federation.bundle(name)
-        missing = [file for file in ("device.key", "device.pub", "ca.crt", BUNDLE) if not (bundle / file).is_file()]
+        missing = [file for file in ("device.pub", "ca.crt", BUNDLE) if not (bundle / file).is_file()]
         if missing:
             command = f"fedmrn-deploy rotate {name}" if missing != [BUNDLE] else "fedmrn-deploy move"
             yield Finding(f"{name}: {', '.join(missing)} of its bundle is missing; {command}, and copy {bundle} again")
+        elif not (bundle / "device.key").is_file():
+            if "last_seen" not in read_seen(federation.seen).get(name, {}):  # others may have been deleted once copied
+                reason = "device.key of its bundle is missing; if the device has not made its key itself"
+                yield Finding(f"{name}: {reason}, fedmrn-deploy rotate {name}, and copy {bundle} again")
         elif not _same_key(bundle):
             yield Finding(f"{name}: device.pub is not of device.key; fedmrn-deploy rotate {name}, and copy {bundle}")
         elif (bundle / "ca.crt").read_bytes() != federation.authority.read_bytes():
@@ -79,6 +86,36 @@ def _same_key(bundle: Path) -> bool:
         return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) == (bundle / "device.pub").read_bytes().strip()
     except ValueError:
         return False
+
+
+def _roster(federation: Federation) -> Iterator[Finding]:
+    """Examine the signed list of the devices' keys, and which private keys lie on this machine."""
+    path, sign = federation.path, f"fedmrn-deploy sign {federation.path}"
+    public, known = read_public(path / OPERATOR), read_known(path)
+    if not (path / OPERATOR).is_file():
+        yield Finding(
+            f"devices do not know each other's keys, so a server that lies can learn from secure sums; {sign} makes "
+            "the operator's key, and the bundles are to be copied again",
+            fault=False,
+        )
+        return
+    if (path / UNSIGNED).is_file():
+        yield Finding(f"{path / UNSIGNED}: waits for the operator's signature; {sign} --key FILE")
+    if known is None or public is None:
+        yield Finding(f"{path / ROSTER}: cannot be read, nor can {OPERATOR}; restore a backup")
+        return
+    try:
+        Roster.read((path / ROSTER).read_bytes(), public)
+    except PayloadError:
+        yield Finding(f"{path / ROSTER}: is not signed with the key of {path / OPERATOR}; restore a backup")
+        return
+    yield Finding(f"the roster {known.serial} has the keys of {len(known.keys)} devices", fault=False)
+    here = [name for name in federation.devices if (federation.bundle(name) / "device.key").is_file()]
+    if (path / OPERATOR_KEY).is_file() or here:
+        keys = ([OPERATOR_KEY] if (path / OPERATOR_KEY).is_file() else []) + [f"device.key of {each}" for each in here]
+        shown = ", ".join(keys[:5]) + (", ..." if len(keys) > 5 else "")
+        reason = "who reads them can put keys into secure sums; move them away once the bundles are copied"
+        yield Finding(f"on this machine: {shown}; {reason}", fault=False)
 
 
 def _certificates(federation: Federation) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from fedmrn_app.deploy.certificates import make_authority, make_device_key, make_server, write_private
+from fedmrn_app.deploy.roster import make_operator, update_roster
 from fedmrn_app.environment import flower_home
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.flower.device_records import SETTINGS
@@ -133,8 +134,12 @@ class Federation:
             )
         return full
 
-    def save(self) -> None:
-        """Write the settings, and the settings of each device into its bundle."""
+    def save(self, *, new_roster: bool = False) -> None:
+        """Write the settings, the settings of each device into its bundle, and the roster of the devices.
+
+        Args:
+            new_roster: whether the roster gets a new serial number though it has the same devices.
+        """
         values = {key: value for key, value in asdict(self).items() if key not in ("path", "home")}
         _write_json(self.path / SETTINGS, values)
         for name, device in self.devices.items():
@@ -145,6 +150,8 @@ class Federation:
                 "node_config": f"{place} {device.config}".strip(),
             }
             _write_json(self.bundle(name) / BUNDLE, settings)
+        bundles = {device.number: self.bundle(name) for name, device in self.devices.items() if not device.revoked}
+        update_roster(self.path, self.slots, bundles, again=new_roster)
 
 
 def create(
@@ -176,6 +183,7 @@ def create(
         (path / ".gitignore").write_text("*\n")  # the folder may be inside of a checkout
         federation = Federation(path=path, name=name, hosts=list(hosts), port=port, control_port=control_port)
         make_authority(federation.authority_key, federation.authority)
+        make_operator(path)
         renew_server(federation)
         for number in range(devices):
             add_device(federation, f"device-{number}")
@@ -207,15 +215,31 @@ def check_hosts(hosts: Sequence[str]) -> None:
             raise ConfigError(f"--host={host!a}: {reason}", code="host", key="--host", value=host)
 
 
-def add_device(federation: Federation, name: str) -> None:
-    """Give a new device the next client number, and make its bundle with its key and the authority's certificate."""
+def add_device(federation: Federation, name: str, public_key: bytes | None = None) -> None:
+    """Give a new device the next client number, and make its bundle with its key and the authority's certificate.
+
+    Args:
+        federation: the federation.
+        name: of the device.
+        public_key: of a key that was made on the device; None to make one here.
+    """
     bundle = federation.bundle(name)
     bundle.mkdir(parents=True)
     bundle.chmod(0o700)
-    make_device_key(bundle / "device.key", bundle / "device.pub")
+    give_key(federation, name, public_key)
     shutil.copyfile(federation.authority, bundle / "ca.crt")
     federation.devices[name] = Device(federation.slots)
     federation.slots += 1
+
+
+def give_key(federation: Federation, name: str, public_key: bytes | None = None) -> None:
+    """Give a device a new key: one that is made here, or the public key of one that was made on the device."""
+    private, public = federation.bundle(name) / "device.key", federation.public_key(name)
+    if public_key is None:
+        make_device_key(private, public)
+    else:
+        private.unlink(missing_ok=True)
+        public.write_bytes(public_key)
 
 
 @contextmanager

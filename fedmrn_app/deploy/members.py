@@ -10,13 +10,16 @@ from fedmrn_app.deploy.folder import Federation, add_device
 from fedmrn_app.errors import ConfigError, RunError
 
 
-def add(federation: Federation, name: str | None = None, config: str = "") -> tuple[str, RunError | None]:
+def add(
+    federation: Federation, name: str | None = None, config: str = "", public_key: bytes | None = None
+) -> tuple[str, RunError | None]:
     """Make a device with the next client number, its key and bundle, and register the key if the server runs.
 
     Args:
         federation: the federation.
         name: of the device; None for `device-NUMBER`.
         config: more settings of its node configuration.
+        public_key: of a key that was made on the device; None to make one.
 
     Returns:
         The name, and why the key is not registered yet; None if it is.
@@ -31,7 +34,7 @@ def add(federation: Federation, name: str | None = None, config: str = "") -> tu
     if full in federation.devices or federation.bundle(full).exists():
         reason = f"is a device of {federation.path} already; take another name"
         raise ConfigError(f"device={full}: {reason}", code="exists", key="device", value=full)
-    add_device(federation, full)
+    add_device(federation, full, public_key)
     federation.devices[full].config = config
     federation.save()
     service_files.write_device_services(federation, full)

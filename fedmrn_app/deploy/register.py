@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from fedmrn_app.deploy.certificates import make_device_key
-from fedmrn_app.deploy.folder import Federation
+from fedmrn_app.deploy.folder import Federation, give_key
 from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.runtime.connection import Connection
 
@@ -125,13 +124,18 @@ def revoke_former(federation: Federation, connection: Connection, known: set[int
     return found
 
 
-def rotate(federation: Federation, names: Sequence[str]) -> None:
+def rotate(federation: Federation, names: Sequence[str], public_key: bytes | None = None) -> None:
     """Revoke the keys of devices, and make and register new ones; the bundles must be copied to the devices again.
+
+    Args:
+        federation: the federation.
+        names: of devices.
+        public_key: of a new key that was made on the only device; None to make new keys.
 
     Raises:
         RunError: the SuperLink refuses.
     """
     revoke(federation, names)
     for name in map(federation.device_name, names):
-        make_device_key(federation.bundle(name) / "device.key", federation.public_key(name))
+        give_key(federation, name, public_key)
     register(federation, names)

@@ -19,6 +19,7 @@ from fedmrn_app.federation.protocol import GlobalState
 
 RECORD = FIELD = ""  # names of the record and field of a payload; longer names cost bytes
 SECURE = "s"  # record of a message of `fedmrn_app/secure/messages.py`
+ROSTER = "r"  # field beside it: the federation's roster, with the public keys of a client's neighbours
 LOST = "lost"  # field of a reply without a payload
 # what a client may need to be sent again, see `OrderSender`; `revealed`: it takes no part in a secure round twice
 Lost = Literal["configuration", "version", "revealed"]
@@ -37,10 +38,22 @@ def payload_content(payload: bytes) -> RecordDict:
     return RecordDict({RECORD: ConfigRecord({FIELD: payload})})
 
 
-def add_secure(content: RecordDict, message: bytes) -> RecordDict:
-    """Return the content with a message of the secure sum beside it; the reply is a payload, see `payload_content`."""
-    content[SECURE] = ConfigRecord({FIELD: message})
+def add_secure(content: RecordDict, message: bytes, roster: bytes | None = None) -> RecordDict:
+    """Return the content with a message of the secure sum beside it; the reply is a payload, see `payload_content`.
+
+    Args:
+        content: that is changed.
+        message: of the secure sum.
+        roster: of the federation, signed by its operator; None to send none.
+    """
+    content[SECURE] = ConfigRecord({FIELD: message} if roster is None else {FIELD: message, ROSTER: roster})
     return content
+
+
+def read_roster(content: RecordDict) -> bytes | None:
+    """Return the federation's roster in a content, unchecked; None if it holds none."""
+    roster = content.config_records.get(SECURE, ConfigRecord()).get(ROSTER)
+    return roster if isinstance(roster, bytes) else None
 
 
 def read_secure(content: RecordDict) -> bytes | None:

@@ -9,10 +9,17 @@ from fedmrn_app.exchange.client_storage import Secrets
 from fedmrn_app.secure.client import Accepted, accept
 from fedmrn_app.secure.graph import LeastNumbers
 from fedmrn_app.secure.messages import Envelope
+from fedmrn_app.secure.roster import Identity
 
 
 def accept_once(
-    secrets: Secrets, client: int, data: bytes, *, binding: Callable[[], bytes], least: LeastNumbers
+    secrets: Secrets,
+    client: int,
+    data: bytes,
+    *,
+    binding: Callable[[], bytes],
+    least: LeastNumbers,
+    identity: Identity | None = None,
 ) -> Accepted:
     """Accept a message, and record that before anything secret leaves this node; it is not accepted a second time.
 
@@ -22,6 +29,7 @@ def accept_once(
         data: the message.
         binding: returns the hash of what the client was sent, see `accept`.
         least: what the client demands of a sum; a later configuration of the run cannot lower it.
+        identity: of this device in a federation with a roster, see `accept`.
 
     Raises:
         PayloadError: the message is refused.
@@ -29,7 +37,8 @@ def accept_once(
     """
     with secrets.locked(client):
         least = replace(least, clients=secrets.most_told(client, least.clients))
-        accepted = accept(secrets.read(client), data, binding=binding, least=least, revealed=secrets.revealed(client))
+        kept, revealed = secrets.read(client), secrets.revealed(client)
+        accepted = accept(kept, data, binding=binding, least=least, revealed=revealed, identity=identity)
         if accepted.reveals:
             secrets.note_revealed(client, Envelope.of(data)[0].server_round)
         secrets.write(client, accepted.kept)

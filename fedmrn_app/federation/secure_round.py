@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -25,7 +26,7 @@ from fedmrn_app.secure.exchange import Ask, collect
 from fedmrn_app.secure.fields import Field, Fields, Words, bits_for
 from fedmrn_app.secure.graph import GraphSettings
 from fedmrn_app.secure.keys import PUBLIC
-from fedmrn_app.secure.messages import BINDING, HEADER_SIZE, SEALED
+from fedmrn_app.secure.messages import BINDING, HEADER_SIZE, SEALED, Envelope, PublicKeys
 from fedmrn_app.secure.server import SecureServer
 from fedmrn_app.wire.primitives import packed_bits
 
@@ -120,6 +121,7 @@ def secure_round(
     *,
     settings: GraphSettings | None = None,
     config: bytes = b"",
+    check: Callable[[Envelope, PublicKeys], None] | None = None,
 ) -> tuple[GlobalState, RoundReport]:
     """Run one attempt at a round.
 
@@ -128,6 +130,7 @@ def secure_round(
         ask: sends each client its message of a phase, beside the order in the phase `masked`, and returns the answers.
         settings: of the graph of neighbours.
         config: the run's configuration as clients are sent it, to which their pads are bound.
+        check: of clients' keys, see `SecureServer`.
 
     Returns:
         The next global model, and the report of the round.
@@ -137,7 +140,7 @@ def secure_round(
             new global model is not finite.
     """
     fields, binding = partial(secure_fields, opened.protocol), opened_binding(opened, config)
-    server = SecureServer(opened.number, list(opened.clients), fields, settings, binding=binding)
+    server = SecureServer(opened.number, list(opened.clients), fields, settings, binding=binding, check=check)
     failed = collect(server, list(opened.clients), ask)
     start = time.perf_counter()
     clients, (counts, dense) = server.unmask()

@@ -38,6 +38,9 @@ class Directory(Protocol):
     def report(self, line: str) -> None:
         """Add a line to the run's log."""
 
+    def roster(self) -> bytes | None:
+        """Return the federation's roster as it is now, for secure sums; None where devices do not know each other."""
+
 
 @dataclass(frozen=True)
 class _Query:
@@ -108,6 +111,10 @@ class ClientDirectory:
     def report(self, line: str) -> None:
         """Add a line to the run's log."""
         self._report(line)
+
+    def roster(self) -> bytes | None:
+        """Return the signed roster beside the operator's records, see `Directory`."""
+        return None if self._devices is None else self._devices.roster()
 
     def find(self) -> HostTable:
         """Wait until the run can start, and return the hosts of all clients that take part.

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from fedmrn_app.config.resolved import about_keys
 from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.exchange.channel import Answer, Channel, ReplyPolicy
 from fedmrn_app.exchange.orders import OrderRequest, OrderSender
@@ -24,7 +25,7 @@ from fedmrn_app.federation.server import OpenRound
 from fedmrn_app.federation.tallies import Evaluated, Tally, add_tallies, from_sum, read_tally, tally_bytes, tally_fields
 from fedmrn_app.federation.versions import Versions
 from fedmrn_app.flower.client_directory import Directory
-from fedmrn_app.flower.secure_rounds import SecureRequest
+from fedmrn_app.flower.secure_rounds import RosterCheck, SecureRequest
 from fedmrn_app.secure.exchange import Phase, collect
 from fedmrn_app.secure.graph import MIN_CLIENTS, GraphSettings
 from fedmrn_app.secure.server import SecureServer
@@ -114,13 +115,14 @@ class ClientEvaluation:
         )  # fmt: skip
 
     def _secure(self, opened: OpenRound, sender: OrderSender) -> Evaluated | None:
-        phases = PhaseMessages(partial(self._send, sender))
+        keys = RosterCheck(self.directory.roster(), about_keys(self.config, "evaluate"))
+        phases = PhaseMessages(partial(self._send, sender, keys))
         failed: dict[int, PayloadError] = {}
         try:
             clients = list(opened.clients)
             binding = opened_binding(opened, self.config, "evaluate")
             fields, graph = tally_fields(self.shape), GraphSettings(least=self.least)
-            server = SecureServer(opened.number, clients, lambda summands: fields, graph, binding=binding)
+            server = SecureServer(opened.number, clients, lambda summands: fields, graph, binding=binding, check=keys)
             collect(server, clients, phases.ask, failed)
             used, (words,) = server.unmask()
             total = from_sum(words, self.shape)
@@ -133,11 +135,15 @@ class ClientEvaluation:
         self._report(opened, {client: error for client, error in failed.items() if client not in set(used)})
         return Evaluated(total, {}, list(phases.uplink.values()), list(phases.downlink.values()))
 
-    def _send(self, sender: OrderSender, phase: Phase, messages: Mapping[int, bytes]) -> Sequence[Answer]:
+    def _send(
+        self, sender: OrderSender, keys: RosterCheck, phase: Phase, messages: Mapping[int, bytes]
+    ) -> Sequence[Answer]:
         """Send the messages of a phase of a secure sum."""
         hosts = self.directory.current
         requests = [
-            SecureRequest(sender, client, hosts[client].node_id, message, phase == "masked", "evaluate")
+            SecureRequest(
+                sender, client, hosts[client].node_id, message, phase == "masked", "evaluate", keys.of_phase(phase)
+            )
             for client, message in messages.items()
         ]
         answers = self.channel.ask(requests, ReplyPolicy(None, self.timeout.seconds))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedmrn_app.errors import ConfigError
+from fedmrn_app.secure.roster import ROSTER
 
 SETTINGS = "federation.json"  # in the folder of a federation, see `deploy/folder.py`
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
@@ -77,6 +78,12 @@ class DeviceRecords:
             self._read()
         numbers = {record.number for record in self._all}
         return {client for client in range(clients) if client % max(1, self._slots) not in numbers}
+
+    def roster(self) -> bytes | None:
+        """Return the signed roster of the federation as it is now; None if it has none."""
+        with contextlib.suppress(OSError):
+            return self.path.with_name(ROSTER).read_bytes()
+        return None
 
     def _read(self) -> None:
         changed = self.path.stat().st_mtime_ns

@@ -18,7 +18,7 @@ from fedmrn_app.environment import release
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.exchange.messages import one_line, remote_reason
 
-WIRE = 1  # revision of all messages between server and devices; the next change of one of them makes it 2
+WIRE = 2  # revision of all messages between server and devices; the next change of one of them makes it 3
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import NoReturn
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from fedmrn_app.config.resolved import about_keys
 from fedmrn_app.errors import RunError
 from fedmrn_app.exchange.channel import Answer, ReplyPolicy
 from fedmrn_app.exchange.messages import Lost, add_secure
@@ -30,6 +31,8 @@ from fedmrn_app.federation.server import OpenRound
 from fedmrn_app.flower.strategy import FinishedRound, PayloadStrategy
 from fedmrn_app.secure.exchange import Phase
 from fedmrn_app.secure.graph import GraphSettings
+from fedmrn_app.secure.messages import Envelope, PublicKeys
+from fedmrn_app.secure.roster import Roster
 
 _AGAIN = ("secure-threshold", "secure-sum")  # codes of errors after which a round is done again
 
@@ -44,6 +47,7 @@ class SecureRequest(Request):
     message: bytes
     trains: bool
     kind: str = "train"
+    roster: bytes | None = None
 
     @property
     def group(self) -> str:  # type: ignore[override]
@@ -55,7 +59,33 @@ class SecureRequest(Request):
         content = self.sender.content(self.client, lost) if self.trains else RecordDict()
         if lost == "configuration" and not self.trains:
             content["run"] = ConfigRecord({"config": self.sender.config})
-        return add_secure(content, self.message)
+        return add_secure(content, self.message, self.roster)
+
+
+@dataclass(frozen=True)
+class RosterCheck:
+    """Checks keys of a round as devices check them, so that one whose keys are refused is left out by name.
+
+    Attributes:
+        signed: the roster as devices are sent it; None where the federation has none.
+        about: what the keys are for.
+    """
+
+    signed: bytes | None
+    about: str
+
+    def __call__(self, envelope: Envelope, keys: PublicKeys) -> None:
+        """Check the keys of a client.
+
+        Raises:
+            PayloadError: other devices would refuse them.
+        """
+        if self.signed is not None:
+            Roster.read(self.signed, None).check(envelope, keys, self.about)
+
+    def of_phase(self, phase: Phase) -> bytes | None:
+        """Return the roster in the phase in which clients check the keys of others."""
+        return self.signed if phase == "shares" else None
 
 
 class SecureStrategy(PayloadStrategy):
@@ -68,11 +98,13 @@ class SecureStrategy(PayloadStrategy):
     def _finish_round(self, number: int) -> tuple[ArrayRecord, MetricRecord]:
         """Run attempts at the open round, with other clients each time."""
         opened, directory = self._current.opened, self._connected[0]
-        phases = PhaseMessages(partial(self._send, self._current.sender))
         graph, packed = GraphSettings(least=self.settings.least_summands), self.settings.config
+        keys = RosterCheck(directory.roster(), about_keys(packed, "train"))
+        phases = PhaseMessages(partial(self._send, self._current.sender, keys))
         for repeat in range(1, MAX_FAILING + 1):
             try:
-                finished = _finished(*secure_round(opened, phases.ask, settings=graph, config=packed), phases)
+                closed = secure_round(opened, phases.ask, settings=graph, config=packed, check=keys)
+                finished = _finished(*closed, phases)
                 self._limit.note(finished.report)
                 return self._closed(finished)
             except RunError as error:
@@ -101,12 +133,14 @@ class SecureStrategy(PayloadStrategy):
         self._limit.note(report)
         return FinishedRound(opened.state, report, [], list(phases.downlink.values()), phases.uplink.total())
 
-    def _send(self, sender: OrderSender, phase: Phase, messages: Mapping[int, bytes]) -> Sequence[Answer]:
+    def _send(
+        self, sender: OrderSender, keys: RosterCheck, phase: Phase, messages: Mapping[int, bytes]
+    ) -> Sequence[Answer]:
         """Send the messages of a phase, and note how long training takes."""
         directory, channel = self._connected
         hosts, trains, timeout = directory.current, phase == "masked", self._timeout or RoundTimeout(None)
         requests = [
-            SecureRequest(sender, client, hosts[client].node_id, message, trains)
+            SecureRequest(sender, client, hosts[client].node_id, message, trains, roster=keys.of_phase(phase))
             for client, message in messages.items()
         ]
         answers = channel.ask(requests, ReplyPolicy(None, timeout.seconds))

@@ -10,7 +10,7 @@ import hashlib
 import os
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.secure import keys as primitives
@@ -20,6 +20,7 @@ from fedmrn_app.secure.graph import LeastNumbers
 from fedmrn_app.secure.keys import NONCE, SECRET
 from fedmrn_app.secure.messages import BINDING, Envelope, PublicKeys
 from fedmrn_app.secure.pads import add_pad
+from fedmrn_app.secure.roster import Identity
 
 Vectors = Callable[[int], tuple[Fields, Sequence[Words]]]
 _STATE = struct.Struct("<BI16sI16s16s16sII")
@@ -38,6 +39,7 @@ class SecureClient:
         neighbours: the message `neighbours`; empty before it.
         inbox: the message `inbox`; empty before it.
         least: what the client demands of a sum.
+        identity: of the client's device in a federation with a roster; None where devices do not know each other.
     """
 
     envelope: Envelope
@@ -48,18 +50,23 @@ class SecureClient:
     neighbours: bytes = b""
     inbox: bytes = b""
     least: LeastNumbers = field(default_factory=LeastNumbers, compare=False)
+    identity: Identity | None = field(default=None, compare=False)
 
     @classmethod
-    def begin(cls, envelope: Envelope, random: Callable[[int], bytes] = os.urandom) -> SecureClient:
+    def begin(
+        cls, envelope: Envelope, random: Callable[[int], bytes] = os.urandom, identity: Identity | None = None
+    ) -> SecureClient:
         """Return a client with new secrets."""
-        return cls(envelope, random(SECRET), random(SECRET), random(SECRET))
+        return cls(envelope, random(SECRET), random(SECRET), random(SECRET), identity=identity)
 
     def keys(self) -> bytes:
         """Return the message `keys`."""
         self._once(0)
         session = self.envelope.session
-        public = [primitives.public_bytes(secret, session) for secret in (self.sealing, self.padding)]
-        return messages.write_keys(self.envelope, PublicKeys(*public))
+        public = PublicKeys(*(primitives.public_bytes(secret, session) for secret in (self.sealing, self.padding)))
+        if self.identity is not None:
+            public = replace(public, signature=self.identity.sign(self.envelope, public))
+        return messages.write_keys(self.envelope, public)
 
     def shares(self, neighbours: bytes, random: Callable[[int], bytes] = os.urandom) -> bytes:
         """Answer the message `neighbours` with the message `shares`: both secrets, split and encrypted.
@@ -69,6 +76,8 @@ class SecureClient:
         """
         needed, keys = messages.read_neighbours(self.envelope, neighbours)
         self.least.check_neighbours(len(keys), needed)
+        if self.identity is not None:
+            self.identity.check(self.envelope, keys, needed)
         self._once(1)
         self.neighbours = neighbours
         split = [primitives.split(secret, needed, len(keys)) for secret in (self.padding, self.own)]
@@ -145,8 +154,10 @@ class SecureClient:
         return head + self.neighbours + self.inbox
 
     @classmethod
-    def from_bytes(cls, data: bytes, least: LeastNumbers | None = None) -> SecureClient:
-        """Return the client of `to_bytes`, which demands at least these numbers.
+    def from_bytes(
+        cls, data: bytes, least: LeastNumbers | None = None, identity: Identity | None = None
+    ) -> SecureClient:
+        """Return the client of `to_bytes`, which demands at least these numbers, and keys of known devices.
 
         Raises:
             PayloadError: the bytes are damaged.
@@ -158,7 +169,7 @@ class SecureClient:
         if len(rest) != first + second:
             raise PayloadError("the client's secrets are damaged", code="secure-state")
         return cls(Envelope(number, session, client), sealing, padding, own, answered, rest[:first], rest[first:],
-                   least or LeastNumbers())  # fmt: skip
+                   least or LeastNumbers(), identity)  # fmt: skip
 
     def _once(self, answered: int) -> None:
         """Note one more answer; refuse a message that is not the next one."""
@@ -203,6 +214,7 @@ def accept(
     binding: Callable[[], bytes] = lambda: bytes(BINDING),
     least: LeastNumbers | None = None,
     revealed: int = 0,
+    identity: Identity | None = None,
 ) -> Accepted:
     """Check any message of the server, and note that it is answered.
 
@@ -215,6 +227,7 @@ def accept(
         binding: returns the hash of what the client was sent, with the message that asks for its input.
         least: what the client demands of a sum.
         revealed: the last round in which the client has revealed shares.
+        identity: of the client's device, which signs its keys and demands signed ones; None for neither.
 
     Raises:
         PayloadError: the message is refused.
@@ -228,12 +241,12 @@ def accept(
                 "the next strategy of a run continues the numbers of rounds: Compressed(..., state=before.state())"
             )
             raise PayloadError(reason, code="secure-revealed", value=envelope.server_round)
-        client = SecureClient.begin(envelope)
+        client = SecureClient.begin(envelope, identity=identity)
         reply = client.keys()
         return Accepted(client.to_bytes(), False, lambda _: reply)
     if not state:
         raise PayloadError("this client has not been invited, or has lost its secrets", code="secure-order")
-    client = SecureClient.from_bytes(state, least)
+    client = SecureClient.from_bytes(state, least, identity)
     if kind == messages.NEIGHBOURS:
         reply = client.shares(data)
         return Accepted(client.to_bytes(), False, lambda _: reply)

@@ -6,8 +6,8 @@ message it expects, and every other one is refused with a `PayloadError` whose c
 | kind | from | content |
 |---|---|---|
 | 0 invitation | server | nothing |
-| 1 keys | client | two public keys: for encryption, for pads |
-| 2 neighbours | server | shares needed, then for each neighbour its number and its public keys |
+| 1 keys | client | two public keys: for encryption, for pads; the device's signature, if it has a roster |
+| 2 neighbours | server | shares needed, then for each neighbour its number and its message `keys` |
 | 3 shares | client | commitment to the own pad, then for each neighbour its number and encrypted shares |
 | 4 inbox | server | number of clients in the sum, then for each neighbour of them its number and its encrypted shares |
 | 5 masked | client | binding to what it was sent, then packed fields |
@@ -30,6 +30,7 @@ INVITATION, KEYS, NEIGHBOURS, SHARES, INBOX, MASKED, SURVIVORS, REVEALED = range
 KINDS = ("invitation", "keys", "neighbours", "shares", "inbox", "masked", "survivors", "revealed")
 BINDING = 32  # bytes of the hash of what a client was sent
 SESSION = 16  # bytes of the random name of one attempt at a round
+SIGNATURE = 96  # bytes of a device's signature, see `roster.py`
 SEALED = NONCE + 2 * SECRET + TAG  # bytes of two encrypted shares
 
 _HEADER = struct.Struct("<4sBBI16sI")
@@ -112,33 +113,52 @@ def _checksum(data: bytes) -> int:
 
 @dataclass(frozen=True)
 class PublicKeys:
-    """The public keys of a client, for the encryption of shares and for pads."""
+    """The public keys of a client, for the encryption of shares and for pads.
+
+    Attributes:
+        sealing: for the encryption of shares.
+        padding: for pads.
+        signature: of its device; empty where devices do not know each other.
+    """
 
     sealing: bytes
     padding: bytes
+    signature: bytes = b""
+
+    def pack(self) -> bytes:
+        """Return the keys and the signature."""
+        return self.sealing + self.padding + self.signature
+
+    @classmethod
+    def of(cls, data: bytes) -> PublicKeys:
+        """Return the keys of `pack`."""
+        return cls(data[:PUBLIC], data[PUBLIC : 2 * PUBLIC], data[2 * PUBLIC :])
 
 
 def write_keys(envelope: Envelope, keys: PublicKeys) -> bytes:
     """Return the message `keys`."""
-    return envelope.write(KEYS, keys.sealing, keys.padding)
+    return envelope.write(KEYS, keys.pack())
 
 
 def read_keys(envelope: Envelope, data: bytes) -> PublicKeys:
     """Read the message `keys`."""
-    content = bytes(_sized(envelope.read(data, KEYS), 2 * PUBLIC))
-    return PublicKeys(content[:PUBLIC], content[PUBLIC:])
+    content = envelope.read(data, KEYS)
+    return PublicKeys.of(bytes(_sized(content, _keys_size(len(content)))))
 
 
 def write_neighbours(envelope: Envelope, needed: int, neighbours: Mapping[int, PublicKeys]) -> bytes:
     """Return the message `neighbours`; `needed` is the number of shares that reconstruct a secret."""
-    records = {client: keys.sealing + keys.padding for client, keys in neighbours.items()}
+    records = {client: keys.pack() for client, keys in neighbours.items()}
     return envelope.write(NEIGHBOURS, *_write_records(records, needed))
 
 
 def read_neighbours(envelope: Envelope, data: bytes) -> tuple[int, dict[int, PublicKeys]]:
     """Read the message `neighbours`: the number of shares needed, and each neighbour's keys."""
-    needed, records = _records(envelope.read(data, NEIGHBOURS), 2 * PUBLIC)
-    keys = {client: PublicKeys(record[:PUBLIC], record[PUBLIC:]) for client, record in records.items()}
+    content = envelope.read(data, NEIGHBOURS)
+    count = _COUNT.unpack_from(content)[1] if len(content) >= _COUNT.size else 0
+    size = (len(content) - _COUNT.size) // max(1, count) - _NUMBER.size
+    needed, records = _records(content, _keys_size(size))
+    keys = {client: PublicKeys.of(record) for client, record in records.items()}
     if envelope.client in keys or not len(keys) // 2 < needed <= len(keys):
         reason = f"{needed} of {len(keys)} neighbours are to reconstruct a secret; it must be more than half"
         raise PayloadError(reason, code="secure-threshold", value=needed)
@@ -224,6 +244,11 @@ def _sized(content: memoryview, size: int) -> memoryview:
         reason = f"secure message has {len(content)} bytes of content, expected {size}"
         raise PayloadError(reason, code="secure-length", value=len(content))
     return content
+
+
+def _keys_size(size: int) -> int:
+    """Return the number of bytes of a client's keys: with a signature where there is room for one."""
+    return 2 * PUBLIC + (SIGNATURE if size >= 2 * PUBLIC + SIGNATURE else 0)
 
 
 def _write_records(records: Mapping[int, bytes], first: int = 0) -> list[bytes]:

@@ -41,6 +41,7 @@ class SecureServer:
         settings: GraphSettings | None = None,
         *,
         binding: bytes = bytes(BINDING),
+        check: Callable[[Envelope, PublicKeys], None] | None = None,
         random: Callable[[int], bytes] = os.urandom,
     ) -> None:
         """Begin an attempt.
@@ -51,12 +52,14 @@ class SecureServer:
             fields: returns the fields of a sum of so many clients.
             settings: of the graph.
             binding: hash of what all clients are sent.
+            check: raises a `PayloadError` for keys that other clients will refuse; None to pass all keys on.
             random: returns random bytes.
         """
         self.server_round = server_round
         self.session = random(SESSION)
         self._random = random
         self._binding = binding
+        self._check = check
         self._fields_of = fields
         self._settings = settings or GraphSettings()
         self._asked = len(clients)
@@ -87,6 +90,8 @@ class SecureServer:
             PayloadError: it is refused, as in all `add_...`.
         """
         keys = messages.read_keys(self.envelope(client), data)
+        if self._check is not None:
+            self._check(self.envelope(client), keys)
         _first_time(client, self._keys)
         self._keys[client] = keys
 

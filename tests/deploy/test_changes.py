@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedmrn_app.deploy import backup, certificates, cli, doctor, members, register
 from fedmrn_app.deploy.device import read_bundle
@@ -24,6 +25,7 @@ from fedmrn_app.deploy.seen import UNKNOWN, Heard, Seen
 from fedmrn_app.errors import ConfigError, FedMRNError, RunError
 from fedmrn_app.flower.device_records import DeviceRecords
 from fedmrn_app.runtime.connection import add_connection, read_connection
+from fedmrn_app.secure.roster import Roster
 from fedmrn_app.system.processes import free_port
 
 OWN = 'data-path="/data"'
@@ -305,9 +307,29 @@ def pinned(federation: Federation, patch: pytest.MonkeyPatch) -> None:
     (bundle / "requirements.txt").write_text("fedmrn[device]==0.1.0\nnumpy==1.0\nno-such-package==1\n")
 
 
+def never_connected(federation: Federation, patch: pytest.MonkeyPatch) -> None:
+    (federation.bundle("device-1") / "device.key").unlink()
+    assert not faults(federation)  # it was copied to the device
+    federation.seen.unlink()
+
+
+def strangers_roster(federation: Federation, patch: pytest.MonkeyPatch) -> None:
+    roster = Roster.read((federation.path / "roster.json").read_bytes(), None)
+    (federation.path / "roster.json").write_bytes(roster.signed(Ed25519PrivateKey.generate()))
+
+
+def waiting_roster(federation: Federation, patch: pytest.MonkeyPatch) -> None:
+    (federation.path / "operator.key").rename(federation.path.parent / "kept.key")
+    assert not faults(federation)
+    members.add(federation, "ward-7", OWN)
+
+
 FAULTS: dict[str, tuple[Callable[[Federation, pytest.MonkeyPatch], object], str, str]] = {
     "others read a key": (lambda f, p: f.authority_key.chmod(0o644), "others may read it", "chmod go="),
-    "a key is gone": (lambda f, p: (f.bundle("device-1") / "device.key").unlink(), "device.key", "rotate device-1"),
+    "a key is gone": (never_connected, "device.key", "rotate device-1"),
+    "a public key is gone": (lambda f, p: f.public_key("device-1").unlink(), "device.pub", "rotate device-1"),
+    "a roster of somebody else": (strangers_roster, "is not signed with the key", "restore a backup"),
+    "a roster waits": (waiting_roster, "waits for the operator's signature", "fedmrn-deploy sign"),
     "settings are gone": (lambda f, p: (f.bundle("device-1") / "device.json").unlink(), "device.json", "move"),
     "another public key": (strangers_key, "is not of device.key", "rotate device-1"),
     "another authority": (lambda f, p: (f.bundle("device-1") / "ca.crt").write_text("x"), "ca.crt", "cp "),

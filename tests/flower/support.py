@@ -189,6 +189,9 @@ class Directory:
     def report(self, line: str) -> None:
         self.lines.append(line)
 
+    def roster(self) -> bytes | None:
+        return None
+
 
 def started(
     strategy: PayloadStrategy | AsyncStrategy, grid: Grid, state: GlobalState, last: int

@@ -145,7 +145,9 @@ class Federation:
         self.grid = FakeGrid(behaviours)  # type: ignore[arg-type]
         offers = [(client, np.array([client]), np.array([10])) for client in contexts]
         table = host_table(self.config.clients, offers)
-        self.directory: Any = type("D", (), {"current": table, "available": lambda _: table})()
+        self.directory: Any = type(
+            "D", (), {"current": table, "available": lambda _: table, "roster": lambda _: None}
+        )()
         self.directory.report = self.lines.append
 
     def evaluate(self) -> Evaluated | None:

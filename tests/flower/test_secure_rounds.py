@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import numpy as np
 import pytest
 from flwr.app import Error, Message, RecordDict
 
@@ -13,6 +14,7 @@ from fedmrn_app import client_app
 from fedmrn_app.client_app import train
 from fedmrn_app.config.build import build_worker, resolve_from_data
 from fedmrn_app.config.resolved import pack_config
+from fedmrn_app.deploy.folder import Federation, create, give_key
 from fedmrn_app.environment import STATE_FOLDER
 from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.exchange.messages import add_secure, read_secure
@@ -20,6 +22,7 @@ from fedmrn_app.exchange.timeouts import RoundTimeout
 from fedmrn_app.federation.loop import run_rounds
 from fedmrn_app.federation.secure_round import max_secure_bytes
 from fedmrn_app.flower.client_directory import Directory
+from fedmrn_app.flower.device_records import DeviceRecords
 from fedmrn_app.flower.round_settings import RoundSettings
 from fedmrn_app.flower.secure_rounds import SecureStrategy
 from fedmrn_app.flower.strategy import FinishedRound
@@ -54,14 +57,25 @@ _NAMES = itertools.count(1)  # of runs: clients remember in which rounds of a ru
 class Run:
     """A run with one node per client; `loses(client, kind, attempt)` says which messages get no answer."""
 
-    def __init__(self, *overrides: str, loses: Callable[[int, int, int], bool] = lambda *_: False) -> None:
+    def __init__(
+        self,
+        *overrides: str,
+        loses: Callable[[int, int, int], bool] = lambda *_: False,
+        federation: Federation | None = None,
+    ) -> None:
         self.values = small(*SECURE, *overrides)
         _, self.config, _ = resolve_from_data(self.values)
         self.worker = build_worker(self.config)
         self.loses = loses
         self.sessions: list[bytes] = []
         self.lines: list[str] = []
-        self.contexts = {client: node(partition_id=client) for client in range(self.config.clients)}
+        clients = range(self.config.clients)
+        self.contexts = {client: node(partition_id=client) for client in clients}
+        self.roster: Callable[[], bytes | None] = lambda: None
+        if federation is not None:
+            self.roster = DeviceRecords(federation.path / "federation.json").roster
+            for client in clients:
+                self.contexts[client].node_config["bundle"] = str(federation.bundle(f"device-{client}"))
         self.packed = pack_config(self.values, f"{next(_NAMES):04x}")
 
     def answer(self, message: Message) -> Reply:
@@ -79,7 +93,10 @@ class Run:
         samples = {client: self.worker.sample_count(client) for client in clients}
         hosts = {client: SimpleNamespace(node_id=100 + client) for client in clients}
         directory = SimpleNamespace(
-            current=hosts, available=lambda: SimpleNamespace(samples=samples), report=self.lines.append
+            current=hosts,
+            available=lambda: SimpleNamespace(samples=samples),
+            report=self.lines.append,
+            roster=self.roster,
         )
         grid = FakeGrid({100 + client: self.answer for client in clients})
         strategy = SecureStrategy(
@@ -142,6 +159,24 @@ def test_a_round_below_the_threshold_is_done_again_with_others() -> None:
 def test_a_round_that_is_given_up_three_times_ends_the_run() -> None:
     with pytest.raises(RunError, match=r"no secure sum.*resume=true"):
         Run("downlink.memory=false", loses=lambda client, kind, _: kind == 4 and client > 1).rounds()
+
+
+@pytest.mark.slow
+def test_devices_of_a_federation_sum_only_with_each_other(tmp_path: Path) -> None:
+    federation = create(tmp_path / "fed", ["127.0.0.1"], 8)
+    plain = Run("clients_per_round=8").rounds()[0].state.vector
+    assert np.array_equal(Run("clients_per_round=8", federation=federation).rounds()[0].state.vector, plain)
+
+    give_key(federation, "device-3")  # a new key, of which the others learn by the roster that the server sends
+    federation.save()
+    assert np.array_equal(Run("clients_per_round=8", federation=federation).rounds()[0].state.vector, plain)
+
+    give_key(federation, "device-3")  # here the device has not been given its new bundle yet
+    (federation.bundle("device-5") / "operator.pub").unlink()  # and this bundle is of an earlier version
+    failed = Run("clients_per_round=8", federation=federation).rounds()[0].report.failed
+    assert {each.client: each.reason.partition(" of client")[0] for each in failed} == {
+        3: "the keys", 5: "the keys"
+    }  # fmt: skip
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from fedmrn_app import client_app
 from fedmrn_app.config.build import build_worker, resolve_from_data
 from fedmrn_app.config.compose import compose_values
 from fedmrn_app.config.resolved import pack_config
+from fedmrn_app.deploy.folder import create
 from fedmrn_app.environment import STATE_FOLDER
 from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.exchange.messages import add_secure, read_lost, read_payload
@@ -27,7 +28,7 @@ from fedmrn_app.exchange.orders import order_content
 from fedmrn_app.federation import downlink
 from fedmrn_app.federation.downlink import Download, Held, LatticeDownlink
 from fedmrn_app.federation.protocol import Order
-from fedmrn_app.federation.secure_round import secure_fields
+from fedmrn_app.federation.secure_round import secure_fields, secure_input
 from fedmrn_app.federation.versions import Version
 from fedmrn_app.secure import messages
 from fedmrn_app.secure.client import SecureClient, accept, answer
@@ -123,9 +124,12 @@ def test_an_honest_server_names_the_client_that_decoded_another_model() -> None:
 class Device:
     """A real node that hosts one client of a secure run, and what the server sends it."""
 
-    def __init__(self, client: int = 0, *, min_replies: int = 1, memory: str = "false", **settings: object) -> None:
+    def __init__(
+        self, client: int = 0, *, min_replies: int = 1, memory: str = "false", seed: int = 0, **settings: object
+    ) -> None:
         self.values = small(
             "privacy.secure_aggregation=true", "model=mlp", "model.hidden=[8]", f"downlink.memory={memory}",
+            f"seed={seed}",
             "clients_per_round=5" if min_replies > 3 else "clients_per_round=3", f"min_replies={min_replies}",
         )  # fmt: skip
         self.config = resolve_from_data(self.values)[1]
@@ -222,6 +226,13 @@ def finish(device: Device, server: SecureServer, others: Mapping[int, SecureClie
     return device.send(server.survivors(0))
 
 
+def mask_of(device: Device) -> NDArray[np.uint8]:
+    """Return the bits of the mask that a device adds to the sum."""
+    _, protocol = device.worker.model()
+    update = device.worker.train(device.opened.order(0), None).update
+    return np.asarray(secure_input(protocol, update, 5)[1][0])
+
+
 def test_clients_reveal_shares_once_in_a_round() -> None:
     """Sums of the same round over other clients would differ by one client's mask."""
     device = Device()
@@ -233,6 +244,32 @@ def test_clients_reveal_shares_once_in_a_round() -> None:
     assert read_lost(device.send(second.invitation(0))) == "revealed"
     later = SecureServer(2, range(5), lambda summands: fields(summands))
     assert read_payload(device.send(later.invitation(0)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", range(10))
+def test_a_server_that_puts_its_own_keys_in_the_place_of_others_learns_nothing(run: int, tmp_path: Path) -> None:
+    """It answers in the name of all other devices: exact masks before devices knew each other, 10 of 10."""
+    victim = Device(seed=run)
+    server = server_of(victim, 5)
+    others = of_the_server(server, range(1, 5))
+    victim.begin(server, others)
+    server.add_revealed(0, read_payload(finish(victim, server, others)))
+    for client, other in others.items():
+        server.add_revealed(client, other.revealed(server.survivors(client)))
+    seen = server.unmask()[1][0]
+    truth = mask_of(victim)
+    print(f"run {run}: agreement without a roster {np.mean(seen == truth):.4f} of {truth.size}")
+    assert np.array_equal(seen, truth)
+
+    federation = create(tmp_path / "fed", ["127.0.0.1"], 5)
+    settings: dict[str, Any] = {"bundle": str(federation.bundle("device-0")), "state_path": str(tmp_path / "pinned")}
+    pinned = Device(seed=run, **settings)
+    server = server_of(pinned, 5)
+    with pytest.raises(PayloadError) as caught:
+        pinned.begin(server, of_the_server(server, range(1, 5)))
+    print(f"run {run}: with a roster: {caught.value}")
+    assert (caught.value.code, caught.value.value) == ("secure-signature", 1)
 
 
 def test_a_single_neighbour_of_the_server_is_refused() -> None:
