@@ -58,7 +58,7 @@ def _server(words: argparse.Namespace) -> None:
             federation.save()
         if words.renew:
             renew_server(federation)
-            console.print("new server key and certificate; restart the server", markup=False)
+            console.print("new server key and certificate; a server that runs takes them within seconds", markup=False)
     if words.run_now:
         server.run_server(federation, words.listen)
     _print_files(service_files.write_server_services(federation))

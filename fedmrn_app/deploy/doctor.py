@@ -152,10 +152,11 @@ def _certificates(federation: Federation) -> Iterator[Finding]:
     for host in federation.hosts:
         if host not in known:
             yield Finding(f"{federation.certificate}: does not name {host}; {renew}")
-    served = _served(federation.port)
-    if served is not None and served != own:
-        reason = f"the server at port {federation.port} has another certificate than {federation.certificate}"
-        yield Finding(f"{reason}; restart it, for example with systemctl restart fedmrn-server")
+    for port in (federation.port, federation.control_port):
+        served = _served(port)
+        if served is not None and served != own:
+            reason = f"the server at port {port} has another certificate than {federation.certificate}"
+            yield Finding(f"{reason}; restart it, for example with systemctl restart fedmrn-server")
 
 
 def days_left(certificate: x509.Certificate) -> int:

@@ -15,6 +15,8 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from fedmrn_app.deploy.renewal import follow_certificate
+
 _HANDSHAKE_SECONDS = 10.0  # for TLS
 _HEADER_SECONDS = 20.0  # from a connection, or the end of an answer, to the end of the next request's headers
 _CLOSE_SECONDS = 5.0
@@ -167,5 +169,6 @@ def serve(app: Any, address: tuple[str, int], certificate: tuple[Path, Path], de
         timeout_graceful_shutdown=int(_CLOSE_SECONDS),
         h11_max_incomplete_event_size=_MOST_HEAD,
     )
+    follow_certificate(config)
     with Listener(address, most, each) as listener, asyncio.Runner(loop_factory=_Loop) as runner:
         runner.run(uvicorn.Server(config).serve(sockets=[listener]))

@@ -10,10 +10,11 @@ import importlib
 import os
 import socket
 import sys
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from fedmrn_app.deploy.renewal import follow_certificate
 
 _LIST = Path("/proc/net/tcp")  # connections of this machine, with the user of each
 
@@ -55,15 +56,20 @@ def own_user_only() -> Any:
 
 
 def guard(module: Any) -> None:
-    """Let the servers that a module of Flower's starts with uvicorn answer this user only."""
+    """Let servers that a module of Flower's starts with uvicorn answer this user only, and follow their certificates."""
     if not _LIST.exists():
         print(f"{_LIST}: is missing, so processes of other users of this machine reach its port", file=sys.stderr)
     uvicorn, protocol = importlib.import_module("uvicorn"), own_user_only()
-    module.uvicorn = SimpleNamespace(
-        Server=uvicorn.Server,
-        Config=partial(uvicorn.Config, http=protocol),
-        run=partial(uvicorn.run, http=protocol),
-    )
+
+    def configured(app: Any, **options: Any) -> Any:
+        config = uvicorn.Config(app, **{**options, "http": protocol})
+        follow_certificate(config)
+        return config
+
+    def run(app: Any, **options: Any) -> None:
+        uvicorn.Server(configured(app, **options)).run()
+
+    module.uvicorn = SimpleNamespace(Server=uvicorn.Server, Config=configured, run=run)
 
 
 def _written(address: tuple[str, int]) -> str:
