@@ -56,7 +56,7 @@ def own_user_only() -> Any:
 
 
 def guard(module: Any) -> None:
-    """Let servers that a module of Flower's starts with uvicorn answer this user only, and follow their certificates."""
+    """Let the servers that a module of Flower's starts with uvicorn answer this user only, and renew certificates."""
     if not _LIST.exists():
         print(f"{_LIST}: is missing, so processes of other users of this machine reach its port", file=sys.stderr)
     uvicorn, protocol = importlib.import_module("uvicorn"), own_user_only()

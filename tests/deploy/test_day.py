@@ -1,5 +1,6 @@
 """A day in the life of a federation, with real processes: it grows, shrinks, moves, loses its state, gets new keys."""
 
+import csv
 import json
 import os
 import signal
@@ -210,3 +211,37 @@ def test_a_day_in_the_life_of_a_federation(day: Day) -> None:
     assert "0 faults" in day.say("doctor", fed)
     assert "0 faults" in day.say("doctor", str(day.fed / "devices" / "device-3"))
     day.say("status", fed)
+
+
+def test_three_devices_with_own_rows_and_a_server_without_any(day: Day) -> None:
+    fed, folder = str(day.fed), ("--folder", str(day.fed))
+    day.say("init", "--host", "127.0.0.1", "--devices", "3", "--port", str(free_port()),
+            "--control-port", str(free_port()), fed)  # fmt: skip
+    for number in range(3):
+        day.say("device", str(number), fed, "--config", config(day, number))
+    day.serve()
+    day.say("register", "--all", *folder)
+    day.connect("device-0", "device-1", "device-2")
+    sums = ("strategy.shared_noise=true", "uplink.bits=null", "uplink.coder=packed", "uplink.max_norm=null")
+    found = {}
+    for name, words in (
+        ("plain", (*sums, "client_weights=equal", "evaluation.keep=best")),
+        ("secure", ("privacy.secure_aggregation=true", "evaluation.keep=best")),
+    ):
+        run = day.run(name, 10, "clients=3", "clients_per_round=3", *words)
+        assert run.wait(600) == 0, day.log(name)
+        summary = json.loads((day.folder / name / "summary.json").read_text())
+        with (day.folder / name / "rounds.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        keys = ("weights_sha256", "best_accuracy", "best_round", "final_accuracy", "devices")
+        print(name, {key: summary.get(key) for key in keys})
+        print([row["clients_accuracy"] for row in rows])
+        assert (day.folder / name / "best.safetensors").is_file()
+        assert len(rows) == 10
+        found[name] = (summary["weights_sha256"], [(row["clients_accuracy"], row["clients_loss"]) for row in rows])
+    assert found["secure"] == found["plain"]  # the sums of the tallies are those of single tallies, to the last bit
+    devices = json.loads((day.folder / "plain" / "summary.json").read_text())["devices"]
+    assert sorted(devices) == ["device-0", "device-1", "device-2"]
+    assert "devices" not in json.loads((day.folder / "secure" / "summary.json").read_text())
+    with (day.folder / "plain" / "evaluation.csv").open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == 30
