@@ -87,11 +87,19 @@ def _whole(record: ConfigRecord, name: str) -> int:
 
 
 class OrderSender:
-    """Writes the messages of one round; clients that are sent the same arrays share one record of them."""
+    """Writes the messages of one round; clients that are sent the same arrays share one record of them.
 
-    def __init__(self, opened: OpenRound, config: bytes) -> None:
+    Args:
+        opened: the round.
+        config: the run's configuration.
+        packed: the global state of the round as `pack_state` has written it, whose arrays orders then share; None to
+            write them anew.
+    """
+
+    def __init__(self, opened: OpenRound, config: bytes, packed: ArrayRecord | None = None) -> None:
         self.opened = opened
         self.config = config
+        self._packed = packed
         self._shared: ArrayRecord | None = None
 
     def content(self, client: int, lost: Lost | None = None) -> RecordDict:
@@ -99,10 +107,17 @@ class OrderSender:
         config = self.config if lost == "configuration" else None
         order = self.opened.order(client, whole=lost is not None)
         holds_all = self.opened.submodel_mask(client) is None
-        content = order_content(order, self._shared if holds_all else None, config)
+        content = order_content(order, self._shared_arrays(order) if holds_all else None, config)
         if holds_all:
             self._shared = content.array_records.get("model")
         return content
+
+    def _shared_arrays(self, order: Order) -> ArrayRecord | None:
+        """Return a record with the arrays of an order for a client that holds all weights, if there is one already."""
+        state, packed = self.opened.state, self._packed
+        if self._shared is None and packed and order.vector is state.vector and order.dense is state.dense:
+            return ArrayRecord({name: packed[name] for name in ("vector", "dense")})
+        return self._shared
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ that it is copied into the system and out of it, and not also into a pickle and 
 from __future__ import annotations
 
 import copyreg
+import gc
 import io
 import pickle
 import socket
@@ -21,6 +22,7 @@ Parts = Sequence[bytes]
 _LONG = 1 << 16  # bytes that are not copied into the pickle
 _NUMBER = struct.Struct("<Q")
 _MOST = 1 << 30  # bytes that are read at a time; the system returns at most 2 GiB
+_LARGE = 1 << 26  # bytes of messages that are worth a tenth of a second
 
 
 def pack(value: object) -> Parts:
@@ -57,6 +59,19 @@ def receive(connection: socket.socket) -> Parts:
     (count,) = _NUMBER.unpack(_read(connection, _NUMBER.size))
     lengths = [_NUMBER.unpack(_read(connection, _NUMBER.size))[0] for _ in range(count)]
     return [_read(connection, length) for length in lengths]
+
+
+def free_messages(size: int) -> None:
+    """Free messages to which nothing refers any more, where they are large.
+
+    The records of Flower's messages refer to themselves, so that their arrays stay in memory until the collector runs,
+    which may be rounds later.
+
+    Args:
+        size: about how many bytes the messages have.
+    """
+    if size >= _LARGE:
+        gc.collect()
 
 
 def _read(connection: socket.socket, length: int) -> bytes:

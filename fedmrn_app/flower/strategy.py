@@ -26,6 +26,7 @@ from fedmrn_app.federation.server import OpenRound, RoundPrivacy, close_round, o
 from fedmrn_app.federation.upload import max_payload_bytes
 from fedmrn_app.flower.client_directory import ClientDirectory, Directory
 from fedmrn_app.flower.pace import pace_of
+from fedmrn_app.flower.parts import free_messages
 from fedmrn_app.flower.round_settings import RoundSettings
 
 _log = logging.getLogger("flwr")
@@ -228,7 +229,8 @@ class PayloadStrategy(Strategy):
         samples = self._connected[0].available().samples
         count = self.settings.asked(self.settings.clients_per_round)
         opened = open_round(self.protocol, state, number, samples, count, versions=self.versions, privacy=self._privacy)
-        return _Round(opened, OrderSender(opened, self.settings.config))
+        packed = self._state[0] if self._state is not None and self._state[1] is state else None
+        return _Round(opened, OrderSender(opened, self.settings.config, packed))
 
     def _requests(self, current: _Round, clients: Iterable[int]) -> list[OrderRequest]:
         hosts = self._connected[0].current
@@ -331,7 +333,11 @@ class PayloadStrategy(Strategy):
 
     def _closed(self, finished: FinishedRound) -> tuple[ArrayRecord, MetricRecord]:
         """Keep a closed round, and return its state and metrics."""
-        self.last, self._round = finished, None
+        self.last = finished
+        if self._round is not None:  # its replies may be as large as the model
+            self._round.answers.clear()
+            self._round = None
+        free_messages(4 * finished.state.vector.size)
         packed = pack_state(finished.state)
         self._state = packed, finished.state
         report, uplink, downlink = finished.report, finished.uplink, finished.downlink

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from fedmrn_app.flower.parts import Parts, pack, receive, send, unpack
+from fedmrn_app.flower.parts import Parts, free_messages, pack, receive, send, unpack
 
 _POLL_SECONDS = 0.5
 _LONGEST = 1 << 16  # bytes of a request to fork
@@ -102,7 +102,12 @@ def work(connection: socket.socket) -> None:
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     with suppress(EOFError, OSError):
         while True:
-            send(connection, answer(receive(connection)))
+            message = receive(connection)
+            reply = answer(message)
+            send(connection, reply)
+            size = sum(map(len, (*message, *reply)))
+            del message, reply
+            free_messages(size)
     os._exit(0)
 
 

@@ -146,6 +146,7 @@ class Workers:
         worker: socket.socket | None = None
         while (taken := self._jobs.get()) is not None:
             future, job = taken
+            del taken
             if self._closed:
                 future.cancel()
             if not future.set_running_or_notify_cancel():
@@ -167,9 +168,10 @@ class Workers:
                             more = f"and so have those of {ATTEMPTS - 1} further attempts"
                             raise WorkerDiedError(f"the worker process has died, {more}") from None
                 future.set_result(found)
-                del message, found  # while this thread waits for the next message
+                del message, found
             except BaseException as error:
                 future.set_exception(error)
+            del future, job  # which hold a message and its reply, while this thread waits for the next message
         self._forget(number, worker)
 
     def _fork(self, number: int) -> socket.socket:

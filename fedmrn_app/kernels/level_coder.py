@@ -68,8 +68,8 @@ _NO_COUNTS = {"_nrt": False}
 
 
 def inlined(function: Function) -> Function:
-    """Compile a function for use in another compiled one."""
-    compiled: Function = numba.njit(error_model="numpy", **_NO_COUNTS)(function)
+    """Compile a function as a part of another compiled one: a call would pass all arrays, field by field."""
+    compiled: Function = numba.njit(error_model="numpy", forceinline=True, **_NO_COUNTS)(function)
     return compiled
 
 
@@ -88,9 +88,7 @@ class Coder(NamedTuple):
     """All state of the coder, as arrays that a compiled function takes apart."""
 
     tables: Any  # uint32 (KINDS * INPUTS * SLOTS,), a probability in steps of 2^-22 and a count
-    weights: Any  # int64 (KINDS * ROWS, INPUTS + 1)
-    slots: Any  # int64 (INPUTS,), contexts of the next bit
-    inputs: Any  # int64 (INPUTS + 1,), what its predictors say
+    weights: Any  # int64 (KINDS * ROWS * (INPUTS + 1),)
     words: Any  # uint16, the coded words
     state: Any  # int64, see above
     columns: Any  # int64 (6, length of the longest row)
@@ -127,7 +125,7 @@ def encode(
         words = np.empty(size, np.uint16)
         arrays = _new_arrays(shapes, first, words)
         place = _run(*arrays, values, trends, levels, price, shapes)
-        if not arrays[-1][2, _FULL]:
+        if not arrays[-1][0, _FULL]:
             return levels, words[:place]
         size *= 4
         levels[:] = 0
@@ -139,7 +137,7 @@ def decode(
     """Return the levels of words, int16 (d,), or None if the words end long before the levels do."""
     levels = np.zeros(trends.size, np.int16)
     arrays = _new_arrays(shapes, first, words)
-    arrays[-1][2, _READING] = 1
+    arrays[-1][0, _READING] = 1
     place = _run(*arrays, np.zeros(1, np.int32), trends, levels, 0, shapes)
     return levels if place >= 0 else None
 
@@ -151,7 +149,7 @@ def _new_arrays(shapes: NDArray[np.int64], first: int, words: NDArray[np.uint16]
     weights = np.zeros((KINDS, ROWS, INPUTS + 1), np.int64)
     weights[:, :, :INPUTS] = np.array(WEIGHTS)[:, None, None]
     columns = np.zeros((6, shapes[:, 2].max(initial=1)), np.int64)
-    return tables.reshape(-1), weights.reshape(KINDS * ROWS, -1), words, columns, np.zeros((4, 16), np.int64)
+    return tables.reshape(-1), weights.reshape(-1), words, columns, np.zeros((2, 16), np.int64)
 
 
 @inlined
@@ -226,33 +224,55 @@ def _code_bit(coder: Any, share: Any, bit: Any) -> Any:
 
 
 @inlined
-def _predict(coder: Any, kind: Any, row: Any) -> Any:
-    """Return the logarithm of the odds that the next bit is set, in units."""
-    tables, slots, inputs, weights = coder.tables, coder.slots, coder.inputs, coder.weights[kind * ROWS + row]
-    odds = weights[INPUTS] * UNIT
-    for i in range(INPUTS):
-        slots[i] += (kind * INPUTS + i) * SLOTS
-        # an unsigned index is not checked for being negative, which takes time here
-        inputs[i] = np.int64(STRETCH[tables[np.uint64(slots[i])] >> np.uint32(20)])
-        odds += weights[i] * inputs[i]
-    return _clip((odds + 32768) >> 16, -LARGEST, LARGEST)
+def _says(tables: Any, slot: Any) -> Any:
+    """Return what a predictor says, in units."""
+    # an unsigned index is not checked for being negative, which takes time here
+    return np.int64(STRETCH[np.uint64(tables[np.uint64(slot)] >> np.uint32(20))])
 
 
 @inlined
-def _settle(coder: Any, kind: Any, row: Any, odds: Any, bit: Any) -> Any:
+def _predict(coder: Any, kind: Any, row: Any, slots: Any) -> Any:
+    """Return the logarithm of the odds that the next bit is set, in units, and what its predictors say."""
+    tables, weights, w = coder.tables, coder.weights, np.uint64((kind * ROWS + row) * (INPUTS + 1))
+    a, b, c, d, e, f = slots
+    start, apart = kind * INPUTS * SLOTS, SLOTS
+    a, b, c = _says(tables, start + a), _says(tables, start + apart + b), _says(tables, start + 2 * apart + c)
+    d, e, f = (
+        _says(tables, start + 3 * apart + d), _says(tables, start + 4 * apart + e), _says(tables, start + 5 * apart + f)
+    )  # fmt: skip
+    odds = weights[w + np.uint64(INPUTS)] * UNIT
+    odds += weights[w] * a + weights[w + np.uint64(1)] * b + weights[w + np.uint64(2)] * c
+    odds += weights[w + np.uint64(3)] * d + weights[w + np.uint64(4)] * e + weights[w + np.uint64(5)] * f
+    return _clip((odds + 32768) >> 16, -LARGEST, LARGEST), (a, b, c, d, e, f)
+
+
+@inlined
+def _learn(coder: Any, slot: Any, weight: Any, said: Any, error: Any, target: Any) -> Any:
+    """Move a predictor and its weight towards a bit."""
+    tables, weights, slot = coder.tables, coder.weights, np.uint64(slot)
+    weights[weight] += (said * error + (1 << 17)) >> 18
+    entry = np.int64(tables[slot])
+    count, p = entry & LIMIT, entry >> 10
+    p = max(_ZERO, p + ((((target - p) >> 3) * np.int64(MOVES[np.uint64(count)])) >> 13))
+    tables[slot] = p << 10 | (count + np.int64(count < LIMIT))
+
+
+@inlined
+def _settle(coder: Any, kind: Any, row: Any, slots: Any, predicted: Any, bit: Any) -> Any:
     """Code the bit that was predicted, learn from it, and return it."""
-    tables, slots, inputs, weights = coder.tables, coder.slots, coder.inputs, coder.weights[kind * ROWS + row]
+    odds, said = predicted
     share = np.int64(SQUASH[np.uint64(odds + 3072)])
     bit = _code_bit(coder, share, bit)
     error = ((bit << 16) - share) * RATES[kind]
-    target = bit << 22
-    weights[INPUTS] += (UNIT * error + (1 << 17)) >> 18
-    for i in range(INPUTS):
-        weights[i] += (inputs[i] * error + (1 << 17)) >> 18
-        entry = np.int64(tables[np.uint64(slots[i])])
-        count, p = entry & LIMIT, entry >> 10
-        p = max(_ZERO, p + ((((target - p) >> 3) * np.int64(MOVES[np.uint64(count)])) >> 13))
-        tables[np.uint64(slots[i])] = p << 10 | (count + np.int64(count < LIMIT))
+    target, w = bit << 22, np.uint64((kind * ROWS + row) * (INPUTS + 1))
+    coder.weights[w + np.uint64(INPUTS)] += (UNIT * error + (1 << 17)) >> 18
+    start = kind * INPUTS * SLOTS
+    _learn(coder, start + slots[0], w, said[0], error, target)
+    _learn(coder, start + SLOTS + slots[1], w + np.uint64(1), said[1], error, target)
+    _learn(coder, start + 2 * SLOTS + slots[2], w + np.uint64(2), said[2], error, target)
+    _learn(coder, start + 3 * SLOTS + slots[3], w + np.uint64(3), said[3], error, target)
+    _learn(coder, start + 4 * SLOTS + slots[4], w + np.uint64(4), said[4], error, target)
+    _learn(coder, start + 5 * SLOTS + slots[5], w + np.uint64(5), said[5], error, target)
     return bit
 
 
@@ -278,7 +298,7 @@ def _round(size: Any, price: Any) -> Any:
 
 @inlined
 def _code_sign(coder: Any, known: Any, place: Any, around: Any, column: Any) -> Any:
-    row, slots, columns = coder.row, coder.slots, coder.columns
+    row, columns = coder.row, coder.columns
     element, block = column
     left, up, above, before = _sign(around[0]), _sign(around[1]), _sign(around[2]), _sign(around[3])
     balance = _clip(row[_BALANCE], -3, 3)
@@ -287,25 +307,35 @@ def _code_sign(coder: Any, known: Any, place: Any, around: Any, column: Any) -> 
     of_block = _sign(of_block) * min(_log(abs(of_block) + 1) // 2, 7)
     of_element = _clip(columns[_SIGNS, element], -3, 3)
     trend = _clip(np.int64(known.trends[place]), -7, 7)
-    slots[0] = (((up + 1) * 3 + above + 1) * 3 + left + 1) * 7 + balance + 3
-    slots[1] = (of_row + 8) * 16 + trend + 8
-    slots[2] = (of_block + 8) * 16 + of_element + 4
-    slots[3] = ((of_row + 8) * 16 + of_block + 8) * 3 + before + 1
-    slots[4] = ((balance + 3) * 16 + trend + 8) * 3 + up + 1
-    slots[5] = ((of_element + 4) * 3 + before + 1) * 3 + left + 1
-    odds = _predict(coder, SIGN, 0)
-    return _settle(coder, SIGN, 0, odds, np.int64(known.values[place] > 0) if not coder.state[_READING] else 0)
+    slots = (
+        (((up + 1) * 3 + above + 1) * 3 + left + 1) * 7 + balance + 3,
+        (of_row + 8) * 16 + trend + 8,
+        (of_block + 8) * 16 + of_element + 4,
+        ((of_row + 8) * 16 + of_block + 8) * 3 + before + 1,
+        ((balance + 3) * 16 + trend + 8) * 3 + up + 1,
+        ((of_element + 4) * 3 + before + 1) * 3 + left + 1,
+    )
+    return _settle(
+        coder,
+        SIGN,
+        0,
+        slots,
+        _predict(coder, SIGN, 0, slots),
+        np.int64(known.values[place] > 0) if not coder.state[_READING] else 0,
+    )
 
 
 @inlined
 def _size_slots(coder: Any, group: Any, near: Any, trend: Any, number: Any) -> Any:
-    row, slots = coder.row, coder.slots
-    slots[0] = number * 32 + group
-    slots[1] = number * 16 + min(near, 15)
-    slots[2] = (number * 32 + row[_ROW_RATE]) * 16 + trend
-    slots[3] = (number * 32 + row[_BLOCK_RATE]) * 4 + min(row[_COUNT], 3)
-    slots[4] = (min(number, 15) * 32 + min(near, 31)) * 16 + min(row[_LEVELS], 15)
-    slots[5] = (min(number, 15) * 32 + row[_BLOCK_TREND]) * 16 + trend
+    row = coder.row
+    return (
+        number * 32 + group,
+        number * 16 + min(near, 15),
+        (number * 32 + row[_ROW_RATE]) * 16 + trend,
+        (number * 32 + row[_BLOCK_RATE]) * 4 + min(row[_COUNT], 3),
+        (min(number, 15) * 32 + min(near, 31)) * 16 + min(row[_LEVELS], 15),
+        (min(number, 15) * 32 + row[_BLOCK_TREND]) * 16 + trend,
+    )
 
 
 @inlined
@@ -313,16 +343,16 @@ def _code_size(coder: Any, group: Any, near: Any, trend: Any, level: Any) -> Any
     """Code a level, 1 or more: in unary code up to 15, then as an Exp-Golomb code."""
     number = 1
     while number < 16:
-        _size_slots(coder, group, near, trend, number)
-        odds = _predict(coder, SIZE, number)
-        if not _settle(coder, SIZE, number, odds, np.int64(level > number)):
+        slots = _size_slots(coder, group, near, trend, number)
+        predicted = _predict(coder, SIZE, number, slots)
+        if not _settle(coder, SIZE, number, slots, predicted, np.int64(level > number)):
             return number
         number += 1
     rest, length = level - 15, 1
     while length < 14:
-        _size_slots(coder, group, near, trend, 15 + length)
-        odds = _predict(coder, SIZE, 15 + length)
-        if not _settle(coder, SIZE, 15 + length, odds, np.int64(rest >> length > 0)):
+        slots = _size_slots(coder, group, near, trend, 15 + length)
+        predicted = _predict(coder, SIZE, 15 + length, slots)
+        if not _settle(coder, SIZE, 15 + length, slots, predicted, np.int64(rest >> length > 0)):
             break
         length += 1
     found = 1
@@ -334,7 +364,7 @@ def _code_size(coder: Any, group: Any, near: Any, trend: Any, level: Any) -> Any
 @inlined
 def _code_element(coder: Any, known: Any, shape: Any, place: Any, numbers: Any) -> Any:
     """Code one element of a block that is not zero, and take it into the statistics."""
-    row, slots, columns, levels = coder.row, coder.slots, coder.columns, known.levels
+    row, columns, levels = coder.row, coder.columns, known.levels
     k, block, last, largest, started = numbers
     element = block * shape[5] + k * shape[6]
     left = np.int64(levels[place - shape[5]]) if block > 0 else _ZERO
@@ -347,15 +377,17 @@ def _code_element(coder: Any, known: Any, shape: Any, place: Any, numbers: Any) 
     size = _ZERO if coder.state[_READING] else abs(np.int64(known.values[place]))
     if row[_COUNT] > 0 or k < last:
         rate = _rate(columns[_MASS, element], row[_NUMBER])
-        slots[0] = ((count * 3 + min(abs(up), 2)) * 3 + min(abs(above), 2)) * 16 + position
-        slots[1] = (rate * 3 + min(abs(before), 2)) * 3 + min(abs(left), 2)
-        slots[2] = (shape[8] * 16 + trend) * 32 + row[_BLOCK_TREND]
-        slots[3] = ((row[_ROW_RATE] * 4 + min(row[_LEFT], 3)) * 3 + min(abs(left), 2)) * 4 + count
-        slots[4] = (row[_BLOCK_RATE] * 16 + trend) * 4 + count
-        slots[5] = (min(near, 31) * 16 + min(row[_LEVELS], 15)) * 16 + row[_ROW_RATE] // 2
-        odds = _predict(coder, ELEMENT, count * 16 + position)
-        wanted = k == largest or UNIT * (2 * size - UNIT) > known.price * (266 - odds)
-        if not _settle(coder, ELEMENT, count * 16 + position, odds, np.int64(wanted)):
+        slots = (
+            ((count * 3 + min(abs(up), 2)) * 3 + min(abs(above), 2)) * 16 + position,
+            (rate * 3 + min(abs(before), 2)) * 3 + min(abs(left), 2),
+            (shape[8] * 16 + trend) * 32 + row[_BLOCK_TREND],
+            ((row[_ROW_RATE] * 4 + min(row[_LEFT], 3)) * 3 + min(abs(left), 2)) * 4 + count,
+            (row[_BLOCK_RATE] * 16 + trend) * 4 + count,
+            (min(near, 31) * 16 + min(row[_LEVELS], 15)) * 16 + row[_ROW_RATE] // 2,
+        )
+        predicted = _predict(coder, ELEMENT, count * 16 + position, slots)
+        wanted = k == largest or UNIT * (2 * size - UNIT) > known.price * (266 - predicted[0])
+        if not _settle(coder, ELEMENT, count * 16 + position, slots, predicted, np.int64(wanted)):
             return
     positive = _code_sign(coder, known, place, (left, up, above, before), (element, block))
     level = _code_size(coder, shape[8], near, trend, _round(size, known.price))
@@ -375,7 +407,7 @@ def _code_element(coder: Any, known: Any, shape: Any, place: Any, numbers: Any) 
 @inlined
 def _code_block(coder: Any, known: Any, shape: Any, start: Any, block: Any) -> Any:
     """Code whether a block has any level but zero, and its elements if it has."""
-    row, slots, columns = coder.row, coder.slots, coder.columns
+    row, columns = coder.row, coder.columns
     count = min(shape[4], shape[2] - block * shape[5]) if shape[6] == 1 and shape[5] > 1 else shape[4]
     place = start + block * shape[5]
     trend = _ZERO
@@ -388,18 +420,20 @@ def _code_block(coder: Any, known: Any, shape: Any, start: Any, block: Any) -> A
     row[_COUNT] = row[_LEVELS] = row[_BALANCE] = 0
     before, near = min(columns[_BLOCK_COUNT, block], 3), min(row[_LEFT], 3)
     left = near * 2 + min(row[_LEFT2], 1)
-    slots[0] = shape[8] * 32 + trend
-    slots[1] = (row[_ROW_RATE] * 8 + left) * 4 + min(row[_LEFT3], 3)
-    slots[2] = row[_BLOCK_RATE] * 4 + before
-    slots[3] = row[_ROW_RATE] * 32 + row[_BLOCK_RATE]
-    slots[4] = (row[_ROW_TREND] * 16 + columns[_TREND, block]) * 32 + trend
-    slots[5] = (left * 4 + before) * 32 + trend
-    odds = _predict(coder, BLOCK, shape[8] * 4 + near)
+    slots = (
+        shape[8] * 32 + trend,
+        (row[_ROW_RATE] * 8 + left) * 4 + min(row[_LEFT3], 3),
+        row[_BLOCK_RATE] * 4 + before,
+        row[_ROW_RATE] * 32 + row[_BLOCK_RATE],
+        (row[_ROW_TREND] * 16 + columns[_TREND, block]) * 32 + trend,
+        (left * 4 + before) * 32 + trend,
+    )
+    predicted = _predict(coder, BLOCK, shape[8] * 4 + near, slots)
     gain, largest = _ZERO, -1 + _ZERO
     if not coder.state[_READING]:
         gain, largest = _gain(known, place, shape[6], count)
-    wanted = largest >= 0 and gain > -known.price * odds
-    if _settle(coder, BLOCK, shape[8] * 4 + near, odds, np.int64(wanted)):
+    wanted = largest >= 0 and gain > -known.price * predicted[0]
+    if _settle(coder, BLOCK, shape[8] * 4 + near, slots, predicted, np.int64(wanted)):
         for k in range(count):
             _code_element(coder, known, shape, place + k * shape[6], (k, block, count - 1, largest, row[_NUMBER] > 0))
     row[_LEFT3], row[_LEFT2], row[_LEFT] = row[_LEFT2], row[_LEFT], row[_COUNT]
@@ -470,7 +504,8 @@ def _end(coder: Any) -> Any:
 
 @compiled_at_first_call(
     types.int64(
-        types.Array(types.uint32, 1, "C"), _INT64_ROWS, types.Array(types.uint16, 1, "C"), _INT64_ROWS, _INT64_ROWS,
+        types.Array(types.uint32, 1, "C"), types.Array(types.int64, 1, "C"), types.Array(types.uint16, 1, "C"),
+        _INT64_ROWS, _INT64_ROWS,
         types.Array(types.int32, 1, "C", readonly=True), types.Array(types.int8, 1, "C", readonly=True),
         types.Array(types.int16, 1, "C"), types.int64, _READ_ONLY_ROWS,
     ),
@@ -480,7 +515,7 @@ def _run(
     tables: Any, weights: Any, words: Any, columns: Any, scratch: Any,
     values: Any, trends: Any, levels: Any, price: Any, shapes: Any,
 ) -> Any:  # fmt: skip
-    coder = Coder(tables, weights, scratch[0], scratch[1], words, scratch[2], columns, scratch[3])
+    coder = Coder(tables, weights, words, scratch[0], columns, scratch[1])
     known = Known(values, trends, levels, price)
     state = coder.state
     _begin(coder)

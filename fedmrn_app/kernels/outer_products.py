@@ -10,6 +10,8 @@ from numba import types
 from fedmrn_app.kernels.compiled import FLOAT_ROWS, READ_ONLY_FLOAT_ROWS, compiled_at_first_call
 from fedmrn_app.layout import Float32Array
 
+_COLUMNS = 512  # floats of a row that are made at a time
+
 
 def product(left: Float32Array, right: Float32Array, out: Float32Array | None = None) -> Float32Array:
     """Return the sum of the outer products of left (r, n) and right (r, m) vectors, float32 (n, m).
@@ -22,16 +24,27 @@ def product(left: Float32Array, right: Float32Array, out: Float32Array | None = 
         out: where to write the sum, float32 (n, m), contiguous; None for a new array.
     """
     found = np.empty((left.shape[1], right.shape[1]), np.float32) if out is None else out
-    _add(np.ascontiguousarray(left), np.ascontiguousarray(right), found)
+    _add(np.ascontiguousarray(left.T), np.ascontiguousarray(right), found)
     return found
 
 
 @compiled_at_first_call(types.void(READ_ONLY_FLOAT_ROWS, READ_ONLY_FLOAT_ROWS, FLOAT_ROWS))
-def _add(left: Any, right: Any, found: Any) -> None:
-    for i in range(found.shape[0]):
-        row = found[i]  # stays in the cache while all products are added
-        row[:] = 0
-        for k in range(left.shape[0]):
-            a, b = left[k, i], right[k]
-            for j in range(row.size):
-                row[j] += a * b[j]
+def _add(factors: Any, right: Any, found: Any) -> None:
+    rank, width = right.shape
+    for start in range(0, width, _COLUMNS):  # parts of the right vectors stay in the cache
+        columns = slice(start, min(start + _COLUMNS, width))
+        for i in range(found.shape[0]):
+            row, factor = found[i, columns], factors[i]
+            row[:] = 0
+            k = 0
+            while k + 4 <= rank:  # a row is read and written once for four products, which are added in their order
+                a, b, c, d = factor[k], factor[k + 1], factor[k + 2], factor[k + 3]
+                p, q, r, s = right[k, columns], right[k + 1, columns], right[k + 2, columns], right[k + 3, columns]
+                for j in range(row.size):
+                    row[j] = row[j] + a * p[j] + b * q[j] + c * r[j] + d * s[j]
+                k += 4
+            while k < rank:
+                a, p = factor[k], right[k, columns]
+                for j in range(row.size):
+                    row[j] += a * p[j]
+                k += 1

@@ -18,9 +18,11 @@ from fedmrn_app.wire.factors import (
     expected_bits,
     expected_loss,
     fit,
+    inner_product,
     inverse_norms,
     matrix_shape,
     spectrum,
+    square_sum,
     unit_vectors,
 )
 
@@ -134,7 +136,7 @@ class UpdateQuantizer:
         """
         self._x, self.layout, self._trends, self._steps, self._scale = x, layout, trends, steps, scale
         self._half_length = half_length
-        self._square = float(np.square(x, dtype=np.float64).sum())
+        self._square = square_sum(x)
         self._ranks: dict[float, Ranks] = {}  # by the step
         self.even = steps.divided(x)
         parts = zip(layout.split(self.even), layout.shapes, strict=True)
@@ -170,7 +172,7 @@ class UpdateQuantizer:
     @property
     def norm(self) -> float:
         """The norm of the update whose tensors are divided by their steps."""
-        return math.sqrt(float(np.square(self.even, dtype=np.float64).sum()))
+        return math.sqrt(square_sum(self.even))
 
     def expected_error(self, step: float) -> float:
         """Return about the squared error of what `at` returns, as a share of the squared norm."""
@@ -210,7 +212,7 @@ class UpdateQuantizer:
         part = LevelPart.of(np.concatenate(elements), step, layout, element_trends(self.layout, ranks, self._trends))
         along = norm = 0.0
         for share, vectors, x, q in zip(self._steps.each(ranks), lefts, seen, layout.split(part.values), strict=True):
-            along += share**2 * float(np.multiply(x, q, dtype=np.float64).sum())
+            along += share**2 * inner_product(x, q)
             norm += share**2 * _squared_norm(vectors, q)
         return self._scaled(step, along, norm, part, ranks, left)
 
@@ -334,13 +336,13 @@ def centroids(levels: Levels, offsets: Offsets) -> Float32Array:
 
 def root_mean_square(x: Float32Array) -> float:
     """Return the root mean square of a vector, 0 for an empty one."""
-    return math.sqrt(float(np.square(x, dtype=np.float64).sum()) / max(1, x.size))
+    return math.sqrt(square_sum(x) / max(1, x.size))
 
 
 def _squared_norm(vectors: Float32Array | None, q: Float32Array) -> float:
     """Return the squared norm of a tensor of elements, or of the products of left and right vectors."""
     if vectors is None:
-        return float(np.square(q, dtype=np.float64).sum())
+        return square_sum(q)
     units, wide = unit_vectors(vectors).astype(np.float64), q.reshape(len(vectors), -1).astype(np.float64)
     return float(np.multiply(units @ units.T, wide @ wide.T).sum())
 

@@ -59,7 +59,6 @@ from fedmrn_app.wire.adaptive_levels import (
     level_body,
     max_level_bytes,
     read_levels,
-    trends_of,
 )  # fmt: skip
 from fedmrn_app.wire.body import FACTORED, Body, Coder
 from fedmrn_app.wire.factors import largest_rank, matrix_shape
@@ -127,7 +126,7 @@ class UniformLevels(Codec):
     def encode(self, x: Float32Array, context: SharedContext, seed: int, private_seed: int) -> Body:
         """Search the step, and write the levels."""
         exponents = self.exponents(x, context.layout)
-        found = self.search(x, context.layout, trends_of(context.drift), exponents, context.bits)
+        found = self.search(x, context.layout, context.trends, exponents, context.bits)
         return self.write(found, exponents)
 
     def write(self, found: Quantization, exponents: Exponents = ONE_STEP) -> Body:
@@ -174,7 +173,7 @@ class UniformLevels(Codec):
         Args:
             x: the update, float32 (d,).
             layout: of the tensors.
-            trends: see `trends_of`.
+            trends: see `SharedContext.trends`.
             exponents: as the method of this name returns them.
             bits: size of the body in bits per weight, which replaces the size or error of the options.
         """
@@ -192,7 +191,7 @@ class UniformLevels(Codec):
         """Return scale times step times centroid, or the products of factors."""
         layout = context.layout
         if body.form == FACTORED and self.low_rank:
-            return self._decode_factors(body, layout, trends_of(context.drift))
+            return self._decode_factors(body, layout, context.trends)
         count = self._exponent_count(layout)
         head = _SCALE.size + OFFSETS.size
         if len(body) < head + count:
@@ -200,7 +199,7 @@ class UniformLevels(Codec):
         scale = _read_scale(body.data)
         offsets = np.array(OFFSETS.unpack_from(body.data, _SCALE.size), np.int8)
         steps = TensorSteps.of(_read_exponents(body.data, count, head), layout)
-        levels = read_levels(Body(memoryview(body.data)[head + count :], body.form), layout, trends_of(context.drift))
+        levels = read_levels(Body(memoryview(body.data)[head + count :], body.form), layout, context.trends)
         update = values_of(levels, offsets)
         places = np.flatnonzero(levels)
         update[places] = update[places] * steps.at(places) * np.float32(scale)

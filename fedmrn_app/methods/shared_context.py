@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.noise import MAX_ALPHA, MIN_ALPHA, Noise
-from fedmrn_app.wire.mask_model import SideInformation, softsign
+from fedmrn_app.wire.adaptive_levels import Trends, trends_of
+from fedmrn_app.wire.mask_model import SideInformation, softsign, softsign_sample, softsign_scale
 
+_BLOCK = 1 << 15  # elements that are converted at a time, so that temporaries stay in cache
 LEAST_BITS = 1e-3  # smallest size of a body that the server asks for, in bits per masked weight
 
 
@@ -20,7 +22,7 @@ LEAST_BITS = 1e-3  # smallest size of a body that the server asks for, in bits p
 class SharedContext:
     """The global model as server and client both know it.
 
-    It keeps the last noise and the drift that it computed; nothing else changes.
+    It keeps the last noise, the drift and the trends that it computed; nothing else changes.
 
     Attributes:
         layout: layout of the masked tensors, d elements in all.
@@ -44,6 +46,7 @@ class SharedContext:
     moved: Float32Array | None = None
     _noise: tuple[Noise, int, Float32Array] | None = field(default=None, init=False, repr=False)
     _drift: Float32Array | None = field(default=None, init=False, repr=False)
+    _trends: Trends | None = field(default=None, init=False, repr=False)
     _lock: Lock = field(default_factory=Lock, init=False, repr=False)
 
     @property
@@ -100,6 +103,33 @@ class SharedContext:
                 moved = self.vector - self.initial if self.moved is None else self.moved.copy()
                 self._drift = softsign(moved, self.layout)
             return self._drift
+
+    @property
+    def trends(self) -> Trends:
+        """The drift in 16 levels with a sign, int8 (d,), as `trends_of` returns it; do not modify it.
+
+        It is computed block by block, so that the drift of a large model takes no memory.
+        """
+        with self._lock:
+            if self._trends is None:
+                self._trends = self._new_trends() if self._drift is None else trends_of(self._drift)
+            return self._trends
+
+    def _new_trends(self) -> Trends:
+        found = np.empty(self.count, np.int8)
+        for tensor in self.layout.slices:
+            count = tensor.stop - tensor.start
+            chosen = softsign_sample(count)
+            scale = softsign_scale(self._moved(slice(tensor.start, tensor.stop, chosen.step)))
+            for start in range(tensor.start, tensor.stop, _BLOCK):
+                part = slice(start, min(start + _BLOCK, tensor.stop))
+                moved = self._moved(part)
+                found[part] = trends_of(np.divide(moved, np.abs(moved) + scale, out=moved))
+        return found
+
+    def _moved(self, part: slice) -> Float32Array:
+        """Return how far some weights are from their initial values, float32 (n,), as a new array."""
+        return self.vector[part] - self.initial[part] if self.moved is None else self.moved[part].copy()
 
     def motion(self) -> SideInformation:
         """Return as side information how far each weight has moved so far, which hints at how far it will move."""

@@ -11,65 +11,60 @@ norms near its singular value, so that one step of a quantizer costs each of the
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedmrn_app.kernels.level_tables import MAX_LEVEL
 from fedmrn_app.kernels.row_counts import row_bits, row_costs, row_counts
 from fedmrn_app.layout import Float32Array, Shape
-
-Float64Array = NDArray[np.float64]
+from fedmrn_app.wire.primitives import all_finite
+from fedmrn_app.wire.singular import Directions, Float64Array, SingularVectors
 
 MAX_RANK = 255
-_GRAM = 512  # rows of the largest Gram matrix
-_DIRECTIONS = 256  # random ones, to which larger matrices are reduced
-_COLUMNS = 1 << 12  # of a part of a matrix that is widened to float64 at a time
 _LEAST = 0.05  # of a squared step: components with less energy per element are never tried
 _RIDGE = 1e-3  # of rows of norm 1, which can be equal once they are quantized
 # of the estimate of what a quantized vector costs; chosen so that what it prefers is shorter on kept updates
 _SMALL, _LOST = 0.64, 0.07  # elements below are zero; the squared error of others, both in steps
 _SIZE_BITS, _OCTAVE_BITS = 1.5, 1.2  # of a level of 1, its sign included, and of each octave above
 _CODED = 0.95  # bits of coded levels over their entropy row by row, as in updates of CNNs and an LSTM
+# matrices of which estimates see every ninth row only
+_SAMPLED, _ROWS = 1 << 22, 9
+_PART = 1 << 17  # elements of a vector that are widened to float64 at a time
+_CLEAR = 1.2  # ratio of two costs, of which one is estimated so, that decides
 
 
-@dataclass(eq=False)
 class Spectrum:
     """The singular vectors of a matrix (n, m), the leading ones first.
 
     Attributes:
         matrix: float32 (n, m).
-        energies: squared singular values, float64 (k,).
-        left: unit vectors, float32 (k, n).
     """
 
-    matrix: Float32Array
-    energies: Float64Array
-    left: Float32Array
-    _scaled: Float32Array = field(init=False, repr=False)
-    _right: Float32Array = field(init=False, repr=False)
-    _square: float = field(init=False, repr=False)
+    def __init__(self, matrix: Float32Array, directions: Directions) -> None:
+        """Take a matrix that has `directions`."""
+        self.matrix = matrix
+        self._directions = directions
+        self._square = square_sum(matrix.reshape(-1))
 
-    def __post_init__(self) -> None:
-        self._scaled = self.left * np.sqrt(self.energies, dtype=np.float32)[:, None]
-        self._right = np.zeros((0, self.matrix.shape[1]), np.float32)
-        self._square = float(np.square(self.matrix, dtype=np.float64).sum())
+    def _vectors(self, count: int) -> SingularVectors:
+        return self._directions.enough(lambda found: count)
+
+    def energies(self, count: int) -> Float64Array:
+        """Return the first `count` squared singular values, float64 (count,)."""
+        return self._vectors(count).energies[:count]
+
+    def left(self, count: int) -> Float32Array:
+        """Return the first `count` left vectors, float32 (count, n)."""
+        return self._vectors(count).left[:count]
 
     def right(self, count: int) -> Float32Array:
         """Return the first `count` right vectors times their singular values, float32 (count, m)."""
-        known = len(self._right)
-        if known < count:
-            self._right = np.concatenate([self._right, self.left[known:count] @ self.matrix])
-        return self._right[:count]
+        return self._vectors(count).right(count)
 
     def scaled_left(self, count: int) -> Float32Array:
         """Return the first `count` left vectors times their singular values, float32 (count, n)."""
-        return self._scaled[:count]
-
-    def _largest(self, count: int) -> float:
-        """Return the largest element of the first `count` vectors, scaled as they are sent."""
-        return max(float(np.abs(rows).max()) for rows in (self.scaled_left(count), self.right(count)))
+        return self._vectors(count).scaled_left[:count]
 
     def rank(self, step: float, price: float) -> int:
         """Return how many products are worth sending; 0 where the elements themselves are cheaper.
@@ -81,20 +76,40 @@ class Spectrum:
             step: step of the quantizer.
             price: price of a bit, as a share of the squared step.
         """
-        energies = self.energies / step**2
-        tried = int(np.count_nonzero(energies[: largest_rank(self.matrix.shape)] > _LEAST * max(self.matrix.shape)))
-        if tried == 0:
+        known: dict[int, Float64Array] = {}  # by the number of vectors
+
+        def costs(found: SingularVectors) -> Float64Array:
+            if len(found.left) not in known:
+                known[len(found.left)] = self._costs(found, step, price)
+            return known[len(found.left)]
+
+        def worth(found: SingularVectors) -> int:
+            cheaper = np.flatnonzero(costs(found) < found.energies[: costs(found).size] / step**2)
+            return int(cheaper[-1]) + 1 if cheaper.size else 0
+
+        found = self._directions.enough(worth)
+        rank = worth(found)
+        if rank == 0:
             return 0
-        if energies[0] > MAX_LEVEL**2 and self._largest(tried) > MAX_LEVEL * step:  # no element is above its vector
-            return 0
-        costs = _cost(self.scaled_left(tried), step, price)
-        costs += _cost(self.right(tried), step, price)
-        worth = np.flatnonzero(costs < energies[:tried])
-        if worth.size == 0:
-            return 0
-        rank = int(worth[-1]) + 1
-        factored = costs[:rank].sum() + max(self._square / step**2 - float(energies[:rank].sum()), 0.0)
-        return rank if factored < _cost(self.matrix, step, price).sum() else 0
+        rest = max(self._square / step**2 - float((found.energies[:rank] / step**2).sum()), 0.0)
+        return rank if self._costs_more(float(costs(found)[:rank].sum()) + rest, step, price) else 0
+
+    def _costs(self, found: SingularVectors, step: float, price: float) -> Float64Array:
+        """Return what each product costs that may be worth sending, in squared steps; none where levels end."""
+        energies = found.energies / step**2
+        tried = int(np.count_nonzero(energies > _LEAST * max(self.matrix.shape)))
+        left, right = found.scaled_left[:tried], found.right(tried)
+        if tried == 0 or (energies[0] > MAX_LEVEL**2 and _largest(left, right) > MAX_LEVEL * step):
+            return np.zeros(0)  # no element is above its vector
+        return _cost(left, step, price) + _cost(right, step, price)
+
+    def _costs_more(self, factored: float, step: float, price: float) -> bool:
+        """Return whether the elements cost more than the factors do; a few rows of a large matrix often tell."""
+        if self.matrix.size >= _SAMPLED:
+            estimate = _of_sample(self.matrix, lambda rows: float(_cost(rows, step, price).sum()))
+            if not estimate / _CLEAR < factored < estimate * _CLEAR:
+                return factored < estimate
+        return bool(factored < _cost(self.matrix, step, price).sum())
 
     def expected_bits(self, step: float, rank: int) -> float:
         """Return about how many bits the matrix takes as `rank` products, or as elements for 0."""
@@ -106,14 +121,18 @@ class Spectrum:
         """Return about the squared error of the matrix as `rank` products, or as elements for 0."""
         if rank == 0:
             return expected_loss(self.matrix, step)
-        rest = max(self._square - float(self.energies[:rank].sum()), 0.0)
+        rest = max(self._square - float(self.energies(rank).sum()), 0.0)
         return rest + expected_loss(self.scaled_left(rank), step) + expected_loss(self.right(rank), step)
 
 
 def expected_loss(rows: Float32Array, step: float) -> float:
     """Return about the squared error of quantized rows, float32 (k, n)."""
-    counts = row_counts(rows, _SMALL * step, step)
-    return float(counts.lost.sum() + _LOST * step**2 * counts.kept.sum())
+
+    def lost(rows: Float32Array) -> float:
+        counts = row_counts(rows, _SMALL * step, step)
+        return float(counts.lost.sum() + _LOST * step**2 * counts.kept.sum())
+
+    return _of_sample(rows, lost) if rows.size >= _SAMPLED else lost(rows)
 
 
 def expected_bits(rows: Float32Array, step: float) -> float:
@@ -122,7 +141,33 @@ def expected_bits(rows: Float32Array, step: float) -> float:
     They are the entropy of which elements are zero, of the signs, and of levels with a geometric distribution, row by
     row. The number of products follows from another estimate, `_cost`.
     """
-    return _CODED * row_bits(rows, _SMALL * step, step)
+
+    def bits(rows: Float32Array) -> float:
+        return _CODED * row_bits(rows, _SMALL * step, step)
+
+    return _of_sample(rows, bits) if rows.size >= _SAMPLED else bits(rows)
+
+
+def _of_sample(rows: Float32Array, sum_of: Callable[[Float32Array], float]) -> float:
+    """Return about the sum over all rows, float32 (k, n), from every ninth one."""
+    sample = rows[:: _ROWS if len(rows) > _ROWS**2 else 1]
+    return sum_of(sample) * len(rows) / len(sample)
+
+
+def _largest(*vectors: Float32Array) -> float:
+    """Return the largest element of vectors."""
+    return max(float(np.abs(rows).max()) for rows in vectors)
+
+
+def square_sum(x: Float32Array) -> float:
+    """Return the sum of the squares of a vector (d,), in float64, in parts that stay in cache."""
+    return sum(float(np.square(x[start : start + _PART], dtype=np.float64).sum()) for start in range(0, x.size, _PART))
+
+
+def inner_product(x: Float32Array, y: Float32Array) -> float:
+    """Return the inner product of two vectors (d,), in float64, in parts that stay in cache."""
+    parts = (slice(start, start + _PART) for start in range(0, x.size, _PART))
+    return sum(float(np.multiply(x[part], y[part], dtype=np.float64).sum()) for part in parts)
 
 
 def spectrum(matrix: Float32Array) -> Spectrum | None:
@@ -131,13 +176,10 @@ def spectrum(matrix: Float32Array) -> Spectrum | None:
     A matrix has none if it is too small for factors, zero, or not finite.
     """
     most = largest_rank(matrix.shape)
-    if most == 0 or not np.isfinite(matrix).all():
+    if most == 0 or not all_finite(matrix):
         return None
-    vectors, energies = _leading(matrix)
-    count = int(np.count_nonzero(energies[:most] > 1e-12 * energies[0])) if energies[0] > 0 else 0
-    if count == 0:
-        return None
-    return Spectrum(matrix, energies[:count], vectors[:count])
+    directions = Directions(matrix, most)
+    return Spectrum(matrix, directions) if len(directions.enough(lambda found: 0).energies) else None
 
 
 def largest_rank(shape: Shape) -> int:
@@ -180,39 +222,6 @@ def inverse_norms(left: Float32Array) -> Float32Array:
     squares = np.square(left, dtype=np.float64).sum(axis=1)
     inverse: Float64Array = 1 / np.sqrt(np.where(squares > 0, squares, np.inf))
     return inverse.astype(np.float32)
-
-
-def _leading(matrix: Float32Array) -> tuple[Float32Array, Float64Array]:
-    """Return the leading left singular vectors, float32 (k, n), and the squared singular values, float64 (k,)."""
-    n, m = matrix.shape
-    if min(n, m) > _GRAM:
-        # Halko, Martinsson and Tropp 2011, Algorithm 4.4, with one power iteration
-        directions = np.random.default_rng(0).standard_normal((m, _DIRECTIONS), dtype=np.float32)
-        basis = _orthonormal(matrix @ directions)
-        basis = _orthonormal(matrix @ (matrix.T @ basis))
-        small, energies = _leading(basis.T @ matrix)
-        return small @ basis.T, energies
-    values, found = np.linalg.eigh(_gram(matrix if n <= m else matrix.T))
-    energies = np.maximum(values[::-1], 0.0)
-    vectors: Float32Array = np.ascontiguousarray(found.T[::-1], dtype=np.float32)
-    if n <= m:
-        return vectors, energies
-    singular: Float32Array = np.sqrt(np.where(energies > 0, energies, np.inf)).astype(np.float32)
-    return vectors @ matrix.T / singular[:, None], energies
-
-
-def _gram(matrix: Float32Array) -> Float64Array:
-    """Return the inner products of the rows, float64 (n, n)."""
-    gram = np.zeros((len(matrix), len(matrix)))
-    for start in range(0, matrix.shape[1], _COLUMNS):
-        part = matrix[:, start : start + _COLUMNS].astype(np.float64)
-        gram += part @ part.T
-    return gram
-
-
-def _orthonormal(columns: Float32Array) -> Float32Array:
-    found: Float32Array = np.linalg.qr(columns)[0]
-    return found
 
 
 def _cost(rows: Float32Array, step: float, price: float) -> Float64Array:

@@ -248,10 +248,20 @@ def softsign(x: Float32Array, layout: Layout) -> Float32Array:
     depend on the scale of x.
     """
     for tensor in layout.split(x):
-        sample = np.abs(tensor[:: stride(tensor.size, 4096)])
-        sample = np.sort(sample[sample > 0])
-        scale = np.float32(3) * sample[sample.size // 2] if sample.size else np.float32(1)
+        scale = softsign_scale(tensor[softsign_sample(tensor.size)])
         for start in range(0, tensor.size, _BLOCK):
             part = tensor[start : start + _BLOCK]
             part /= np.abs(part) + scale
     return x
+
+
+def softsign_sample(count: int) -> slice:
+    """Return the elements of a tensor of `count` that determine its scale in `softsign`."""
+    return slice(None, None, stride(count, 4096))
+
+
+def softsign_scale(sample: Float32Array) -> np.float32:
+    """Return the scale s of `softsign`, from a sample of a tensor."""
+    sizes = np.abs(sample)
+    sizes = np.sort(sizes[sizes > 0])
+    return np.float32(3) * sizes[sizes.size // 2] if sizes.size else np.float32(1)

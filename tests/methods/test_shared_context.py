@@ -8,6 +8,7 @@ import pytest
 from fedmrn_app.layout import Layout
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import Noise
+from fedmrn_app.wire.adaptive_levels import trends_of
 from fedmrn_app.wire.mask_model import softsign
 
 
@@ -36,3 +37,14 @@ def test_context_of_a_model() -> None:
     scaled = context.with_scale(0.25)
     assert np.array_equal(scaled.noise(noise, 7), dataclasses.replace(noise, alpha=0.25)(7, 3))
     assert context.with_scale(None) is context
+
+
+def test_trends_are_those_of_the_drift() -> None:
+    random = np.random.default_rng(3)
+    layout = Layout(((300, 250), (7,), (0, 2), (1, 40_000)))
+    initial = random.standard_normal(layout.count).astype(np.float32)
+    vector = initial + random.standard_t(2, layout.count).astype(np.float32)
+    for moved in (None, vector - initial + np.float32(0.1)):
+        known, other = (SharedContext(layout, vector, initial, moved=moved) for _ in range(2))
+        assert np.array_equal(known.trends, trends_of(other.drift))
+        assert np.array_equal(other.trends, known.trends)
