@@ -36,8 +36,9 @@ class PartitionConfig:
     balancing: Literal["none", "niid_bench"] = "none"
     labels_per_client: Count | None = None  # the exact number of labels of a client
     # the labels of client i, if each has L of C labels: `drawn` by chance, as Li et al. 2024 describe it; or, as in
-    # their code, the `rotating` labels iL, iL + 1, ..., iL + L - 1, modulo C
-    label_sets: Literal["drawn", "rotating"] = "drawn"
+    # their code, the `rotating` labels iL, iL + 1, ..., iL + L - 1, modulo C; or, as in the code of `fedrolex` (Alam et
+    # al. 2022), those of L shards that are dealt from all shards, where the same label twice counts once
+    label_sets: Literal["drawn", "rotating", "fedrolex"] = "drawn"
     # number of rows that each client of a Dirichlet distribution gets at least, by moving rows from the largest clients
     # where ten draws of the shares do not give them; with 0 clients may have none, and are then never drawn
     min_rows: Annotated[int, Range(least=0, below=1 << 24)] = 10
@@ -125,8 +126,13 @@ def _share_out(
     return config.scheme.share_out_unevenly(samples, config, clients, seed)
 
 
-def describe_partition(partition: Partition) -> list[str]:
-    """Return lines about clients of which some have few rows or none; none where rows are shared out evenly."""
+def describe_partition(partition: Partition, rows: int | None = None) -> list[str]:
+    """Return lines about clients of which some have few rows or none; none where rows are shared out evenly.
+
+    Args:
+        partition: the rows of each client.
+        rows: number of training rows; those that no client has are said.
+    """
     if not isinstance(partition, StoredPartition):
         return []
     sizes, (poor, moved) = partition.sizes(), partition.moved
@@ -134,6 +140,8 @@ def describe_partition(partition: Partition) -> list[str]:
         return []
     spread = f"{sizes.min():,} to {sizes.max():,} rows for each client, {int(np.median(sizes)):,} in the median"
     lines = [f"data: {spread}"]
+    if rows is not None and (unused := rows - int(sizes.sum())):
+        lines.append(f"data: {unused:,} of {rows:,} training rows belong to no client")
     if moved:
         few = f"{poor} of {len(sizes)} clients had fewer rows than partition.min_rows"
         lines.append(f"data: {few}; {moved:,} rows of the largest clients were moved to them")
@@ -257,6 +265,8 @@ class LabelShard(Scheme):
         """
         all_labels, each = np.asarray(self.labels(samples)), int(config.labels_per_client or 0)
         present = np.unique(all_labels)
+        if config.label_sets == "fedrolex":
+            return _dealt_shards(all_labels, each, clients, seed)
         if clients >= len(present) and config.label_sets == "drawn":
             return super().share_out(samples, config, clients, seed)
         if clients * each < len(present):
@@ -278,6 +288,30 @@ class LabelShard(Scheme):
         weights = np.zeros(len(counts))
         weights[random.choice(len(counts), int(config.labels_per_client or 0), replace=False)] = 1
         return weights
+
+
+def _dealt_shards(labels: Rows, each: int, clients: int, seed: int) -> list[Rows]:
+    """Cut each label into equal shards, deal `each` shards to a client, and drop those whose label it already has.
+
+    This is what `non_iid` in data.py of FedRolex's code (Alam et al. 2022) does, but rows of a label are in an order
+    that is drawn, not in that of the data.
+
+    Raises:
+        DataError: the labels cannot have equally many shards.
+    """
+    present = np.unique(labels)
+    if each * clients % len(present):
+        problem = f"{clients} clients of {each} shards are no multiple of the {len(present)} labels"
+        raise _error("partition.labels_per_client", each, f"{problem}, which label_sets=fedrolex needs")
+    random = np.random.default_rng(seed)
+    shards = each * clients // len(present)
+    if shards > (fewest := int(np.unique(labels, return_counts=True)[1].min())):
+        problem = f"a label of {fewest} rows cannot have {shards} shards; take fewer clients"
+        raise _error("partition.labels_per_client", each, problem)
+    piles = [np.array_split(random.permutation(np.flatnonzero(labels == label)), shards) for label in present]
+    dealt = random.permutation(np.tile(np.arange(len(present)), shards)).reshape(clients, each)
+    hands = [[piles[label].pop(random.integers(len(piles[label]))) for label in np.unique(hand)] for hand in dealt]
+    return [np.sort(np.concatenate(hand)) for hand in hands]
 
 
 class Natural(Scheme):

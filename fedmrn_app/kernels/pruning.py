@@ -7,11 +7,11 @@ from torch import Tensor
 
 
 class Pruner:
-    """Prunes one vector of weights, float32 (d,), in place."""
+    """Prunes one vector of weights, float32 (d,), in place, first those that `kept`, bool (d,), does not hold."""
 
-    def __init__(self, weights: Tensor) -> None:
+    def __init__(self, weights: Tensor, kept: Tensor | None = None) -> None:
         self._weights = weights
-        self._mask = torch.ones_like(weights)
+        self._mask = torch.ones_like(weights) if kept is None else kept.to(weights.dtype)
 
     def prune(self, count: int) -> None:
         """Keep the `count` largest |w| of all weights as they are now, and multiply the others by zero."""

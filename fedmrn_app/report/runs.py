@@ -32,6 +32,7 @@ REMARK = "remark.txt"
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a sixth of the time that OmegaConf takes
 # what a run with these settings does in a round depends on the number of rounds
 _PLANNED = ("strategy.output_lr", "privacy.epsilon", "uplink.budget")
+_PLANNED_VALUES = {"strategy.schedule": "rounds"}
 _BITS = ("uplink_bits_per_parameter", "downlink_bits_per_parameter")
 # what the summaries of all versions hold, beside the final and the best metric
 _SUMMARY = ("rounds", "uplink_bytes_per_client_round", *_BITS, "total_bits_per_parameter", "clients_failed")
@@ -53,6 +54,7 @@ _DEFAULTS = {
 _EARLIER: dict[str, dict[str, Any]] = {
     "eden": {"strategy.share": 1.0},
     "fedmrn": {"strategy.shared_noise": False},
+    "fedsparsify": {"strategy.schedule": "local"},
     "fedmrns": {"strategy.shared_noise": False},
     "quantized": {
         "strategy.half_length": 1.0,
@@ -259,7 +261,8 @@ def _summary_of_first(rounds: int, folder: Path, summary: Mapping[str, Any], set
     if len(rows) < rounds:
         message = f"--rounds {rounds}: {folder} has {len(rows)} rounds"
         raise RunError(message, code="too-few-rounds", **option)
-    planned = next((key for key in _PLANNED if settings.get(key) is not None), None)
+    by_value = [key for key, value in _PLANNED_VALUES.items() if settings.get(key) == value]
+    planned = next((key for key in (*_PLANNED, *by_value) if settings.get(key) is not None), None)
     if planned and len(rows) > rounds:
         message = f"--rounds {rounds}: {folder} has {planned}={settings[planned]}, which depends on the number "
         raise RunError(

@@ -147,7 +147,7 @@ def _check(values: Values, config: Config, task: Task, folder: Path, on: str | N
         train = load_training(task, config.validation, config.seed, console.print)
         seed = derive_seed(config.seed, "partition")
         partition = load_partitions(train, config.partition, config.clients, seed, task.name)
-        shares = describe_partition(partition)
+        shares = describe_partition(partition, len(train))
         for line in shares:
             console.print(line)
         check_single_rows(config, task, partition)

@@ -116,6 +116,28 @@ def test_a_hundred_clients_have_ten_label_sets_and_equal_shares() -> None:
     assert np.array_equal(counts[10:], counts[:-10])
 
 
+def test_fedrolexs_shards_merge_where_a_label_is_dealt_twice(cache: Path) -> None:
+    """With 5 of 10 labels a client has 10 (1 - 0.9^5) = 4.1 labels in the mean, and 18 % of the rows are not used."""
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 501))
+    samples = Samples(np.zeros((len(labels), 1), np.uint8), labels, labels)
+    config = PartitionConfig(name="label_shard", labels_per_client=5, label_sets="fedrolex")
+    seen, used = [], []
+    for seed in range(20):
+        parts = partition_rows(samples, config, 100, seed)
+        rows = np.concatenate(parts)
+        assert len(np.unique(rows)) == len(rows)
+        counts = np.array([np.bincount(labels[part], minlength=10) for part in parts])
+        assert set(np.unique(counts)) == {0, 10, 11}  # 501 rows of a label in 50 shards
+        seen.append(np.count_nonzero(counts, axis=1).mean())
+        used.append(len(rows) / len(labels))
+    assert np.mean(seen) == pytest.approx(4.095, abs=0.05)
+    assert np.mean(used) == pytest.approx(0.82, abs=0.01)
+    said = describe_partition(load_partitions(samples, config, 100, 3, "dealt"), len(labels))
+    assert "of 5,010 training rows belong to no client" in said[1]
+    whole = PartitionConfig(name="label_shard", labels_per_client=1, label_sets="fedrolex")
+    assert len(np.concatenate(partition_rows(samples, whole, 100, 0))) == len(labels)
+
+
 @pytest.mark.parametrize("clients", [1, 3, 5])
 def test_natural_clients_are_groups(clients: int) -> None:
     samples = grouped([7, 1, 0, 30, 12, 5])
@@ -140,8 +162,11 @@ def test_small_groups_are_not_clients() -> None:
 
 
 UNLABELLED = Samples(np.zeros((40, 1)), np.zeros(40))
+FEDROLEX: dict[str, Any] = {"name": "label_shard", "label_sets": "fedrolex"}
 IMPOSSIBLE = [
     (SAMPLES, {"name": "label_shard", "labels_per_client": 2}, 4, "partition.labels_per_client", 2),
+    (SAMPLES, FEDROLEX | {"labels_per_client": 3}, 5, "partition.labels_per_client", 3),
+    (SAMPLES, FEDROLEX | {"labels_per_client": 9}, 1000, "partition.labels_per_client", 9),
     (grouped([7, 1, 0, 30, 12, 5]), {"name": "natural", "min_samples": 6}, 4, "clients", 4),
     (UNLABELLED, {"name": "dirichlet", "alpha": 1.0}, 4, "partition", "dirichlet"),
     (UNLABELLED, {"name": "natural"}, 4, "partition", "natural"),
@@ -170,6 +195,10 @@ def test_impossible_partitions_are_refused(
         ({"name": "dirichlet", "alpha": 1, "balancing": "niid_bench", "samples_per_client": 5}, "samples_per_client"),
         (
             {"name": "label_shard", "labels_per_client": 3, "label_sets": "rotating", "samples_per_client": 5},
+            "samples_per_client",
+        ),
+        (
+            {"name": "label_shard", "labels_per_client": 3, "label_sets": "fedrolex", "samples_per_client": 5},
             "samples_per_client",
         ),
     ],

@@ -2,19 +2,24 @@
 
 import itertools
 import math
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedmrn_app.errors import PayloadError
+from fedmrn_app.errors import ConfigError, PayloadError
 from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.methods.eden import quantize_stretch
-from fedmrn_app.methods.fedsparsify import PrunedTraining
+from fedmrn_app.methods.fedsparsify import FedSparsify, PrunedTraining
 from fedmrn_app.methods.hadamard import rotate, rotate_back
+from fedmrn_app.methods.method import RunOptions
 from fedmrn_app.methods.quantizers import lloyd_max
 from fedmrn_app.methods.topk import keep_largest, kept_count
+from fedmrn_app.noise import Noise
 from fedmrn_app.wire.body import CODED, PLAIN, Body
 from fedmrn_app.wire.primitives import pack_bits
 from tests.helpers import (
@@ -124,6 +129,37 @@ def test_fedsparsify_prunes_along_its_schedule_and_averages_models() -> None:
     assert np.array_equal(sparse, trained.x)
     assert np.count_nonzero(sparse) == round(0.03 * sparse.size)
     assert not method.server.combine(np.ones(3, np.float32), np.zeros(3, np.float32), 4).any()
+
+
+def note_weights(model: FlatModel, seen: set[int], *_: object) -> None:
+    seen.add(int((model.weights != 0).sum()))
+
+
+def test_fedsparsify_of_its_authors_prunes_by_round_and_trains_what_the_global_model_holds() -> None:
+    """dstripelis/FedSparsify: s_f (1 - (1 - r / R)^3), after training in which zeros of the global model stay zero."""
+    method = FedSparsify(ratio=0.03, schedule="rounds").build(RunOptions(Noise(), rounds=10))
+    sizes = []
+    for number in (1, 5, 10):
+        model, local = new_model(), local_round(4)
+        local = replace(local, server_round=number)
+        model.weights[::7] = 0
+        held = (model.weights != 0).cpu().numpy()
+        seen: set[int] = set()
+        model.module.register_forward_pre_hook(partial(note_weights, model, seen))
+        trained = method.training.train(model, local)
+        assert seen == {int(held.sum())}
+        assert not trained.x[~held].any()
+        sizes.append(np.count_nonzero(trained.x))
+        assert np.array_equal(
+            method.codec.decode(method.codec.encode(trained.x, local.context, 0, 0), local.context, 0), trained.x
+        )
+    size = model.weights.numel()
+    shares = [1 - 0.97 * (1 - (1 - number / 10) ** 3) for number in (1, 5, 10)]
+    assert sizes == [round(share * size) for share in shares]
+    for run in (RunOptions(Noise()), RunOptions(Noise(), rounds=10, budget=0.3)):
+        with pytest.raises(ConfigError) as refused:
+            FedSparsify(schedule="rounds").build(run)
+        assert refused.value.key == "strategy.schedule"
 
 
 @pytest.mark.parametrize("bits", BITS)
