@@ -35,6 +35,7 @@ def row(number: int, accuracy: float) -> Round:
         train_seconds=2.0, compress_seconds=0.02, decode_seconds=0.001, seconds=3.0, epsilon=0.7, model_rate=0.4,
         held_share=0.2, budget_left=0.3, clients_headline=0.45, mean_headline=0.4, worst_headline=0.35,
         clients_loss=0.7, clients_evaluated=5.0, evaluation_uplink_bytes=214.0, evaluation_downlink_bytes=50.0,
+        averaged=0.48,
     )  # fmt: skip
 
 

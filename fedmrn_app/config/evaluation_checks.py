@@ -33,6 +33,11 @@ def check_evaluation(config: Config, method: Method) -> None:
         ),
         (evaluation.by == "server" and not evaluation.on_server, "evaluation.by", f"{beside}evaluation.by=null"),
         (evaluation.train and not evaluation.on_server, "evaluation.train", f"{beside}evaluation.train=false"),
+        (
+            evaluation.average is not None and not evaluation.on_server,
+            "evaluation.average",
+            f"{beside}evaluation.average=null",
+        ),
         (config.validation is not None and not evaluation.on_server, "validation", f"{beside}validation=null"),
     ]
     refuse(config, conflicts)

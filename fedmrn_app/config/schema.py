@@ -88,6 +88,7 @@ class EvaluationConfig:
     keep: Literal["last", "best"] = "last"
     patience: Count | None = None
     samples: Count | None = None
+    average: Annotated[int, Range(least=2, below=1 << 16)] | None = None
     train: bool = False
 
     @property

@@ -153,6 +153,7 @@ def _progress(
         watch=watch,
         best=best,
         every=evaluation.every,
+        average=evaluation.average,
         clients_file=file,
     )
 

@@ -72,6 +72,8 @@ def cells_of(registration: Registration, runs: pd.DataFrame) -> dict[tuple[str, 
     owner: dict[str, str] = {}
     for partition, of_data in registration.partitions.items():
         for name, row in registration.rows.items():
+            if row.averages:
+                continue
             mine = enough[_matches(enough, f"{of_data.settings} {row.settings}")]
             for folder in mine.index:
                 if folder in owner:
@@ -83,10 +85,26 @@ def cells_of(registration: Registration, runs: pd.DataFrame) -> dict[tuple[str, 
                 reason = f"{name} on {partition} has runs of several settings, {names}"
                 raise _refused(f"{reason}; add a setting in which they differ", "ambiguous", name)
             found[name, partition] = Cell(name, partition, mine, load_rounds(mine) if len(mine) else pd.DataFrame())
+        for name, row in registration.rows.items():
+            if row.averages:
+                found[name, partition] = _averaged(name, found[row.averages, partition])
         _check_alike(partition, [cell for (_, place), cell in found.items() if place == partition])
     if not owner:
         raise _refused(f"no run of {registration.rounds} rounds belongs to a row", "no-run", registration.title)
     return found
+
+
+def _averaged(name: str, cell: Cell) -> Cell:
+    """Return the runs of a row by the metric of their averaged models, if they have it in each evaluated round."""
+    if cell.runs.empty:
+        return Cell(name, cell.partition, cell.runs, cell.rounds)
+    column = "averaged_" + cell.runs["metric"].iloc[0]
+    rounds = cell.rounds.assign(headline=cell.rounds.get(column, np.nan))
+    known = rounds["headline"].notna().eq(cell.rounds["headline"].notna()).groupby(level="folder").all()
+    runs = cell.runs[known.reindex(cell.runs.index)]
+    rounds = rounds[rounds.index.get_level_values("folder").isin(runs.index)]
+    best = rounds["headline"].groupby(level="folder").agg("min" if runs[LESS].any() else "max")
+    return Cell(name, cell.partition, runs.assign(best=best.reindex(runs.index)), rounds)
 
 
 def table_of_benchmark(registration: Registration, runs: pd.DataFrame) -> list[str]:

@@ -20,6 +20,7 @@ _SECTIONS = ("dataset", "task", "partition", "model", "local", "evaluation")
 # Settings of these sections that a method chooses, or that change nothing in what is computed.
 _FREE = {
     "local.lr", "dataset.path", "dataset.model", "evaluation.train", "evaluation.keep", "evaluation.patience",
+    "evaluation.average",
 }  # fmt: skip
 _OWN_DATA = "own"  # rows that nothing but their path identifies
 

@@ -37,10 +37,21 @@ class Row(Part):
     Attributes:
         rates: learning rate of its runs on each partition, where it is not the default.
         reference: name of the row that it is compared with; None for that of the benchmark.
+        averages: name of the row whose runs it shows once more, by the mean of their last global models
+            (`evaluation.average`). It has no runs of its own.
     """
+
+    settings: str = ""
 
     rates: dict[str, float] = {}
     reference: str | None = None
+    averages: str | None = None
+
+    @model_validator(mode="after")
+    def _has_runs(self) -> Row:
+        if bool(self.settings) == bool(self.averages):
+            raise ValueError("a row has either settings or averages")
+        return self
 
 
 class Place(Part):
@@ -90,9 +101,11 @@ class Registration(_Strict):
 
     @model_validator(mode="after")
     def _names_are_known(self) -> Registration:
-        for name in (self.reference, *(row.reference for row in self.rows.values() if row.reference)):
-            if name not in self.rows:
-                raise ValueError(f"reference {name}: is none of the rows {', '.join(self.rows)}")
+        others = [name for row in self.rows.values() for name in (row.reference, row.averages) if name]
+        for name in (self.reference, *others):
+            if name not in self.rows or (name in others and self.rows[name].averages):
+                runs = [one for one, row in self.rows.items() if not row.averages]
+                raise ValueError(f"reference {name}: is none of the rows {', '.join(runs)}")
         for part in (*self.rows.values(), *self.partitions.values()):
             for word in f"{part.settings} {part.runs}".split():
                 if not all(word.partition("=")):
@@ -106,6 +119,8 @@ class Registration(_Strict):
         for seed in self.seeds:
             for place, partition in self.partitions.items():
                 for name, row in self.rows.items():
+                    if row.averages:
+                        continue
                     rate = [f"local.lr={row.rates[place]}"] if place in row.rates else []
                     words = f"{partition.runs} {partition.settings} {row.settings} {row.runs}".split()
                     yield _folder(f"{place} {name} s{seed}"), [*words, *rate, f"rounds={self.rounds}", f"seed={seed}"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ from fedmrn_app.federation.downlinks import downlink_of
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.federation.report import RoundReport
 from fedmrn_app.federation.tallies import Evaluated
+from fedmrn_app.layout import Float32Array
 from fedmrn_app.learning.evaluate import Evaluation, Watch, evaluate, measured_norms
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.results.client_metrics import ClientMetrics, EvaluationFile
@@ -102,6 +104,8 @@ class Progress:
         report: called with a line for each round.
         best: which round is the best, and what follows.
         every: number of rounds from one evaluation to the next.
+        average: largest number of last global models whose mean is evaluated beside; None for none. They are kept in
+            memory.
         clients_file: receives what each client found out; None where clients do not evaluate.
         watch: called during an evaluation with the number of rows so far and of all rows.
         clock: returns seconds that never go back.
@@ -117,12 +121,14 @@ class Progress:
     saving: Saving = field(default_factory=Saving)
     best: Best = Best()
     every: int = 1
+    average: int | None = None
     clients_file: EvaluationFile | None = None
     watch: Watch = lambda done, total: None
     clock: Callable[[], float] = time.perf_counter
 
     def __post_init__(self) -> None:
         self._unsaved: tuple[int, GlobalState] | None = None
+        self._last: deque[tuple[Float32Array, Float32Array]] = deque(maxlen=self.average or 0)
         self._told_long = False
         self._finished_before = len(self.folder.rounds)
         self.begin()
@@ -156,6 +162,7 @@ class Progress:
             evaluated: what clients found out about the new model.
         """
         trained = self.clock()
+        averaged = self._averaged(state, done.number)
         sampled, reached, train, columns = self._evaluate(state, done.number, evaluated)
         now = self.clock()
         self._tell_long(done.number, trained - self._round_begin, now - trained)
@@ -165,6 +172,7 @@ class Progress:
             round=done.number,
             metrics=reached.metrics,
             sampled=sampled,
+            averaged=averaged,
             loss=reached.loss,
             train_loss=_mean([reply.loss for reply in done.used]),
             loss_gap=math.nan if train is None else train.loss - reached.loss,
@@ -256,8 +264,27 @@ class Progress:
 
     def _load(self, state: GlobalState) -> None:
         """Load the weights that the global model has on a device."""
-        server, layout = self.protocol.method.server, self.protocol.layout
-        self.model.load(server.weights(downlink_of(self.protocol).model(state), layout), state.dense)
+        self.model.load(self._weights(state), state.dense)
+
+    def _weights(self, state: GlobalState) -> Float32Array:
+        """Return the weights that the global model has on a device."""
+        return self.protocol.method.server.weights(downlink_of(self.protocol).model(state), self.protocol.layout)
+
+    def _averaged(self, state: GlobalState, number: int) -> float:
+        """Keep the model of a round, and evaluate the mean of the last ones, which in the first rounds are fewer.
+
+        It is NaN in rounds that are not evaluated, and in the first ones after a run has resumed, which lack models.
+        """
+        if self.average is None:
+            return math.nan
+        self._last.append((self._weights(state).copy(), state.dense.copy()))
+        test = self.splits.test
+        if test is None or not self.is_due(number) or len(self._last) < min(number, self.average):
+            return math.nan
+        weights, dense = (np.stack(each).mean(axis=0, dtype=np.float64) for each in zip(*self._last, strict=True))
+        self.model.load(np.asarray(weights, np.float32), np.asarray(dense, np.float32))
+        with measured_norms(self.model, self.task, self.splits.norms):
+            return evaluate(self.model, self.task, test).headline
 
     def _sampled(self, state: GlobalState, server_round: int, test: Samples) -> float:
         """Evaluate weights drawn from the distribution that the global vector defines; NaN where it defines none."""
@@ -280,10 +307,11 @@ def progress_line(row: Round, rounds: int, seconds_left: float) -> str:
     if not math.isnan(row.worst_headline):
         clients += f", worst tenth {row.worst_headline:.4f}"
     sampled = "" if math.isnan(row.sampled) else f" (sampled {row.sampled:.4f})"
+    averaged = "" if math.isnan(row.averaged) else f" (averaged {row.averaged:.4f})"
     private = "" if math.isnan(row.epsilon) else f"  epsilon {row.epsilon:.3f}"
     failed = f"  {row.clients_failed} rejected" if row.clients_failed else ""
     return (
-        f"round {row.round:{len(str(rounds))}}/{rounds}  {reached}{sampled}{loss}{clients}  "
+        f"round {row.round:{len(str(rounds))}}/{rounds}  {reached}{sampled}{averaged}{loss}{clients}  "
         f"uplink {row.uplink_bytes:,.0f} B per client, {row.uplink_bits_per_parameter:.3f} bits per parameter, "
         f"downlink {row.downlink_bits_per_parameter:.2f}, total {row.total_bits_per_parameter:.2f}{private}  "
         f"{row.seconds:.1f} s, {int(seconds_left) // 60}:{int(seconds_left) % 60:02d} left{failed}"

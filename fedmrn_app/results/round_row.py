@@ -19,6 +19,8 @@ class Round:
         metrics: of the global model on the test split, by name; the first is the headline. With `evaluation.on=clients`
             they are those on the rows that clients hold out. NaN in rounds that are not evaluated.
         sampled: the headline metric of a model drawn from the global distribution, for methods that keep one (FedPM).
+        averaged: the headline metric of the mean of the last `evaluation.average` global models, or of all so far
+            where they are fewer; NaN without it, and in the first rounds after a run has resumed.
         loss: of the global model on the test split.
         train_loss: loss of local training.
         loss_gap: loss of the global model on the train split less that on the test split, with `evaluation.train`.
@@ -70,6 +72,7 @@ class Round:
     model_rate: float = math.nan
     held_share: float = math.nan
     budget_left: float = math.nan
+    averaged: float = math.nan
     clients_headline: float = math.nan
     mean_headline: float = math.nan
     worst_headline: float = math.nan
@@ -86,7 +89,7 @@ class Round:
 
 def _columns_of_fields(headline: str) -> dict[str, str]:
     """Return the column of each field except `metrics`."""
-    renamed = {"sampled": f"sampled_{headline}", "headline_gap": f"{headline}_gap"}
+    renamed = {which: f"{which}_{headline}" for which in ("sampled", "averaged")} | {"headline_gap": f"{headline}_gap"}
     renamed |= {f"{whose}_headline": f"{whose}_{headline}" for whose in ("clients", "mean", "worst")}
     return {field.name: renamed.get(field.name, field.name) for field in fields(Round) if field.name != "metrics"}
 

@@ -87,6 +87,7 @@ def summarize(
         "held_share": _mean(rounds, "held_share"),
         "clients_failed": sum(row.clients_failed for row in rounds),
         **{f"{step}_seconds_per_client_round": _mean(rounds, f"{step}_seconds") for step in _STEPS},
+        **({} if math.isnan(last.averaged) else {f"final_averaged_{metric}": last.averaged}),
         **_clients(rounds, metric, sign),
         **facts,
     }

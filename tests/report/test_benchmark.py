@@ -1,11 +1,13 @@
 """A registered benchmark: its file, the runs that belong to it, its verdicts, and its figure."""
 
+import math
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from scipy.stats import ttest_1samp
@@ -61,6 +63,21 @@ def test_runs_are_found_by_their_settings(tmp_path: Path) -> None:
     assert eden[-1] == "FedAvg"
 
 
+def test_averaged_models_are_a_row_of_the_same_runs(tmp_path: Path) -> None:
+    for seed in range(3):
+        leave(tmp_path, "fedavg", seed, 0.5, 0.6, 0.7 + seed / 100)
+    for seed, averaged in enumerate(([0.5, 0.55, 0.72], [0.5, 0.55, 0.73], [math.nan, 0.55, 0.9])):
+        file = tmp_path / f"fedavg{seed}" / "rounds.csv"
+        pd.read_csv(file).assign(averaged_accuracy=averaged).to_csv(file, index=False, na_rep="nan")
+    rows = {"FedAvg": "strategy=fedavg", "its mean": {"averages": "FedAvg"}}
+    registration = Registration.model_validate({**SMALL, "rows": rows})
+    assert len(list(registration.commands())) == 3
+    _, mean = lines_of(table_of_benchmark(registration, load_runs(tmp_path)))
+    assert mean[:3] == ["its mean", "natural", "2 of 3"]  # one run lacks the first round's
+    assert mean[6:8] == ["72.50 [66.15, 78.85]", "+2.00 [+2.00, +2.00]"]
+    assert mean[9] == "72.50"
+
+
 def test_registered_comparisons_without_runs_count_and_are_said(tmp_path: Path) -> None:
     for seed in range(3):
         leave(tmp_path, "fedavg", seed, 0.5, 0.6, 0.7)
@@ -96,6 +113,10 @@ def test_runs_that_do_not_fit_are_refused(rows: dict[str, str], top: Any, code: 
         {"margin": 0}, {"alpha": 1}, {"correction": "none"}, {"endpoints": ["last round"]}, {"seeds": []}, {"more": 1},
         {"reference": "FedSGD"}, {"rows": {"FedAvg": "fedavg"}}, {"rounds": 0},
         {"rows": {"FedAvg": {"settings": "strategy=fedavg", "reference": "nobody"}}},
+        {"rows": {"FedAvg": {"settings": ""}}},
+        {"rows": {"FedAvg": "strategy=fedavg", "mean": {"averages": "nobody"}}},
+        {"rows": {"FedAvg": "strategy=fedavg", "mean": {"averages": "FedAvg"}, "again": {"averages": "mean"}}},
+        {"rows": {"FedAvg": "strategy=fedavg", "mean": {"averages": "FedAvg", "settings": "strategy=eden"}}},
     ],
     ids=str,
 )  # fmt: skip
@@ -256,21 +277,21 @@ REGISTERED = sorted((ROOT / "results").glob("*.yaml"))
 def test_registered_runs_have_names_of_their_own_and_the_first_seed_comes_first(file: Path) -> None:
     registration = read_registration(file)
     runs = list(registration.commands())
-    assert (
-        len(dict(runs)) == len(runs) == len(registration.rows) * len(registration.partitions) * len(registration.seeds)
-    )
+    rows = sum(not row.averages for row in registration.rows.values())
+    assert len(dict(runs)) == len(runs) == rows * len(registration.partitions) * len(registration.seeds)
     seeds = [next(word for word in words if word.startswith("seed=")) for _, words in runs]
     assert list(dict.fromkeys(seeds)) == [f"seed={seed}" for seed in registration.seeds]
     assert seeds == sorted(seeds, key=lambda word: registration.seeds.index(int(word[5:])))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["benchmark", "budget_short"])
+@pytest.mark.parametrize("name", ["benchmark", "budget_short", "cifar10", "samples", "control"])
 def test_registered_runs_are_those_that_their_row_looks_for(name: str) -> None:
     registration = read_registration(ROOT / "results" / f"{name}.yaml")
     one_seed = registration.model_copy(update={"seeds": registration.seeds[:1]})
     found = [flatten(compose_values(words)) for _, words in one_seed.commands()]
     rows = [(place, row) for place in registration.partitions.values() for row in registration.rows.values()]
+    rows = [(place, row) for place, row in rows if not row.averages]
     for settings, (place, row) in zip(found, rows, strict=True):
         for word in f"{place.settings} {row.settings}".split():
             key, _, value = word.partition("=")

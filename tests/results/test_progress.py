@@ -1,6 +1,7 @@
 """The row of a round and the model that is saved with it."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,11 @@ from fedmrn_app.config.build import build_protocol, build_run_method
 from fedmrn_app.federation.downlinks import downlink_of
 from fedmrn_app.federation.protocol import GlobalState
 from fedmrn_app.federation.report import RoundReport
+from fedmrn_app.learning.evaluate import evaluate
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.results.progress import Progress, Splits
 from fedmrn_app.results.run_folder import RunFolder
+from fedmrn_app.results.summary import summarize
 from fedmrn_app.results.trained import load_trained
 from tests.run_folder import Begun, begun
 
@@ -81,3 +84,29 @@ def test_an_evaluation_that_takes_longer_than_the_round_is_named_once(tmp_path: 
     assert long[0].startswith("round 3: ")
     assert seen[-1] == (rows, rows)
     assert len(seen) == 4 * -(-rows // 200)
+
+
+def test_the_mean_of_the_last_models_is_evaluated_beside_each(tmp_path: Path) -> None:
+    run = begun("strategy=fedavg", "rounds=5")
+    lines: list[str] = []
+    progress, folder = progress_of(run, tmp_path, lines)
+    progress = replace(progress, average=2, rounds=5)
+    random = np.random.default_rng(0)
+    states = [
+        replace(run.state, vector=run.state.vector + random.normal(0, 0.1, run.state.vector.size).astype(np.float32))
+        for _ in range(3)
+    ]
+    for number, state in enumerate(states, 1):
+        progress.end_round(state, RoundReport(number), [100], [400])
+    assert np.array_equal(run.model.state()[0], states[-1].vector)
+    assert folder.rounds[0].averaged == folder.rounds[0].headline
+    mean = np.mean([states[1].vector, states[2].vector], axis=0, dtype=np.float64)
+    run.model.load(np.asarray(mean, np.float32), run.state.dense)
+    test = run.task.load("test")
+    assert folder.rounds[2].averaged == evaluate(run.model, run.task, test).headline != folder.rounds[2].headline
+    assert f"(averaged {folder.rounds[2].averaged:.4f})" in lines[2]
+    resumed = replace(progress)  # which has seen no model
+    for number, state in enumerate(states[:2], 4):
+        resumed.end_round(state, RoundReport(number), [100], [400])
+    assert [math.isnan(row.averaged) for row in folder.rounds] == [False, False, False, True, False]
+    assert summarize(folder.rounds, {})["final_averaged_accuracy"] == folder.rounds[4].averaged

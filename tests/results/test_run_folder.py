@@ -197,13 +197,14 @@ def test_reader_returns_each_complete_row_once_even_if_the_file_is_replaced(tmp_
 
 def test_line_of_a_round() -> None:
     assert progress_line(row(3, 0.5), 20, 125.0) == (
-        "round  3/20  accuracy 0.5000 (sampled 0.2500)  loss 0.5000  clients 0.4500, worst tenth 0.3500  "
-        "uplink 100 B per client, 1.250 bits per parameter, downlink 5.00, total 6.25  "
+        "round  3/20  accuracy 0.5000 (sampled 0.2500) (averaged 0.4800)  loss 0.5000  "
+        "clients 0.4500, worst tenth 0.3500  uplink 100 B per client, 1.250 bits per parameter, "
+        "downlink 5.00, total 6.25  "
         "epsilon 0.700  3.0 s, 2:05 left  1 rejected"
     )
     plain = replace(
         row(20, 0.5), sampled=math.nan, clients_failed=0, uplink_bytes=12345.0, epsilon=math.nan,
-        clients_headline=math.nan, worst_headline=math.nan,
+        clients_headline=math.nan, worst_headline=math.nan, averaged=math.nan,
     )  # fmt: skip
     quiet = progress_line(plain, 20, 0)
     assert quiet.startswith("round 20/20  accuracy 0.5000  loss 0.5000  uplink 12,345 B per client, 1.250 bits per p")
