@@ -1,4 +1,4 @@
-"""What docs/papers.md says of Theorem 3.1 of FedScalar; test_fedscalar.py of the methods has Proposition 3.1."""
+"""What results/papers/findings.md says of FedScalar's Theorem 3.1; tests/methods has its Proposition 3.1."""
 
 import math
 from collections.abc import Sequence
