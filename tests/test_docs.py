@@ -72,6 +72,12 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 130
 
 
+def test_the_documents_are_short() -> None:
+    words = {page_name(path): len(path.read_text().split()) for path in DOCS}
+    longest = sorted(words.items(), key=lambda one: -one[1])[:3]
+    assert sum(words.values()) <= 45_000, f"docs/ has {sum(words.values())} words; the longest are {longest}"
+
+
 @pytest.mark.parametrize("path", PROSE, ids=page_name)
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):

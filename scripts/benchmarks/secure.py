@@ -81,7 +81,7 @@ def measure(clients: int, weights: int, dropped: int) -> Measured:
 
 
 def main() -> None:
-    """Print both tables of docs/privacy.md."""
+    """Print both tables of results/privacy/costs.md."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--weights", type=int, default=1_000_000)
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 30, 100])

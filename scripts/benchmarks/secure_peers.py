@@ -140,7 +140,7 @@ def ckks(updates: list[Float32Array]) -> Row:
 
 
 def main() -> None:
-    """Print the table of docs/privacy.md."""
+    """Print the table of results/privacy/costs.md."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--weights", type=int, default=1_000_000)
     parser.add_argument("--clients", type=int, default=10)
