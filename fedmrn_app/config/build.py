@@ -30,11 +30,11 @@ from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.federation.upload import least_reply_bits
 from fedmrn_app.federation.worker import RunSettings, Worker
 from fedmrn_app.learning.flat import FlatModel, trained_parameters
-from fedmrn_app.learning.models.build import build_model, refuses_one_row, sketch_model
+from fedmrn_app.learning.models.build import build_model, has_batch_norm, refuses_one_row, sketch_model
 from fedmrn_app.learning.sgd import emulates_bfloat16
 from fedmrn_app.methods import build_method
 from fedmrn_app.methods.method import Method, RunOptions
-from fedmrn_app.methods.rate_control import error_power
+from fedmrn_app.methods.rate_control import SCALE_LIMIT, error_power
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.system.cores import memory as memory_limit
 from fedmrn_app.tasks import find_tasks
@@ -274,6 +274,7 @@ def build_protocol(config: Config, method: Method, model: FlatModel) -> RunProto
         lattice_step=config.downlink.step,
         max_norm=config.uplink.max_norm,
         equal_weights=config.equal_weights,
+        scale_limit=math.inf if has_batch_norm(model.module) else SCALE_LIMIT,
         **config.server_settings(),
     )
     if budget is None:

@@ -160,7 +160,9 @@ class FedBuff:
         vector, dense = server_step(self.protocol, self.state, sums, len(used), label=f"version {report.number}")
         sent = next((one for one in self._opened.values() if version_of(one.number) == self.version), None)
         published = self.state.published if sent is None else sent.published
-        self.state = GlobalState(vector, dense, sums.rate_state, published, sums.budget_state)
+        rate_state = self.protocol.limited(sums.rate_state, vector)
+        report.noise_limited = rate_state is not sums.rate_state
+        self.state = GlobalState(vector, dense, rate_state, published, sums.budget_state)
         self.version += 1
         report.decode_seconds = self._seconds + time.perf_counter() - start
         self._forget_flushed()

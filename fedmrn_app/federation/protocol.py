@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedmrn_app.federation.budget import Budget, BudgetState
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.methods.method import Method
-from fedmrn_app.methods.rate_control import least_mask_bits
+from fedmrn_app.methods.rate_control import least_mask_bits, limited_scale
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.validation import Range
 from fedmrn_app.wire.dense import usual_dense_bytes
@@ -68,6 +68,7 @@ class RunProtocol(ServerSettings):
         confirmed: the operator's number of samples of each client, which replaces what clients state; None without.
         framing_bytes: bytes that the transport adds to a payload, which the rate control counts.
         budget: budget of bits of the whole run; None if each round has the size that the method's options say.
+        scale_limit: largest scale of the noise that a rate control sets, in root mean squares of the weights.
     """
 
     method: Method
@@ -84,6 +85,7 @@ class RunProtocol(ServerSettings):
     confirmed: Mapping[int, int] | None = None
     framing_bytes: int = 180  # of a Flower message
     budget: Budget | None = None
+    scale_limit: float = math.inf
 
     @classmethod
     def of(cls, method: Method, model: FlatModel, *, seed: int, dense_bits: int, **settings: Any) -> RunProtocol:
@@ -112,7 +114,15 @@ class RunProtocol(ServerSettings):
         if control is not None:
             least = least_mask_bits(self.layout.count)
             rate_state = control.first(max(least, self.body_bits(self.reply_bits(budget_state))))
+            rate_state = self.limited(rate_state, self.initial)
         return GlobalState(self.initial.copy(), self.initial_dense.copy(), rate_state, budget_state=budget_state)
+
+    def limited(self, rate_state: Float32Array | None, vector: Float32Array) -> Float32Array | None:
+        """Return the state of the rate control with a scale that the weights of the next round bear."""
+        if rate_state is None or math.isinf(self.scale_limit):
+            return rate_state
+        square = float(np.square(vector, dtype=np.float64).mean())
+        return limited_scale(rate_state, self.scale_limit * math.sqrt(square))
 
     def reply_bits(self, budget_state: NDArray[np.float64] | None) -> float:
         """Return the bits per trained parameter that a reply of the next round is to take."""

@@ -66,6 +66,8 @@ class RoundReport:
         lowered: the share by samples of each client that counts less because of `max_share`.
         decode_seconds: server time to check, decode and add all replies.
         epsilon: privacy spent by all rounds so far; NaN where no noise is added.
+        noise_limited: whether the masks of the next round are longer than asked, because shorter ones need more noise
+            than the weights bear.
     """
 
     number: int
@@ -76,6 +78,7 @@ class RoundReport:
     lowered: dict[int, float] = field(default_factory=dict)
     decode_seconds: float = 0.0
     epsilon: float = math.nan
+    noise_limited: bool = False
 
     @property
     def used_clients(self) -> list[int]:

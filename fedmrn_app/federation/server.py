@@ -316,7 +316,9 @@ def finish_round(
         processor.finish(sums)
     report.epsilon = sums.epsilon
     vector, dense = server_step(opened.protocol, opened.state, sums, len(report.used), label=f"round {opened.number}")
-    return GlobalState(vector, dense, sums.rate_state, opened.published, sums.budget_state)
+    rate_state = opened.protocol.limited(sums.rate_state, vector)
+    report.noise_limited = rate_state is not sums.rate_state
+    return GlobalState(vector, dense, rate_state, opened.published, sums.budget_state)
 
 
 @dataclass

@@ -26,6 +26,7 @@ from fedmrn_app.flower.round_settings import RoundSettings
 from fedmrn_app.flower.secure_rounds import SecureStrategy
 from fedmrn_app.flower.stragglers import draw_stragglers
 from fedmrn_app.flower.strategy import FinishedRound, PayloadStrategy
+from fedmrn_app.methods.rate_control import SCALE_LIMIT
 from fedmrn_app.privacy.mechanism import Privacy
 from fedmrn_app.results.clients_csv import Participants
 from fedmrn_app.results.progress import Progress
@@ -80,14 +81,19 @@ def train(run: ServerRun) -> None:
     run.progress.best.check(run.progress.folder.rounds)
     strategy = _strategy(run)
     clients = _client_evaluation(run, strategy) if run.config.evaluation.by_clients else None
+    limited = False
 
     def record(number: int, arrays: ArrayRecord) -> None:
+        nonlocal limited
         if number == run.finished_rounds:
             return run.progress.begin()
         finished = strategy.last
         assert finished is not None
         if run.config.server == "sync":
             _log_replies(run, finished)
+        if finished.report.noise_limited and not limited:
+            limited = True
+            run.report(f"round {number}: {_limit_line(run.config)}")
         run.participants.note(finished.report)
         run.progress.end_round(
             finished.state, finished.report, finished.uplink, finished.downlink,
@@ -162,6 +168,15 @@ def _channel(run: ServerRun) -> Channel:
         slowdown=stragglers,
         report=run.report,
         **pace_of(run.grid),
+    )
+
+
+def _limit_line(config: Config) -> str:
+    """Return what a person should know where the weights limit the noise, and so the length of masks."""
+    key, bits = ("bits", config.uplink.bits) if config.uplink.budget is None else ("budget", config.uplink.budget)
+    return (
+        f"uplink.{key}={bits}: masks are longer than that, because shorter ones need noise of more than "
+        f"{SCALE_LIMIT:g} times the root mean square of the weights, which a model without batch norm does not bear"
     )
 
 

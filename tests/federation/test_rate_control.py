@@ -3,10 +3,14 @@
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from torch import nn
 
 from fedmrn_app.config.build import build_worker
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.errors import PayloadError
+from fedmrn_app.federation.loop import run_rounds
+from fedmrn_app.federation.protocol import GlobalState
+from fedmrn_app.federation.report import RoundReport
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.learning.evaluate import evaluate
 from fedmrn_app.methods.fedmrn import FedMRN, FedMRNS
@@ -16,9 +20,11 @@ from fedmrn_app.methods.rate_control import (
     GROWTH,
     LEAST_BYTES,
     MAX_RATIO,
+    SCALE_LIMIT,
     SHRINKAGE,
     RateControl,
     least_mask_bits,
+    limited_scale,
     rate_curve,
 )
 from fedmrn_app.methods.shared_context import SharedContext
@@ -125,6 +131,52 @@ def test_nothing_left_for_masks_makes_them_as_short_as_they_get() -> None:
 @pytest.mark.parametrize(("count", "least"), [(300, 0.89), (1_200, 8 * LEAST_BYTES / 1_200), (100_000, 0.058)])
 def test_masks_of_few_weights_are_not_cut_to_nothing(count: int, least: float) -> None:
     assert least_mask_bits(count) == pytest.approx(least, rel=0.01)
+
+
+@pytest.mark.parametrize(("words", "limited"), [(("model=mlp", "model.hidden=[256]"), True), ((), False)])
+def test_noise_is_limited_by_the_weights_of_a_model_without_batch_norm(words: tuple[str, ...], limited: bool) -> None:
+    few = ("rounds=2", "clients=2", "clients_per_round=2", "local.steps=8")
+    worker = build_worker(load_config((*words, *few, "uplink.bits=0.01")))
+    _, protocol = worker.model()
+    most = [SCALE_LIMIT * float(np.sqrt(np.square(protocol.initial).mean()))]
+    scales: list[float] = []
+    told: list[bool] = []
+
+    def on_round(state: GlobalState, report: RoundReport) -> None:
+        assert state.rate_state is not None
+        most.append(SCALE_LIMIT * float(np.sqrt(np.square(state.vector).mean())))
+        scales.append(float(state.rate_state[0]))
+        told.append(report.noise_limited)
+
+    first = protocol.begin().rate_state
+    assert first is not None
+    run_rounds(worker, on_round=on_round)
+    assert told == [limited] * 2
+    assert (np.array([first[0], *scales]) == pytest.approx(np.array(most), rel=1e-5)) is limited
+
+
+def test_weights_of_zero_limit_no_noise() -> None:
+    state = np.array([5, np.nan, 0], np.float32)
+    assert limited_scale(state, 0.0) is state
+    assert limited_scale(state, 5.0) is state
+    assert limited_scale(state, 2.0).tolist()[0] == 2.0
+
+
+def cnn(channels: int, classes: int) -> nn.Module:
+    layers: list[nn.Module] = []
+    for before, after in ((channels, 16), (16, 32)):
+        layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 2 * 2, classes))
+
+
+@pytest.mark.slow
+def test_a_cnn_without_batch_norm_learns_where_clients_have_two_labels() -> None:
+    model_words = ("model=own", "model._target_=tests.federation.test_rate_control.cnn", "rounds=12")
+    words = (*model_words, "partition=label_shard", "partition.labels_per_client=2")
+    worker = build_worker(load_config(words))
+    model, _ = worker.model()
+    model.load(*final_state(words))
+    assert evaluate(model, worker.task, worker.task.load("test")).headline > 0.7
 
 
 def test_a_small_model_learns_with_a_budget_that_framing_alone_exceeds() -> None:

@@ -129,6 +129,11 @@ def refuses_one_row(module: nn.Module, task: Task) -> bool:
     return False
 
 
+def has_batch_norm(module: nn.Module) -> bool:
+    """Return whether a model has batch norm, which makes what follows a layer independent of its weights' scale."""
+    return any(isinstance(part, nn.modules.batchnorm._NormBase) for part in module.modules())
+
+
 def _misfit(name: str, problem: str) -> ConfigError:
     key, _, value = name.partition("=")
     return ConfigError(f"{name}: {problem}", code="model", key=key, value=value)
