@@ -9,10 +9,12 @@ import torch
 from torch import nn
 
 from fedmrn_app.config.schema import Config
+from fedmrn_app.data.partitions import QUANTILES
 from fedmrn_app.learning.evaluate import static_norms
 from fedmrn_app.methods.method import Method
 from fedmrn_app.methods.submodel_selection import SubmodelSelector
 from fedmrn_app.tasks.classification import Classification
+from fedmrn_app.tasks.labelled_rows import LabelledRows
 from fedmrn_app.tasks.task import Task
 from fedmrn_app.validation import refusal
 
@@ -133,12 +135,13 @@ def check_data(config: Config, task: Task, method: Method) -> None:
             (unlabelled and method.codec.tells_labels, "strategy.label_rows", f"{reason} strategy.label_rows=all"),
         ],
     )
-    classes = task.inputs().get("classes")
+    quantity = isinstance(task, LabelledRows) and task.quantity
+    classes, of = (QUANTILES, "tenths") if quantity else (task.inputs().get("classes"), "labels")
     if config.partition.name != "label_shard" or labels is None or classes is None:
         return
     needed = -(-classes // labels)
-    per_client = f"must be from 1 to {classes}, the labels of {task.name}"
-    cover = f"must be at least {needed}, so that clients of {labels} labels cover the {classes} of {task.name}"
+    per_client = f"must be from 1 to {classes}, the {of} of {task.name}"
+    cover = f"must be at least {needed}, so that clients of {labels} {of} cover the {classes} of {task.name}"
     refuse(
         config,
         [(labels > classes, "partition.labels_per_client", per_client), (config.clients < needed, "clients", cover)],

@@ -32,7 +32,8 @@ class Found:
 
     Attributes:
         kind: a kind that can be an input, or why the column is none: `row numbers`, `id`, `one value`, `no value`,
-            `id of several rows`, `whole numbers that all differ`, `dates`, or the name of its type in Arrow.
+            `id of several rows`, `whole numbers that all differ`, `numbers with commas`, `dates`, or the name of its
+            type in Arrow.
         note: the number of values, such as `9 values`.
     """
 
@@ -42,6 +43,9 @@ class Found:
 
 INPUTS: tuple[ColumnKind, ...] = ("number", "category", "vector")  # of a table
 RECOGNIZED = ("row numbers", "id", "one value", "no value")  # not used without being named
+COMMAS = "numbers with commas"
+COMMA_NUMBERS = r"^\s*[-+]?\d+([.,]\d+)*\s*$"
+COMMA_WAY = "pandas.read_csv(FILE, sep=';', decimal=',') reads decimal commas, and thousands=',' commas of thousands"
 DOUBTFUL = ("id of several rows", "whole numbers that all differ")  # a person decides
 
 
@@ -95,7 +99,8 @@ def look_at(table: Table, name: str, place: Place) -> Found:
     named = bool(INDEX_NAMES.fullmatch(name.lower()) or ID_NAMES.fullmatch(name) or ID_NAMES.fullmatch(name.lower()))
     unique = different == count and count > 2
     if kind == "text":
-        return _text(count, different, named, unique)
+        commas = comma_number(column)
+        return Found(COMMAS, f"such as {commas}") if commas else _text(count, different, named, unique)
     consecutive = unique and _consecutive(column) and (named or count >= MIN_CONSECUTIVE)
     if unique and (named or consecutive):
         return Found("row numbers" if consecutive else "id", f"{different:,} different values")
@@ -104,6 +109,18 @@ def look_at(table: Table, name: str, place: Place) -> Found:
     if kind == "whole number" and unique and count >= MIN_DIFFERENT:
         return Found("whole numbers that all differ")
     return Found("number")
+
+
+def comma_number(column: Any) -> str | None:
+    """Return a number with a comma from a column of text that holds such numbers only; None from another column."""
+    from pyarrow import compute
+
+    values = column.drop_null()
+    values = values.cast(getattr(values.type, "value_type", values.type))
+    if not len(values) or not compute.all(compute.match_substring_regex(values, COMMA_NUMBERS)).as_py():
+        return None
+    found = compute.filter(values, compute.match_substring(values, ","))
+    return str(found[0]) if len(found) else None
 
 
 def _text(count: int, different: int, named: bool, unique: bool) -> Found:
@@ -234,6 +251,8 @@ def refuse_unused(found: Mapping[str, Found], query: RowQuery, beside: str = "")
         ways.append(f"dataset.kinds={{{name}:{other}}} makes {name} an input")
         if first.kind == DOUBTFUL[0]:
             ways.append(f"dataset.group_column={name} makes it the group of partition=natural")
+    if any(one.kind == COMMAS for one in found.values()):
+        ways.append(COMMA_WAY)
     texts = [name for name, one in found.items() if one.kind == "text"]
     if texts and not beside:
         ways.append(f"dataset.text_column={texts[0]} reads that text alone")

@@ -18,14 +18,14 @@ from fedmrn_app.data.hub import read_split
 from fedmrn_app.data.image_folders import holds_metadata, image_folder_splits
 from fedmrn_app.data.images import SUFFIXES, by
 from fedmrn_app.data.labels import Labels, fit_labels
-from fedmrn_app.data.npz import npz_splits
+from fedmrn_app.data.npz import npz_files, npz_splits
 from fedmrn_app.data.rows import Entry, Form, OpenRows, RowQuery, Splits
 from fedmrn_app.data.samples import Report, Rows, Split
 from fedmrn_app.data.table_rows import columns_rows
 from fedmrn_app.data.tables import FOLDER, open_tables
 from fedmrn_app.errors import DataError
 
-FORMS = "a folder of images by class, parquet or CSV files, a folder of datasets.save_to_disk, or an .npz file"
+FORMS = "a folder of images by class, parquet or CSV files, a folder of datasets.save_to_disk, or .npz files"
 FORM_WORDS: Mapping[Form, str] = {"image": "images", "table": "a table", "ids": "rows of ids"}
 SHAPE_KEYS: Mapping[Form | None, tuple[str, ...]] = {  # configuration keys of the shape of a row
     "image": ("channels", "height", "width"),
@@ -167,10 +167,17 @@ def open_splits(query: RowQuery) -> Splits:
             raise place.error("empty", f"the folder is empty; it must hold {FORMS}")
         if path.is_dir() and holds_metadata(path):
             return image_folder_splits(path, query)
+        if path.is_dir() and npz_files(path) and not _holds_other_rows(path):
+            return npz_splits(path, query)
         by_folder = query.folders == "groups" and not query.on_device  # a device is one of the groups
         if (tables := open_tables(path, place, by_folder=by_folder)) and not (path.is_dir() and _only_images(path)):
             return {split: partial(_open_table, query, table) for split, table in tables.items()}
         return image_folder_splits(path, query)
+
+
+def _holds_other_rows(folder: Path) -> bool:
+    """Return whether a folder holds images or tables, beside which .npz files are no rows."""
+    return bool({path.suffix.lower() for path in folder.rglob("*")} & {*SUFFIXES, *TEXT_SUFFIXES, ".parquet", ".arrow"})
 
 
 def _only_images(folder: Path) -> bool:

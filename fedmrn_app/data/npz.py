@@ -1,8 +1,13 @@
-"""Labelled rows in one .npz file: x and y, Keras' x_train and y_train, or MedMNIST's train_images and train_labels."""
+"""Labelled rows in .npz files: x and y, Keras' x_train and y_train, or MedMNIST's train_images and train_labels.
+
+A folder may have a file for each split, and with `dataset.folders=groups` a folder of such files for each group.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +19,7 @@ from fedmrn_app.data.labels import Labels, describe_labels, encode_labels, encod
 from fedmrn_app.data.place import Place
 from fedmrn_app.data.rows import Entry, Form, OpenRows, RowQuery, Splits, check_table, way_to_ignore
 from fedmrn_app.data.samples import Rows
-from fedmrn_app.data.splits import WORDS
+from fedmrn_app.data.splits import WORDS, split_of_file
 from fedmrn_app.data.table_rows import group_entry, groups_of
 
 INPUTS = ("x", "images", "data", "features", "inputs")
@@ -24,28 +29,72 @@ MAX_CHANNELS = 4
 MAX_ID = 1 << 31
 
 
+SUFFIX = ".npz"
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of one file that belong to a split; `x` and `y` are the names of its arrays."""
+
+    file: Path
+    x: str
+    y: str
+
+
 def npz_splits(path: Path, query: RowQuery) -> Splits:
-    """Return the splits of a file; nothing in it is unpickled.
+    """Return the splits of a file, or of the files in a folder; nothing in them is unpickled.
 
     Raises:
-        DataError: it cannot be read, has no inputs, has some without their labels, or an array would not be used.
+        DataError: a file cannot be read, has no inputs, has some without their labels, or an array would not be used;
+            or a folder holds files whose split or group is not known.
     """
+    if path.is_file():
+        return {split: partial(_open, [part], query) for split, part in _parts_of(path, query).items()}
+    files, place, by_group = npz_files(path), query.place, query.folders == "groups" and not query.on_device
+    found: dict[str, list[Part]] = {}
+    for file in files:
+        inside, named = file.relative_to(path), split_of_file(file.relative_to(path).as_posix())
+        if by_group and file.parent == path:
+            problem = f"{file.name} is in no folder; dataset.folders=groups needs one for each group"
+            raise place.error("split", problem)
+        if not by_group and len(inside.parts) > 1 and split_of_file(inside.parts[0] + "/") is None:
+            problem = f"{inside} may be of a site; dataset.folders=groups takes the first level of folders as groups"
+            raise place.error("ambiguous", problem)
+        parts = _parts_of(file, query)
+        if named and set(parts) != {"train"}:
+            problem = f"{inside} names the split {named}, and holds arrays of {' and '.join(parts)}; call them x and y"
+            raise place.error("split", problem)
+        for split, part in parts.items():
+            found.setdefault(named or split, []).append(part)
+    if not by_group and len(files) > 1 and (one := next((f for f in files if not split_of_file(f.name)), None)):
+        problem = f"{one.name} names no split, beside {len(files) - 1} other .npz files"
+        raise place.error("split", f"{problem}; name one file, or call them train.npz, val.npz and test.npz")
+    return {split: partial(_open, parts, query, path if by_group else None) for split, parts in found.items()}
+
+
+def npz_files(folder: Path) -> list[Path]:
+    """Return the .npz files in a folder and below it, in the order of their paths."""
+    return sorted(file for file in folder.rglob(f"*{SUFFIX}") if not file.name.startswith((".", "_")))
+
+
+def _parts_of(path: Path, query: RowQuery) -> dict[str, Part]:
+    """Return the rows of each split of a file."""
     names, place = list(_load(path, query.place)), query.place
-    splits: dict[str, tuple[str, str]] = {}
+    splits: dict[str, Part] = {}
     for split in WORDS:
         x, y = (_called(split, words, names, place) for words in (INPUTS, LABELS))
         if x is None:
             continue
         if y is None:
             raise place.error("array", f"has {x}, but no array {x.replace('x', 'y')}; it has {', '.join(names)}")
-        splits[split] = x, y
+        splits[split] = Part(path, x, y)
     if not splits:
         raise place.error("array", f"has no array x; it has {', '.join(names) or 'none'}, and must have x and y")
-    used = {name for pair in splits.values() for name in pair} | {query.group_column} | set(query.ignore)
+    used = {name for part in splits.values() for name in (part.x, part.y)} | {query.group_column} | set(query.ignore)
     if (left := [name for name in names if name not in used]) and not query.on_device:
         problem = f"array{'s' * (len(left) > 1)} {listed(left)} would not be used"
         raise place.error("unused", f"{problem}; {way_to_ignore(left)}")
-    return {split: partial(_open, path, keys, query) for split, keys in splits.items()}
+    return splits
 
 
 def _called(split: str, words: tuple[str, ...], names: list[str], place: Place) -> str | None:
@@ -73,17 +122,23 @@ def _load(path: Path, place: Place, *keys: str) -> dict[str, NDArray[Any]]:
                 raise
 
 
-def _open(path: Path, keys: tuple[str, str], query: RowQuery) -> OpenRows:
-    place = query.place
-    arrays = _load(path, place, *keys)
-    x, y = (arrays[key] for key in keys)
-    if x.ndim < 2 or y.ndim < 1:
-        raise place.error("shape", f"{keys[0]} has shape {x.shape}, {keys[1]} {y.shape}; both must have rows")
-    if len(x) != len(y):
-        raise place.error("shape", f"{keys[0]} has {len(x)} rows, {keys[1]} has {len(y)}; each row needs one label")
+def _open(parts: Sequence[Part], query: RowQuery, groups_in: Path | None = None) -> OpenRows:
+    """Open the rows of one or several files; the folders in `groups_in` are their groups."""
+    place, first = query.place, parts[0]
+    read = [_arrays(part, place) for part in parts]
+    for part, (one, _) in zip(parts, read, strict=True):
+        if (one.shape[1:], one.dtype) != (read[0][0].shape[1:], read[0][0].dtype):
+            what = f"rows of {one.dtype} {one.shape[1:]} in {part.file}"
+            raise place.error("shape", f"{what}, and of {read[0][0].dtype} {read[0][0].shape[1:]} in {first.file}")
+    x, y = (arrays[0] if len(parts) == 1 else np.concatenate(arrays) for arrays in zip(*read, strict=True))
     labels = encode_quantity(y, place) if query.quantity else encode_labels(y, place)
-    groups = _groups(path, len(x), keys[0], query)
-    form = _form_of(x, keys[0], query)
+    if groups_in is None:
+        groups, level = _groups(first.file, len(x), first.x, query), (str(query.group_column), "array")
+    else:
+        folders = [part.file.relative_to(groups_in).parts[0] for part in parts]
+        names = np.repeat(folders, [len(one) for one, _ in read])
+        groups, level = groups_of(names, "", place), ("first level of folders", "folders")
+    form = _form_of(x, first.x, query)
 
     def inputs(rows: Rows) -> NDArray[Any]:
         if form == "image":
@@ -92,15 +147,27 @@ def _open(path: Path, keys: tuple[str, str], query: RowQuery) -> OpenRows:
 
     def entries() -> list[Entry]:
         kind = {"image": "image", "ids": "token ids", "table": "number"}[form]
+        files = f", in {len(parts)} files" if len(parts) > 1 else ""
         found = [
-            Entry(keys[0], kind, "input", f"{x.dtype} of shape {x.shape}"),
-            Entry(keys[1], _LABEL_KINDS.get(y.dtype.kind, "whole numbers"), "label", describe_labels(labels)),
+            Entry(first.x, kind, "input", f"{x.dtype} of shape {x.shape}{files}"),
+            Entry(first.y, _LABEL_KINDS.get(y.dtype.kind, "whole numbers"), "label", describe_labels(labels)),
         ]
         if groups is not None:
-            found.append(group_entry(str(query.group_column), "array", groups))
+            found.append(group_entry(*level, groups))
         return [*found, *(Entry(name, "array", "not used", "dataset.ignore") for name in query.ignore)]
 
     return OpenRows(form, labels, inputs, groups=groups, entries=entries)
+
+
+def _arrays(part: Part, place: Place) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the inputs and the labels of a part, with as many rows."""
+    arrays = _load(part.file, place, part.x, part.y)
+    x, y = arrays[part.x], arrays[part.y]
+    if x.ndim < 2 or y.ndim < 1:
+        raise place.error("shape", f"{part.x} has shape {x.shape}, {part.y} {y.shape}; both must have rows")
+    if len(x) != len(y):
+        raise place.error("shape", f"{part.x} has {len(x)} rows, {part.y} has {len(y)}; each row needs one label")
+    return x, y
 
 
 def _groups(path: Path, rows: int, x: str, query: RowQuery) -> Labels | None:

@@ -22,6 +22,7 @@ from fedmrn_app.errors import ConfigError, DataError, FedMRNError, needs_extra
 from fedmrn_app.validation import Count, Range
 
 _Moved = tuple[int, int]  # numbers of clients and of rows that were moved to them
+QUANTILES = 10  # of a quantity, which Dirichlet and label-shard partitions share out as labels
 _VERSION = 3  # of the algorithms below; a stored partition of another version is not used
 
 
@@ -92,7 +93,7 @@ def load_partitions(samples: Samples, config: PartitionConfig, clients: int, see
             labels=config.scheme.labels(samples),
             weights=partial(config.scheme.label_weights, config),
         )
-    keys = samples.groups if config.name == "natural" else samples.labels
+    keys = samples.groups if config.name == "natural" else labels_of(samples)
     digest = hashlib.sha256(b"" if keys is None else np.ascontiguousarray(keys).tobytes()).hexdigest()
 
     def make() -> dict[str, Rows]:
@@ -103,6 +104,18 @@ def load_partitions(samples: Samples, config: PartitionConfig, clients: int, see
     stored = cached_arrays(f"{name}-partition", (_VERSION, config, clients, seed, len(samples), digest), make, None)
     clients_moved, rows_moved = stored["moved"].tolist()
     return StoredPartition(stored["rows"], stored["ends"], (clients_moved, rows_moved))
+
+
+def labels_of(samples: Samples) -> Rows | None:
+    """Return the label of each row, or the tenth of its quantity; None where rows have neither, or one value only."""
+    y = samples.y
+    if samples.labels is not None or getattr(y, "dtype", np.dtype(int)).kind != "f" or getattr(y, "ndim", 0) != 1:
+        return samples.labels
+    values = np.asarray(y[:])
+    if values.min() == values.max():
+        return None
+    ends = np.quantile(values, np.arange(1, QUANTILES) / QUANTILES)
+    return np.searchsorted(ends, values, side="right").astype(np.int64)
 
 
 def partition_rows(samples: Samples, config: PartitionConfig, clients: int, seed: int) -> list[Rows]:
@@ -158,9 +171,10 @@ class Scheme:
 
     def labels(self, samples: Samples) -> Rows | None:
         """Return the labels by which rows are shared out, None if they do not matter."""
-        if samples.labels is None:
+        labels = labels_of(samples)
+        if labels is None:
             raise _error("partition", self.name, "these data have no labels to share out by; take partition=iid")
-        return samples.labels
+        return labels
 
     def partitioner(self, config: PartitionConfig, clients: int, seed: int) -> Any:
         """Return a partitioner by the column `label`."""

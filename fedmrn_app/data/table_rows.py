@@ -8,12 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.data.columns import (
+    COMMA_WAY,
+    COMMAS,
     RECOGNIZED,
     Found,
     Plan,
     Table,
     check_names,
     column_names,
+    comma_number,
     entries_of,
     is_text,
     kind_of_type,
@@ -205,7 +208,10 @@ def _labels(table: Table, name: str, query: RowQuery) -> Labels:
     if types.is_dictionary(kind):
         column, kind = column.cast(kind.value_type), kind.value_type
     if query.quantity and not (types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)):
-        raise place.error("type", f"column {name} is {kind}; with task=regression the label must be a number")
+        problem = f"column {name} is {kind}; with task=regression the label must be a number"
+        commas = comma_number(column) if is_text(kind) else None
+        way = f" ({COMMAS}, such as {commas}); {COMMA_WAY}" if commas else ""
+        raise place.error("type", f"{problem}{way}")
     if query.quantity:
         return encode_quantity(numbers_of(column, place), place)
     if is_text(kind):

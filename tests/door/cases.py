@@ -86,6 +86,20 @@ def index_column(folder: Path) -> Path:
     return folder / "rows.parquet"
 
 
+def sites_of_arrays(*names: str) -> Make:
+    """A folder for each of three sites, with the files that are named."""
+
+    def make(folder: Path) -> Path:
+        for site in range(3):
+            (folder / f"s{site}").mkdir()
+            for name in names:
+                rows = slice(40 * site, 40 * site + (30 if name == "train.npz" else 10))
+                np.savez(folder / f"s{site}" / name, x=NOISE[rows], y=LABELS[rows])
+        return folder
+
+    return make
+
+
 def hive(folder: Path) -> Path:
     for place, name in enumerate(("cat", "dog")):
         (folder / f"label={name}").mkdir()

@@ -38,6 +38,7 @@ from tests.door.cases import (
     pictures,
     reviews,
     shards,
+    sites_of_arrays,
     values_as_names,
     vectors,
 )
@@ -52,6 +53,7 @@ MEDMNIST = {
     for what, rows in (("images", GREY), ("labels", LABELS[:, None]))
 }
 UNNAMED = {"Unnamed: 0": np.arange(ROWS), "a": NOISE[:, 0], "label": np.sort(LABELS)}
+PRICES = [f"{x:.2f}".replace(".", ",") for x in NOISE[:, 0]]
 AGES = {"a": NOISE[:, 0], "label": RANDOM.permutation(np.arange(ROWS) % 60) + 17}
 
 # the case, its rows, the settings, what becomes of each column, and the rows of each split
@@ -143,6 +145,20 @@ WORK: list[tuple[str, Make, dict[str, Any], dict[str, str], dict[str, int]]] = [
         {"folders": "groups"},
         {"files": "image input", "second level of folders": "folders label", "first level of folders": "folders group"},
         {"train": 16, "test": 4},
+    ),
+    (
+        "a file of arrays for each site",
+        sites_of_arrays("rows.npz"),
+        {"folders": "groups"},
+        {"x": "number input", "y": "whole numbers label", "first level of folders": "folders group"},
+        {"train": 24, "test": 6},
+    ),
+    (
+        "files of arrays for each site and split",
+        sites_of_arrays("train.npz", "test.npz"),
+        {"folders": "groups"},
+        {"x": "number input", "y": "whole numbers label", "first level of folders": "folders group"},
+        {"train": 90, "test": 30},
     ),
     (
         "a folder for each kind of a class",
@@ -240,6 +256,9 @@ REFUSED: list[tuple[str, Make, dict[str, Any], str]] = [
         "shape",
     ),
     ("shards without a common type", other_shards, {}, "type"),
+    ("arrays of sites", sites_of_arrays("rows.npz"), {}, "ambiguous"),
+    ("decimal commas", csv_of(";", price=PRICES, label=LABELS), {}, "unused"),
+    ("few decimal commas", csv_of(";", dose=["0,5", "1,5", "2"] * 40, a=NOISE[:, 0], label=LABELS), {}, "unused"),
     ("values as names", csv_of(**values_as_names()), {}, "names"),
     (
         "a group without a name",

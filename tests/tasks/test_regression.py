@@ -137,6 +137,24 @@ def test_data_with_classes_are_refused(words: list[str]) -> None:
     assert error.value.code in ("dataset", "unknown-key")
 
 
+def test_partitions_divide_the_tenths_of_a_quantity(tmp_path: Path) -> None:
+    path = write_npz(tmp_path / "a.npz", x=np.arange(400.0)[:, None], y=np.arange(400))
+    words = ["dataset=own", f"dataset.path={path}", "task=regression", "dataset.test_share=0.25", "clients=10"]
+    config = resolve_from_data(compose_values([*words, "partition=label_shard", "partition.labels_per_client=2"]))[1]
+    worker = build_worker(config)
+    y = np.sort(np.asarray(worker.rows.samples.y[:]))
+    ends = np.quantile(y, np.arange(1, 10) / 10)
+    for client in range(10):
+        mine = np.asarray(worker.rows.training(client).take(slice(None))[1])
+        assert len(np.unique(np.searchsorted(ends, mine, side="right"))) == 2
+    values = compose_values([*words, "partition=label_shard", "partition.labels_per_client=11"])
+    with pytest.raises(ConfigError) as error:
+        build_worker(resolve_from_data(values)[1])
+    assert (error.value.key, error.value.code) == ("partition.labels_per_client", "conflict")
+    config = resolve_from_data(compose_values([*words, "partition=dirichlet", "partition.alpha=0.1"]))[1]
+    assert sum(build_worker(config).sample_count(client) for client in range(10)) == 300
+
+
 def rounds_of(*values: float) -> list[Round]:
     return [replace(row(number, value), metrics={"rmse": value}) for number, value in enumerate(values, 1)]
 
