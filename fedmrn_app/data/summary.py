@@ -78,4 +78,4 @@ class DataSummary:
 
 def counts_of(split: SplitRows) -> str:
     """Return the rows of each class in one line, cut where there are many classes, or what the labels are."""
-    return split.note or listed([f"{name} {count:,}" for name, count in split.classes.items()])
+    return split.note or listed([f"{name}: {count:,}" for name, count in split.classes.items()])

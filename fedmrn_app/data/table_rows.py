@@ -169,7 +169,9 @@ def group_entry(name: str, kind: str, groups: Labels) -> Entry:
     """Return what becomes of the groups."""
     sizes = np.bincount(groups.index)
     sizes = sizes[sizes > 0]
-    rows = f"{sizes.min():,} to {sizes.max():,} rows, {int(np.median(sizes)):,} in the median"
+    rows = f"{sizes.max():,} rows"
+    if sizes.min() < sizes.max():
+        rows = f"{sizes.min():,} to {rows}, {int(np.median(sizes)):,} in the median"
     return Entry(name, kind, "group", f"{len(sizes)} groups of {rows}")
 
 

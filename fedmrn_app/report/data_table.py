@@ -24,7 +24,9 @@ def print_data(console: Console, summary: DataSummary) -> None:
         for line in summary.lines():
             console.print(line, markup=False)
         return
-    table = Table("column", "kind", "use", "", title=Text(f"{summary.source}: {summary.inputs}"), title_justify="left")
+    table = Table(
+        "column", "kind", "use", "details", title=Text(f"{summary.source}: {summary.inputs}"), title_justify="left"
+    )
     for entry in summary.columns():
         table.add_row(
             *map(Text, (entry.name or "(no name)", entry.kind)), Text(entry.use, _COLOURS[entry.use]), Text(entry.note)

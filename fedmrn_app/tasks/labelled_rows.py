@@ -193,7 +193,7 @@ class LabelledRows(Task):
         query, shape = self._query(), self.inputs()["shape"]
         known = query.place.on_disk  # columns of data sets of the hub are named in their files in conf/dataset/
         entries, stored = describe_rows(query) if known else ([], {"train": 0, "test": 0})
-        words = {"image": f"images of {by(shape)}", "table": f"a table of {shape[0]} inputs"}
+        words = {"image": f"images of {by(shape)}", "table": f"a table of {shape[0]} input{'s' * (shape[0] > 1)}"}
         splits = [self._split_rows("train", "training", report)]
         cut = f"cut off from the training rows (dataset.test_share={self.test_share:g})"
         if "val" in stored:
