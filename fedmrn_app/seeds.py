@@ -21,6 +21,8 @@ Purpose = Literal[
     "slow",
     "holdout",
     "evaluation",
+    "private_evaluation",
+    "private_tallies",
 ]
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 

@@ -43,7 +43,7 @@ def check_evaluation(config: Config, method: Method) -> None:
     refuse(config, conflicts)
     if not evaluation.by_clients:
         return
-    private = config.privacy.noised or config.privacy.randomized_response is not None
+    flips = config.privacy.randomized_response is not None
     secure = config.privacy.secure_aggregation
     refuse(
         config,
@@ -66,10 +66,10 @@ def check_evaluation(config: Config, method: Method) -> None:
                 "static_norm=batch",
             ),
             (
-                private,
+                flips,
                 "evaluation.on",
-                "clients' counts would leave them without noise, which the privacy budget does not cover; "
-                f"{on_server}, or use privacy.secure_aggregation alone",
+                "clients' counts would reach the server as they are, from which the bits of their masks are hidden; "
+                f"{on_server}, or take noise on the sum (privacy.epsilon) in place of flips",
             ),
             (
                 secure and asked < MIN_CLIENTS,

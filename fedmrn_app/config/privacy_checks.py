@@ -14,7 +14,7 @@ from fedmrn_app.layout import Layout
 from fedmrn_app.methods.method import Method
 from fedmrn_app.privacy.accounting import accounting_library, epsilon
 from fedmrn_app.privacy.ledger import Ledger
-from fedmrn_app.privacy.mechanism import Privacy
+from fedmrn_app.privacy.mechanism import Evaluations, Privacy
 from fedmrn_app.secure.graph import MIN_CLIENTS, GraphSettings
 from fedmrn_app.validation import refusal
 
@@ -181,7 +181,8 @@ def check_budget(config: Config) -> None:
         privacy = _privacy(config, config.privacy.clip or 1.0, None)
     except BudgetSpent as spent:
         raise ConfigError(str(spent), code=spent.code, key=spent.key, value=spent.value) from spent
-    one_round = epsilon([privacy.typical], delta)
+    least = [privacy.typical, *([privacy.tallies] if privacy.tallies and config.evaluation.every == 1 else [])]
+    one_round = epsilon(least, delta)
     if one_round > budget:
         reason = f"not one round fits: with one epsilon would be {one_round:.4g} at delta {delta:g}"
         raise refusal("privacy.epsilon", budget, reason, "budget")
@@ -212,6 +213,9 @@ def open_privacy(config: Config, protocol: RunProtocol, ledger: Ledger | None) -
 
 
 def _privacy(config: Config, clip: float, ledger: Ledger | None) -> Privacy:
+    evaluations = None
+    if config.evaluation.by_clients:
+        evaluations = Evaluations(config.evaluation.clients or config.clients, config.evaluation.every)
     return Privacy(
         config.privacy,
         seed=config.seed,
@@ -220,6 +224,7 @@ def _privacy(config: Config, clip: float, ledger: Ledger | None) -> Privacy:
         clients_per_round=config.clients_per_round,
         rounds=config.rounds,
         ledger=ledger,
+        evaluations=evaluations,
     )
 
 
@@ -233,6 +238,11 @@ def privacy_lines(config: Config, privacy: Privacy | None, protocol: RunProtocol
             f"privacy: clip {typical.clip:.4g}, noise multiplier {typical.noise_multiplier:.4g}, which is "
             f"{privacy.deviation:.4g} on each weight of the mean; {typical.asked} of {typical.clients} clients per "
             f"round, {drawn} drawn at random; delta {config.privacy.delta:g}"
+        )
+    if privacy is not None and privacy.tallies is not None:
+        lines.append(
+            f"privacy: tallies of evaluation with the same noise multiplier, clip {privacy.tallies.clip:.4g}, of "
+            f"{privacy.tallies.asked} of {privacy.tallies.clients} clients each time; the budget covers them"
         )
     flips, count = protocol.method.randomized_response, protocol.layout.count
     if flips is not None:

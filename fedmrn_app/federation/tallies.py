@@ -84,17 +84,32 @@ class Tally:
 
 
 @dataclass(frozen=True)
+class NoisyTally:
+    """A sum of tallies with noise.
+
+    Attributes:
+        rows: number of rows with noise, which may be negative.
+        loss: sum of the losses with noise.
+        counts: the task's counts with noise, as in `Tally`.
+    """
+
+    rows: float
+    loss: float
+    counts: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
 class Evaluated:
     """What clients found out about one model.
 
     Attributes:
         total: sum of the tallies.
-        tallies: of each client, in ascending order; empty with secure sums, which tell only the total.
+        tallies: of each client, in ascending order; empty with secure sums and with noise, which tell only the total.
         uplink: bytes of the replies of each client that was asked.
         downlink: bytes sent to each client that was asked.
     """
 
-    total: Tally
+    total: Tally | NoisyTally
     tallies: Mapping[int, Tally] = field(default_factory=dict)
     uplink: Sequence[int] = ()
     downlink: Sequence[int] = ()

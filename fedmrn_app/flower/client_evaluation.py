@@ -26,6 +26,7 @@ from fedmrn_app.federation.tallies import Evaluated, Tally, add_tallies, from_su
 from fedmrn_app.federation.versions import Versions
 from fedmrn_app.flower.client_directory import Directory
 from fedmrn_app.flower.secure_rounds import RosterCheck, SecureRequest
+from fedmrn_app.privacy.mechanism import Privacy
 from fedmrn_app.secure.exchange import Phase, collect
 from fedmrn_app.secure.graph import MIN_CLIENTS, GraphSettings
 from fedmrn_app.secure.server import SecureServer
@@ -62,6 +63,7 @@ class ClientEvaluation:
         secure: whether the server learns only the sum.
         timeout: how long an evaluation may take.
         least: the least number of clients of a secure sum.
+        privacy: of the run, which draws the clients and adds noise to the sum of their tallies; None for no noise.
     """
 
     protocol: RunProtocol
@@ -74,10 +76,13 @@ class ClientEvaluation:
     secure: bool
     timeout: RoundTimeout
     least: int = MIN_CLIENTS
+    privacy: Privacy | None = None
 
     def run(self, state: GlobalState, finished: int) -> Evaluated | None:
         """Evaluate the model after round `finished`; None where no client has replied, which the log explains."""
         samples = self.directory.available().samples
+        if self.privacy is not None:
+            return self._private(self.privacy, state, finished, samples)
         asked = self._draw(samples, finished)
         opened = OpenRound(self.protocol, finished + 1, state, asked, versions=self.versions)
         evaluate = self._secure if self.secure else self._plain
@@ -90,6 +95,18 @@ class ClientEvaluation:
             seed = derive_seed(self.protocol.seed, "evaluation", finished)
             clients = draw_clients(clients, self.count, seed)
         return {client: samples[client] for client in clients}
+
+    def _private(self, privacy: Privacy, state: GlobalState, finished: int, samples: Mapping[int, int]) -> Evaluated:
+        """Evaluate with noise, which is released and paid for whoever replies, also where nobody is drawn."""
+        chosen, release = privacy.open_tallies(finished, samples)
+        found: Evaluated | None = None
+        if chosen:
+            asked = {client: samples[client] for client in chosen}
+            opened = OpenRound(self.protocol, finished + 1, state, asked, versions=self.versions)
+            found = self._plain(opened, OrderSender(opened, self.config))
+        tallies = {} if found is None else found.tallies
+        total = privacy.add_tallies(finished, release, tallies.values(), self.shape)
+        return Evaluated(total, {}, *(([], []) if found is None else (found.uplink, found.downlink)))
 
     def _plain(self, opened: OpenRound, sender: OrderSender) -> Evaluated | None:
         hosts, size = self.directory.current, tally_bytes(self.shape)

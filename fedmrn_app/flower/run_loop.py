@@ -95,10 +95,12 @@ def train(run: ServerRun) -> None:
             limited = True
             run.report(f"round {number}: {_limit_line(run.config)}")
         run.participants.note(finished.report)
+        evaluated = clients.run(finished.state, number) if clients and run.progress.is_due(number) else None
+        if evaluated is not None and run.privacy is not None:
+            finished.report.epsilon = run.privacy.spent
         run.progress.end_round(
             finished.state, finished.report, finished.uplink, finished.downlink,
-            rejected_uplink=finished.rejected_uplink,
-            evaluated=clients.run(finished.state, number) if clients and run.progress.is_due(number) else None,
+            rejected_uplink=finished.rejected_uplink, evaluated=evaluated,
         )  # fmt: skip
         run.progress.best.check(run.progress.folder.rounds)
         if number < run.config.rounds:
@@ -141,6 +143,7 @@ def _client_evaluation(run: ServerRun, strategy: PayloadStrategy | AsyncStrategy
         secure=run.config.privacy.secure_aggregation,
         timeout=_timeout(run),
         least=run.config.least_tallies,
+        privacy=run.privacy,
     )
 
 

@@ -40,6 +40,7 @@ class Release:
         clip: largest L2 norm of a client's contribution.
         noise_seed: source of the noise and of the sampling.
         flip: probability with which clients flipped the bits of their masks; None for none.
+        of: what was added: contributions of training, or tallies of evaluation.
     """
 
     sampling: Sampling
@@ -49,6 +50,7 @@ class Release:
     clip: float
     noise_seed: NoiseSeed = "system"
     flip: float | None = None
+    of: Literal["contributions", "tallies"] = "contributions"
 
     @property
     def cost(self) -> tuple[Sampling, int, int, float]:
@@ -77,7 +79,12 @@ def epsilon(releases: Iterable[Release], delta: float) -> float:
 
 
 def find_noise_multiplier(
-    spent: Iterable[Release], like: Release, rounds: int, target: float, delta: float
+    spent: Iterable[Release],
+    like: Release,
+    rounds: int,
+    target: float,
+    delta: float,
+    further: Iterable[Release] = (),
 ) -> float | None:
     """Return the smallest noise multiplier with which epsilon stays below a target; None if there is none.
 
@@ -87,11 +94,12 @@ def find_noise_multiplier(
         rounds: number of further rounds, at least 1.
         target: epsilon of all rounds together.
         delta: probability at which epsilon is stated.
+        further: other releases to come, which have the same noise multiplier.
     """
-    before = list(spent)
+    before, planned = list(spent), [*[like] * rounds, *further]
 
     def cost(multiplier: float) -> float:
-        return epsilon([*before, *[replace(like, noise_multiplier=multiplier)] * rounds], delta)
+        return epsilon([*before, *(replace(one, noise_multiplier=multiplier) for one in planned)], delta)
 
     if cost(_MAX_MULTIPLIER) > target:
         return None

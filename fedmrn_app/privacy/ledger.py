@@ -1,6 +1,7 @@
 """The privacy ledger of a run: the parameters of each noisy sum, on disk before the sum leaves the server.
 
-`privacy.jsonl` has one line per sum. A round that is repeated after a crash is a second sum and has a second line.
+`privacy.jsonl` has one line per sum, of contributions or of tallies. A round that is repeated after a crash is a second
+sum and has a second line.
 """
 
 from __future__ import annotations
@@ -56,8 +57,7 @@ class Ledger:
         for number, line in enumerate(whole.splitlines(), 1):
             try:
                 values = json.loads(line)
-                self._rounds.add(int(values.pop("round")))
-                self.releases.append(typed.build(Release, values))
+                self._note(int(values.pop("round")), typed.build(Release, values))
                 missing = [name for name in _FIXED if name not in values]
             except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
                 raise RunError(
@@ -99,7 +99,11 @@ class Ledger:
         if self._path is not None:
             line = json.dumps({"round": server_round, **asdict(release)}) + "\n"
             _write(self._path, "ab", line.encode())
-        self._rounds.add(server_round)
+        self._note(server_round, release)
+
+    def _note(self, server_round: int, release: Release) -> None:
+        if release.of == "contributions":
+            self._rounds.add(server_round)
         self.releases.append(release)
 
 

@@ -7,7 +7,7 @@ a fixed denominator. `docs/privacy.md` says what that promises, and what it does
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated
@@ -16,13 +16,14 @@ import numpy as np
 
 from fedmrn_app.errors import BudgetSpent, PayloadError
 from fedmrn_app.federation.pipeline import PostProcessor, RoundSums
+from fedmrn_app.federation.tallies import NoisyTally, Tally
 from fedmrn_app.federation.upload import CheckedUpload
 from fedmrn_app.kernels.secure_random import draw, normals, random_words
 from fedmrn_app.methods.contribution import VectorContribution
 from fedmrn_app.methods.randomized_response import RandomizedResponse
 from fedmrn_app.privacy.accounting import NoiseSeed, Release, Sampling, epsilon, find_noise_multiplier
 from fedmrn_app.privacy.ledger import Ledger
-from fedmrn_app.seeds import derive_seed
+from fedmrn_app.seeds import Purpose, derive_seed
 from fedmrn_app.validation import Positive, Range
 
 _ROUNDING = 1e-6  # of the clip, left for the rounding of float32
@@ -44,6 +45,7 @@ class PrivacyConfig:
         flip: probability that a client flips a bit of its mask.
         local_epsilon: budget of each bit, from which `flip` follows.
         secure_aggregation: whether the server learns only the sum of the clients' replies.
+        tally_clip: largest L2 norm of a client's tally where clients evaluate: rows, sum of losses and counts.
     """
 
     clip: _Bounded | None = None
@@ -55,6 +57,7 @@ class PrivacyConfig:
     flip: Annotated[float, Range(least=1e-9, most=0.49875)] | None = None  # at 0.49875 bits count 400 times
     local_epsilon: Annotated[float, Range(least=0.005, most=20)] | None = None  # 2^-32 is the step of probabilities
     secure_aggregation: bool = False
+    tally_clip: _Bounded = 100.0
 
     @property
     def noised(self) -> bool:
@@ -134,6 +137,27 @@ class ClipAndNoise(PostProcessor):
         sums.epsilon = privacy.spent
 
 
+@dataclass(frozen=True)
+class Evaluations:
+    """When clients evaluate in a run, and how many of them.
+
+    Attributes:
+        asked: number of clients that evaluate, expected or exact.
+        every: number of rounds from one evaluation to the next; the last round is always evaluated.
+    """
+
+    asked: int
+    every: int = 1
+
+    def due(self, number: int, rounds: int) -> bool:
+        """Return whether a round is evaluated."""
+        return number % self.every == 0 or number == rounds
+
+    def left(self, done: int, rounds: int) -> int:
+        """Return the number of evaluations after so many rounds."""
+        return sum(self.due(number, rounds) for number in range(done + 1, rounds + 1))
+
+
 class Privacy:
     """The server's side of a run's privacy.
 
@@ -142,6 +166,7 @@ class Privacy:
         seed: the run's seed.
         ledger: the releases so far.
         typical: the release of a round in which all clients are available.
+        tallies: the release of an evaluation by clients in which all are available; None where clients do not evaluate.
     """
 
     def __init__(
@@ -154,6 +179,7 @@ class Privacy:
         clients_per_round: int,
         rounds: int,
         ledger: Ledger | None = None,
+        evaluations: Evaluations | None = None,
     ) -> None:
         """Find the noise multiplier where it is not given.
 
@@ -165,6 +191,7 @@ class Privacy:
             clients_per_round: number of clients drawn in a round, expected or exact.
             rounds: number of rounds that the budget must cover, those in the ledger included.
             ledger: the releases so far; None for a new ledger in memory.
+            evaluations: by clients, which the budget covers too; None where only the server evaluates.
 
         Raises:
             BudgetSpent: no noise multiplier fits.
@@ -182,24 +209,40 @@ class Privacy:
             config.noise_seed,
             None if flips is None else flips.probability,
         )
+        self.rounds, self.evaluations = rounds, evaluations
+        tallies = None
+        if evaluations is not None:
+            tallies = replace(typical, asked=evaluations.asked, clip=config.tally_clip, of="tallies")
         if config.noise_multiplier is None:
-            typical = replace(typical, noise_multiplier=self._found(typical, rounds))
-        self.typical = typical
+            found = self._found(typical, tallies)
+            typical = replace(typical, noise_multiplier=found)
+            tallies = None if tallies is None else replace(tallies, noise_multiplier=found)
+        self.typical, self.tallies = typical, tallies
 
-    def _found(self, typical: Release, rounds: int) -> float:
+    def _further(self, tallies: Release | None, done: int) -> list[Release]:
+        """Return the releases of the evaluations after so many rounds."""
+        if tallies is None or self.evaluations is None:
+            return []
+        return [tallies] * self.evaluations.left(done, self.rounds)
+
+    def _found(self, typical: Release, tallies: Release | None) -> float:
         assert self.config.epsilon is not None
-        target, delta, spent = self.config.epsilon, self.config.delta, self.ledger.releases
-        planned = find_noise_multiplier([], typical, rounds, target, delta)
+        target, delta, spent, rounds = self.config.epsilon, self.config.delta, self.ledger.releases, self.rounds
+        planned = find_noise_multiplier([], typical, rounds, target, delta, self._further(tallies, 0))
+        kinds = {release.of: release for release in (typical, tallies) if release is not None}
         as_planned = planned is not None and all(
-            release.cost == replace(typical, noise_multiplier=planned).cost for release in spent
+            release.of in kinds and release.cost == replace(kinds[release.of], noise_multiplier=planned).cost
+            for release in spent
         )
         if planned is not None and as_planned:
             return planned  # to the last bit that of a run that was never stopped
-        found = find_noise_multiplier(spent, typical, max(1, rounds - len(spent)), target, delta)
+        done = sum(release.of == "contributions" for release in spent)
+        further = self._further(tallies, min(done, rounds - 1))
+        found = find_noise_multiplier(spent, typical, max(1, rounds - done), target, delta, further)
         if found is None:
             raise BudgetSpent(
                 f"privacy.epsilon={target:g}: no noise is enough for {rounds} rounds at delta {delta:g}, of which "
-                f"{len(spent)} have cost {self.spent:.4g}; set a larger privacy.epsilon or fewer rounds",
+                f"{done} have cost {self.spent:.4g}; set a larger privacy.epsilon or fewer rounds",
                 code="budget",
                 key="privacy.epsilon",
                 value=target,
@@ -223,12 +266,12 @@ class Privacy:
             BudgetSpent: the release would exceed privacy.epsilon.
         """
         available = sorted(clients)
-        release = self.typical
-        if release.sampling == "fixed":  # fewer clients are drawn more often
-            release = replace(release, asked=min(release.asked, len(available)), clients=len(available))
+        release = _among(self.typical, len(available))
         limit = self.config.epsilon
         if limit is not None:
-            next_epsilon = epsilon([*self.ledger.releases, release], self.config.delta)
+            due = self.evaluations is not None and self.evaluations.due(number, self.rounds)
+            evaluated = [_among(self.tallies, len(available))] if due and self.tallies is not None else []
+            next_epsilon = epsilon([*self.ledger.releases, release, *evaluated], self.config.delta)
             if next_epsilon > limit:
                 raise BudgetSpent(
                     f"privacy.epsilon={limit:g}: the run ends before round {number}, with which epsilon would be "
@@ -237,11 +280,53 @@ class Privacy:
                     key="privacy.epsilon",
                     value=limit,
                 )
-        seed = None if self.config.secret else derive_seed(self.seed, "private_sampling", number)
+        return PrivateRound(self, number, self._drawn(release, available, "private_sampling", number), release)
+
+    def open_tallies(self, number: int, clients: Iterable[int]) -> tuple[list[int], Release]:
+        """Draw the clients that evaluate the model of a round from those that are available.
+
+        Returns:
+            The clients, in ascending order, of which there may be none, and how the sum of their tallies is made.
+        """
+        assert self.tallies is not None
+        available = sorted(clients)
+        release = _among(self.tallies, len(available))
+        return self._drawn(release, available, "private_evaluation", number), release
+
+    def add_tallies(self, number: int, release: Release, tallies: Iterable[Tally], shape: Sequence[int]) -> NoisyTally:
+        """Record a release, clip tallies, add them and noise, and return the sum.
+
+        A tally that is longer than the clip is scaled as a whole, so that its rates stay. A loss that is not finite
+        counts as zero.
+
+        Args:
+            number: of the round.
+            release: of `open_tallies`.
+            tallies: of the clients that have replied.
+            shape: of the task's counts.
+        """
+        self.ledger.add(number, release)
+        total = np.zeros(2 + math.prod(shape))
+        for tally in tallies:
+            loss = tally.loss if math.isfinite(tally.loss) else 0.0
+            entries = np.array([tally.rows, loss, *tally.counts.reshape(-1)], np.float64)
+            norm = float(np.linalg.norm(entries))
+            total += entries * min(1.0, release.clip * (1 - _ROUNDING) / norm) if norm else 0.0
+        seed = None if self.config.secret else derive_seed(self.seed, "private_tallies", number)
+        total += normals(total.size, seed) * (release.noise_multiplier * release.clip)
+        return NoisyTally(float(total[0]), float(total[1]), total[2:].reshape(tuple(shape)))
+
+    def _drawn(self, release: Release, available: list[int], purpose: Purpose, number: int) -> list[int]:
+        seed = None if self.config.secret else derive_seed(self.seed, purpose, number)
         if release.sampling == "fixed":
             order = np.argsort(random_words(len(available), seed), kind="stable")
-            chosen = sorted(available[place] for place in order[: release.asked])
-        else:
-            drawn = draw(release.asked / release.clients, len(available), seed)
-            chosen = [client for client, taken in zip(available, drawn, strict=True) if taken]
-        return PrivateRound(self, number, chosen, release)
+            return sorted(available[place] for place in order[: release.asked])
+        drawn = draw(release.asked / release.clients, len(available), seed)
+        return [client for client, taken in zip(available, drawn, strict=True) if taken]
+
+
+def _among(release: Release, available: int) -> Release:
+    """Return how a sum is made where only so many clients are available."""
+    if release.sampling == "poisson":
+        return release
+    return replace(release, asked=min(release.asked, available), clients=available)  # fewer are drawn more often

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmrn_app.federation.tallies import Evaluated, Tally
+from fedmrn_app.federation.tallies import Evaluated, NoisyTally, Tally
 from fedmrn_app.tasks.task import Task
 
 _WORST = 10  # the worst of so many clients, at least one
@@ -24,7 +24,7 @@ class ClientMetrics:
     Attributes:
         metrics: on all rows together, by name; NaN without rows.
         loss: mean loss on all rows.
-        each: metrics, loss and number of rows of each client with rows; empty with secure sums.
+        each: metrics, loss and number of rows of each client with rows; empty with secure sums and with noise.
         columns: values of `Round` beside `metrics` and `loss`.
     """
 
@@ -59,13 +59,13 @@ class ClientMetrics:
         return cls(metrics, loss, each, columns)
 
 
-def _read(task: Task, tally: Tally) -> tuple[dict[str, float], float]:
-    if not tally.rows:
+def _read(task: Task, tally: Tally | NoisyTally) -> tuple[dict[str, float], float]:
+    if tally.rows <= 0:
         return dict.fromkeys(task.metrics, math.nan), math.nan
     with np.errstate(divide="ignore", invalid="ignore"):
         try:
             return task.read(tally.counts), tally.loss / tally.rows
-        except ZeroDivisionError:  # a client may state rows without counts
+        except (ZeroDivisionError, ValueError):  # a client may state rows without counts, and noise less than none
             return dict.fromkeys(task.metrics, math.nan), tally.loss / tally.rows
 
 

@@ -44,6 +44,20 @@ def test_what_is_read_does_not_depend_on_the_base() -> None:
 
 
 @pytest.mark.parametrize("form", ["grid", "quantized"])
+def test_the_first_order_is_free_because_each_client_makes_the_model_from_the_seed(form: str) -> None:
+    method = dataclasses.replace(GRID.method, packing=form)
+    protocol = dataclasses.replace(GRID, method=method, initial=STATE.vector)
+    other = dataclasses.replace(
+        STATE, vector=STATE.vector + np.random.default_rng(0).normal(0, 1, D).astype(np.float32)
+    )
+    sizes = [len(OpenRound(protocol, 1, state, SAMPLES).order(0).vector) for state in (STATE, other)]
+    assert sizes[0] < 100 + 4 * M  # no weight: the dense part and the frame
+    assert sizes[1] > D / 4  # weights that the seed does not give have to be sent, here more than two bits for each
+    read = downlink_of(protocol).read(OpenRound(protocol, 1, STATE, SAMPLES).order(0), None).context
+    assert np.array_equal(read.vector, STATE.vector)
+
+
+@pytest.mark.parametrize("form", ["grid", "quantized"])
 def test_coders_know_the_same_where_processors_draw_other_initial_weights(form: str) -> None:
     method = dataclasses.replace(GRID.method, packing=form)
     server = dataclasses.replace(GRID, method=method, initial=np.float32(0.3) * STATE.vector[::-1].copy())

@@ -23,7 +23,7 @@ from fedmrn_app.exchange.timeouts import RoundTimeout
 from fedmrn_app.federation.downlinks import downlink_of
 from fedmrn_app.federation.loop import run_rounds
 from fedmrn_app.federation.server import OpenRound
-from fedmrn_app.federation.tallies import Evaluated, add_tallies
+from fedmrn_app.federation.tallies import Evaluated, Tally, add_tallies
 from fedmrn_app.flower.client_evaluation import ClientEvaluation
 from fedmrn_app.flower.host_table import host_table
 from fedmrn_app.flower.local_run import run_local
@@ -164,6 +164,8 @@ def test_a_secure_sum_of_tallies_equals_the_plain_one_and_tells_no_client_s() ->
     plain, secure = Federation().evaluate(), Federation("privacy.secure_aggregation=true").evaluate()
     assert plain is not None
     assert secure is not None
+    assert isinstance(plain.total, Tally)
+    assert isinstance(secure.total, Tally)
     assert plain.total.steps().tolist() == secure.total.steps().tolist()
     assert plain.total.rows > 0
     assert (sorted(plain.tallies), dict(secure.tallies)) == ([0, 1, 2, 3, 4], {})

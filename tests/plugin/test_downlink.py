@@ -58,6 +58,8 @@ def test_grid_on_the_way_down(method: str, train: Train, downlink: str) -> None:
     result, _, down = run_on_grid(8, method=method, train=train, downlink=downlink)
     assert accuracy(result.arrays) > 0.6
     assert max(down[1:]) < 0.4 * down[0]
+    weights = sum(value.numel() for value in new_net().state_dict().values())
+    assert down[0] > 4 * weights  # an app's own weights are sent once to each client, in float32
     assert result.evaluate_metrics_clientapp[8]["accuracy"] == pytest.approx(accuracy(result.arrays), abs=0.05)
 
 
