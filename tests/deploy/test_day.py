@@ -228,7 +228,9 @@ def test_three_devices_with_own_rows_and_a_server_without_any(day: Day) -> None:
         ("plain", (*sums, "client_weights=equal", "evaluation.keep=best")),
         ("secure", ("privacy.secure_aggregation=true", "evaluation.keep=best")),
     ):
-        run = day.run(name, 10, "clients=3", "clients_per_round=3", *words)
+        three = (*ROWS, "clients=3", "clients_per_round=3", "rounds=10", "local.epochs=1", "evaluation.on=clients")
+        place = f"hydra.run.dir={day.folder / name}"
+        run = day.begin(name, *FEDMRN, "--on", "fedmrn", *three, *words, place, home=True)
         assert run.wait(600) == 0, day.log(name)
         summary = json.loads((day.folder / name / "summary.json").read_text())
         with (day.folder / name / "rounds.csv").open(newline="") as file:
