@@ -107,8 +107,13 @@ def _averaged(name: str, cell: Cell) -> Cell:
     return Cell(name, cell.partition, runs.assign(best=best.reindex(runs.index)), rounds)
 
 
-def table_of_benchmark(registration: Registration, runs: pd.DataFrame) -> list[str]:
+def table_of_benchmark(registration: Registration, runs: pd.DataFrame, *, brief: bool = False) -> list[str]:
     """Return the lines of the benchmark: title and question, its table, and what its words mean.
+
+    Args:
+        registration: the benchmark.
+        runs: rows of `load_runs`.
+        brief: leave out the intervals of the metric itself, the best rounds and the traffic of the contents alone.
 
     Raises:
         RunError: the runs do not fit the registration, see `cells_of`.
@@ -140,11 +145,24 @@ def table_of_benchmark(registration: Registration, runs: pd.DataFrame) -> list[s
     last = [f"best round{unit}", "MB both ways", "contents", "compared with"]
     head = ["method", "partition", "seeds", *of_endpoints, *last]
     shown = pd.concat([cell.runs for cell in cells.values() if len(cell.runs)])
-    below = [_meaning(registration, len(compared)), *remarks(shown, shown["run"])]
+    table = pd.DataFrame(rows, columns=head)
+    if brief:
+        table = _brief(table, len(registration.endpoints))
+    below = [_meaning(registration, len(compared), brief=brief), *remarks(shown, shown["run"])]
     return [
         f"**{registration.title}**", "", registration.question, "",
-        *markdown(pd.DataFrame(rows, columns=head)), *(line for note in below for line in ("", note)),
+        *markdown(table), *(line for note in below for line in ("", note)),
     ]  # fmt: skip
+
+
+def _brief(table: pd.DataFrame, endpoints: int) -> pd.DataFrame:
+    """Return each endpoint's metric without its interval, and its difference with the verdict in one column."""
+    columns = [table["method"], table["partition"], table["seeds"]]
+    for first in range(3, 3 + 3 * endpoints, 3):
+        reached, difference, verdict = (table.iloc[:, first + k] for k in range(3))
+        columns += [reached.str.partition(" ")[0].rename(reached.name), (difference + " " + verdict).str.strip()]
+        columns[-1].name = difference.name
+    return pd.concat([*columns, table["MB both ways"]], axis=1)
 
 
 def _matches(runs: pd.DataFrame, settings: str) -> pd.Series:
@@ -216,13 +234,14 @@ def _count(found: int, registered: int) -> str:
     return str(found) if found == registered else f"{found} of {registered}"
 
 
-def _meaning(registration: Registration, count: int) -> str:
+def _meaning(registration: Registration, count: int, *, brief: bool) -> str:
+    rest = ", and those of the contents alone (docs/traffic.md). The best round is chosen on the evaluated rows."
     return (
         f"{VERDICTS} by Student's t distribution; differences are paired by seed. Verdicts "
         f"hold at {registration.alpha:g} after Holm's correction over the {count} registered comparisons, those "
         f"without runs included: better, worse, equivalent (by two one-sided tests closer than {registration.margin:g} "
-        f"points, even if not zero), or undecided. Megabytes are those at the sockets of all clients in all rounds, "
-        f"and those of the contents alone (docs/traffic.md). The best round is chosen on the evaluated rows."
+        f"points, even if not zero), or undecided. Megabytes are those at the sockets of all clients in all rounds"
+        f"{' (docs/traffic.md).' if brief else rest}"
     )
 
 

@@ -1,8 +1,8 @@
 """The `fedmrn-report` command: finished runs as Markdown tables, and as a page with figures.
 
 Usage: fedmrn-report FOLDER [FOLDER ...] [--mean | --across | --against SETTINGS | --until VALUE | --within MB,... |
---choose KEY | --test | --benchmark FILE [--figure FILE] | --time FILE [--train-seconds SECONDS] [--figure FILE]]
-[--rounds ROUNDS] [--last ROUNDS] [--tables] [--page FOLDER] [--keep FOLDER]
+--choose KEY | --test | --benchmark FILE [--brief] [--figure FILE] | --time FILE [--train-seconds SECONDS]
+[--figure FILE]] [--rounds ROUNDS] [--last ROUNDS] [--tables] [--page FOLDER] [--keep FOLDER]
 
 It reads every summary.json in and below the folders.
 """
@@ -50,6 +50,8 @@ def main() -> int:
         parser.error(f"--train-seconds {arguments.train_seconds:g}: goes with --time")
     if arguments.rounds and arguments.test:
         parser.error(f"--rounds {arguments.rounds}: does not go with --test, because a run keeps only its last model")
+    if arguments.brief and not arguments.benchmark:
+        parser.error("--brief: goes with --benchmark")
     if arguments.figure and not (arguments.benchmark or arguments.time):
         parser.error(f"--figure {arguments.figure}: goes with --benchmark or --time")
     try:
@@ -115,6 +117,7 @@ def add_kinds(parser: argparse.ArgumentParser) -> None:
     kind.add_argument(
         "--benchmark", type=Path, metavar="FILE", help="verdicts about all comparisons that a file has registered"
     )
+    parser.add_argument("--brief", action="store_true", help="with --benchmark, print fewer columns")
     kind.add_argument(
         "--time",
         type=Path,
@@ -146,7 +149,7 @@ def table_of(runs: pd.DataFrame, kind: argparse.Namespace) -> list[str]:
         RunError: a file of a run cannot be read, or the runs lack what the options ask for.
     """
     if kind.benchmark:
-        return table_of_benchmark(read_registration(kind.benchmark), runs)
+        return table_of_benchmark(read_registration(kind.benchmark), runs, brief=kind.brief)
     if kind.time:
         return table_of_times(read_registration(kind.time), runs, train=kind.train_seconds)
     if not (_takes_means(kind) or kind.test or kind.until is not None):

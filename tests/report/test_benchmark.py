@@ -61,6 +61,10 @@ def test_runs_are_found_by_their_settings(tmp_path: Path) -> None:
     assert eden[5:9] == [EQUIVALENT, "72.00 [59.29, 84.71]", "+1.00 [+1.00, +1.00]", BETTER]
     assert eden[9] == "72.00"
     assert eden[-1] == "FedAvg"
+    brief = lines_of(table_of_benchmark(Registration.model_validate(SMALL), load_runs(tmp_path), brief=True))
+    assert brief[0] == ["FedAvg", "natural", "3", fedavg[3].split()[0], "", fedavg[6].split()[0], "", fedavg[10]]
+    assert brief[1][:3] == eden[:3]
+    assert brief[1][3:] == [eden[3].split()[0], f"{eden[4]} {EQUIVALENT}", "72.00", f"{eden[7]} {BETTER}", eden[10]]
 
 
 def test_averaged_models_are_a_row_of_the_same_runs(tmp_path: Path) -> None:
