@@ -212,7 +212,7 @@ _OPENING = [
     "Each equation, algorithm, setting, table, figure and theorem of the papers: what computes it here, which option",
     "turns it on (*always*: nothing has to be set; *none*: there is none), and which test or kept run shows it. The",
     "last section lists where the papers' published code does something else. Statements that do not hold are bold,",
-    "and `results/papers/findings.md` has their figures. None of them changes what the methods are.",
+    "and `results/papers/measured.md` has their figures. None of them changes what the methods are.",
 ]
 _DIFFERENCES = [
     "",

@@ -1,4 +1,4 @@
-"""What results/papers/findings.md says of DRIVE: the error of one client's estimate, and of the mean of many."""
+"""What results/papers/measured.md says of DRIVE: the error of one client's estimate, and of the mean of many."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What results/papers/findings.md says of the theorems of FedMRN (Li et al. 2024)."""
+"""What results/papers/measured.md says of the theorems of FedMRN (Li et al. 2024)."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What results/papers/findings.md says of FedScalar's Theorem 3.1; tests/methods has its Proposition 3.1."""
+"""What results/papers/measured.md says of FedScalar's Theorem 3.1; tests/methods has its Proposition 3.1."""
 
 import math
 from collections.abc import Sequence

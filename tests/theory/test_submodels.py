@@ -1,4 +1,4 @@
-"""What results/papers/findings.md says of the theorems on sub-model training (Deng, Qiao and Mahdavi)."""
+"""What results/papers/measured.md says of the theorems on sub-model training (Deng, Qiao and Mahdavi)."""
 
 import math
 from collections.abc import Sequence
