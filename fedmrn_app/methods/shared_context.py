@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, field, replace
 from threading import Lock
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +12,10 @@ from numpy.typing import NDArray
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.noise import MAX_ALPHA, MIN_ALPHA, Noise
-from fedmrn_app.wire.adaptive_levels import Trends, trends_of
-from fedmrn_app.wire.mask_model import SideInformation, softsign, softsign_sample, softsign_scale
+
+if TYPE_CHECKING:
+    from fedmrn_app.wire.adaptive_levels import Trends
+    from fedmrn_app.wire.mask_model import SideInformation
 
 _BLOCK = 1 << 15  # elements that are converted at a time, so that temporaries stay in cache
 LEAST_BITS = 1e-3  # smallest size of a body that the server asks for, in bits per masked weight
@@ -98,6 +101,8 @@ class SharedContext:
     @property
     def drift(self) -> Float32Array:
         """The direction in which each weight has moved so far, float32 (d,) in [-1, 1]; do not modify it."""
+        from fedmrn_app.wire.mask_model import softsign  # Numba takes most of what an import loads
+
         with self._lock:  # several threads may decode replies; one of them computes it
             if self._drift is None:
                 moved = self.vector - self.initial if self.moved is None else self.moved.copy()
@@ -110,12 +115,17 @@ class SharedContext:
 
         It is computed block by block, so that the drift of a large model takes no memory.
         """
+        from fedmrn_app.wire.adaptive_levels import trends_of  # Numba takes most of what an import loads
+
         with self._lock:
             if self._trends is None:
                 self._trends = self._new_trends() if self._drift is None else trends_of(self._drift)
             return self._trends
 
     def _new_trends(self) -> Trends:
+        from fedmrn_app.wire.adaptive_levels import trends_of
+        from fedmrn_app.wire.mask_model import softsign_sample, softsign_scale
+
         found = np.empty(self.count, np.int8)
         for tensor in self.layout.slices:
             count = tensor.stop - tensor.start
@@ -133,4 +143,6 @@ class SharedContext:
 
     def motion(self) -> SideInformation:
         """Return as side information how far each weight has moved so far, which hints at how far it will move."""
+        from fedmrn_app.wire.mask_model import SideInformation  # Numba takes most of what an import loads
+
         return SideInformation(self.layout, np.abs(self.drift))

@@ -88,7 +88,7 @@ class Masks:
         self.w = to_tensor(known.vector).to(device)
         self.u, self.zeros, self.out = torch.zeros_like(self.w), torch.zeros_like(self.w), self.w.clone()
         self._w, self._u, self._out = (list(self.layout.views(vector)) for vector in (self.w, self.u, self.out))
-        self._watched = Watched(self.parameters, self._out)
+        self._watched = Watched(self.parameters, self.layout, self.out, self.w, self.u)
         self.following = self._unmasked = False  # whether the model holds weights without masks
         self.take_step = masked_step(self.kind, Vectors(self.u, self.n, self.w, self.out))
         own_scales = _sets_scales(client_round, alpha)
@@ -136,6 +136,23 @@ class Masks:
         self._unmasked = False
 
     @torch.no_grad()
+    def show_learned_for_step(self) -> None:
+        """Count an optimizer step, and show it the weights plus what has been learned, with all changes of the app.
+
+        Raises:
+            RunError: as for `count_step`.
+        """
+        # FedProx's term needs the masked weights, and the first step says what the app has not loaded.
+        if self.taken == 0 or self.following or self._mu > 0:
+            self.count_step()
+            self.show_learned()
+            return
+        self.count_step(compares=False)
+        for number in self._watched.replace(1 / self.gain):
+            self._note_change(number)
+            self._watched.replace_one(number, 1 / self.gain)
+
+    @torch.no_grad()
     def show_learned(self) -> None:
         """Show the model the weights plus what has been learned, without masks."""
         torch.add(self.w, self.u, alpha=1 / self.gain, out=self.out)
@@ -150,8 +167,8 @@ class Masks:
         if self.gain != 1:
             self.u *= self.gain
 
-    def count_step(self) -> None:
-        """Count an optimizer step that is about to be taken.
+    def count_step(self, *, compares: bool = True) -> None:
+        """Count an optimizer step that is about to be taken, and compare the weights with what was shown last.
 
         Raises:
             RunError: the training has taken all its steps, or a parameter was moved or replaced, or changed where that
@@ -162,7 +179,8 @@ class Masks:
         self._check_places()
         if self._unmasked:
             raise RunError(f"{self.names[0]}: changed between two steps, and {_UNSEEN}", code="changed")
-        self._check_values()
+        if compares:
+            self._check_values()
         self._reached = self._reached or any(p.grad is not None for p in self.parameters)
         self.taken += 1
         if self._mu > 0:

@@ -173,8 +173,7 @@ def learn_masks(
             with torch.enable_grad():
                 once = _constant(closure())
             changed = (positional[0], once, *positional[2:]), {k: v for k, v in named.items() if k != "closure"}
-        masks.count_step()
-        masks.show_learned()
+        masks.show_learned_for_step()
         return changed
 
     def mask_learned(*_: Any) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.layout import Float32Array
-from fedmrn_app.wire.entropy import LANES, decode_runs, encode_runs, lanes_of
 from fedmrn_app.wire.primitives import pack_floats, unpack_floats
 
 PALETTE, PLAIN, LANED = 0, 1, 2
@@ -26,6 +25,8 @@ def pack_palette(vector: Float32Array) -> bytes:
     values, indices, counts = np.unique(vector, return_inverse=True, return_counts=True)
     if values.size > MAX_VALUES:
         return plain
+    from fedmrn_app.wire.entropy import encode_runs, lanes_of  # Numba takes most of what an import loads
+
     lanes = lanes_of(-(counts * np.log2(counts / vector.size)).sum() / 8)
     coded = encode_runs([indices], [counts.tolist()], lanes)
     kind = PALETTE if lanes == 1 else LANED
@@ -50,6 +51,8 @@ def unpack_palette(body: bytes, count: int) -> Float32Array:
         raise PayloadError(
             f"palette counts {counts.sum()} elements, expected {count}", code="count", value=int(counts.sum())
         )
+    from fedmrn_app.wire.entropy import LANES, decode_runs  # Numba takes most of what an import loads
+
     lanes = 1 if body[0] == PALETTE else LANES
     (indices,) = decode_runs(body[2 + 8 * size :], [counts.tolist()], lanes)
     return values[indices]

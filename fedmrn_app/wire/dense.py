@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.layout import Float32Array, slices
-from fedmrn_app.wire.entropy import SymbolReader, encode_symbols, fit_decay, geometric_model
 from fedmrn_app.wire.primitives import finite, pack_floats, unpack_floats, wrong_length
 
 DENSE_BITS = (4, 5, 6, 7, 8, 16, 32)
@@ -41,6 +40,12 @@ def pack_dense(values: Float32Array, known: Float32Array, sizes: Sequence[int], 
         return pack_floats(values)
     if bits == 16:
         return np.clip(values, -_MAX_FLOAT16, _MAX_FLOAT16).astype("<f2").tobytes()
+    from fedmrn_app.wire.entropy import (
+        encode_symbols,
+        fit_decay,
+        geometric_model,
+    )  # Numba takes most of what an import loads
+
     limit = _limit(bits)
     heads = np.zeros(len(sizes), _HEAD)
     runs = []
@@ -77,6 +82,8 @@ def unpack_dense(data: bytes | memoryview, known: Float32Array, sizes: Sequence[
         raise wrong_length("dense part", data, f"where {count} values of {bits} bits were expected")
     heads = np.frombuffer(data[:head_size], _HEAD)
     finite(heads["step"], "dense part")
+    from fedmrn_app.wire.entropy import SymbolReader, geometric_model  # Numba takes most of what an import loads
+
     reader = SymbolReader(data[head_size:], lanes=1)
     values = np.empty(count, np.float32)
     for head, size, part in zip(heads, sizes, slices(sizes), strict=True):

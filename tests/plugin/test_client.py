@@ -260,6 +260,47 @@ def test_a_change_between_two_steps_is_added(make: Any) -> None:
         assert 0.003 < means[0] - means[1] < 0.03
 
 
+class Wide(nn.Module):
+    """A kernel and a matrix of more values than are compared at once, and of both orders in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.hidden = nn.Conv2d(2, 3, 3), nn.Linear(300, 300)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.conv(x[:, :18].view(-1, 2, 3, 3)).sum() + self.hidden(x).sum())
+
+
+@makers
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("place", [0, -1])
+@pytest.mark.parametrize("name", ["conv", "hidden"])
+def test_one_value_that_is_written_through_data_is_seen_at_any_step(
+    make: Any, layout: torch.memory_format, place: int, name: str
+) -> None:
+    """Also if it is the last one, or in kernels whose order is not that of the masks."""
+
+    def loop(net: Any, message: Message) -> None:
+        net.to(memory_format=layout)
+        optimizer = make(net, message)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            torch.autograd.backward(1e-3 * net(torch.ones(2, 300)))
+            if step == 4:
+                weight = getattr(net, name).weight
+                weight.data[(place,) * weight.dim()] += 5
+            optimizer.step()
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        first = Wide()
+    _, ended = learned(loop, lambda: copy.deepcopy(first), alpha="auto")
+    change = ended[f"{name}.weight"] - first.state_dict()[f"{name}.weight"]
+    assert 4 < float(change[(place,) * change.dim()]) < 6
+    change[(place,) * change.dim()] = 0
+    assert float(change.abs().max()) < 1
+
+
 @makers
 @pytest.mark.parametrize("change", [not_negative, larger])
 def test_a_change_after_the_last_step_is_refused(make: Any, change: Change) -> None:

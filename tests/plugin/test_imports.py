@@ -12,3 +12,10 @@ def test_the_plugin_loads_few_modules_and_none_of_the_command() -> None:
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not [name for name in loaded if name.split(".")[1:2] and name.split(".")[1] in COMMAND]
     assert len(loaded) <= MOST
+
+
+def test_the_plugin_loads_numba_with_the_first_update_that_it_codes() -> None:
+    """Numba takes nine tenths of the memory and of the time of an import."""
+    code = "import sys, fedmrn_app.plugin; print(*(name for name in ('numba', 'torch') if name in sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert found == []
