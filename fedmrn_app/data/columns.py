@@ -50,9 +50,12 @@ DOUBTFUL = ("id of several rows", "whole numbers that all differ")  # a person d
 
 
 def read_column(table: Table, name: str, place: Place) -> Any:
-    """Return a column as a `pyarrow.ChunkedArray`."""
+    """Return a column as a `pyarrow.ChunkedArray`, with the values themselves where it stores numbers of them."""
+    from pyarrow import types
+
     with place.reading():
-        return table.to_table(columns=[name]).column(name)
+        column = table.to_table(columns=[name]).column(name)
+        return column.cast(column.type.value_type) if types.is_dictionary(column.type) else column
 
 
 def kind_of_type(kind: Any) -> str:
@@ -116,7 +119,6 @@ def comma_number(column: Any) -> str | None:
     from pyarrow import compute
 
     values = column.drop_null()
-    values = values.cast(getattr(values.type, "value_type", values.type))
     if not len(values) or not compute.all(compute.match_substring_regex(values, COMMA_NUMBERS)).as_py():
         return None
     found = compute.filter(values, compute.match_substring(values, ","))

@@ -203,12 +203,11 @@ def _labels(table: Table, name: str, query: RowQuery) -> Labels:
         from datasets import ClassLabel, Features
         from pyarrow import types
 
-    column, kind = read_column(table, name, place), table.schema.field(name).type
+    column = read_column(table, name, place)
+    kind = column.type
     if column.null_count:
         row = column.is_null().to_pylist().index(True)
         raise place.error("label", f"row {row} has no label in column {name}; leave it out")
-    if types.is_dictionary(kind):
-        column, kind = column.cast(kind.value_type), kind.value_type
     if query.quantity and not (types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)):
         problem = f"column {name} is {kind}; with task=regression the label must be a number"
         commas = comma_number(column) if is_text(kind) else None

@@ -61,6 +61,14 @@ def census() -> dict[str, Any]:
     }
 
 
+def pandas_categories() -> dict[str, Any]:
+    """Columns of pandas' type of categories, of texts with gaps and of numbers; the label is one too."""
+    work = pd.Categorical(np.where(LABELS == 1, "state", "private")).set_categories(["private", "state", "church"])
+    work[3] = np.nan
+    grade, label = pd.Categorical(np.arange(ROWS) % 3), pd.Categorical(np.where(LABELS == 1, "yes", "no"))
+    return {"work": work, "grade": grade, "label": label}
+
+
 def hospital() -> dict[str, Any]:
     sites = np.repeat([11, 17, 42], ROWS // 3)
     return {"hospital_id": sites, "age": RANDOM.integers(20, 60, ROWS), "pressure": NOISE[:, 0], "label": LABELS}

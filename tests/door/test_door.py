@@ -34,6 +34,7 @@ from tests.door.cases import (
     index_column,
     mixed_images,
     other_shards,
+    pandas_categories,
     parquet_of,
     pictures,
     reviews,
@@ -104,6 +105,13 @@ WORK: list[tuple[str, Make, dict[str, Any], dict[str, str], dict[str, int]]] = [
             "gain": "number input",
             "label": "text label",
         },
+        {"train": 96, "test": 24},
+    ),
+    (
+        "categories of pandas",
+        parquet_of(**pandas_categories()),
+        {},
+        {"work": "category input", "grade": "number input", "label": "text label"},
         {"train": 96, "test": 24},
     ),
     (
