@@ -22,7 +22,7 @@ from fedmrn_app.data.npz import npz_files, npz_splits
 from fedmrn_app.data.rows import Entry, Form, OpenRows, RowQuery, Splits
 from fedmrn_app.data.samples import Report, Rows, Split
 from fedmrn_app.data.table_rows import columns_rows
-from fedmrn_app.data.tables import FOLDER, open_tables
+from fedmrn_app.data.tables import FOLDER, open_tables, plain_folders
 from fedmrn_app.errors import DataError
 
 FORMS = "a folder of images by class, parquet or CSV files, a folder of datasets.save_to_disk, or .npz files"
@@ -103,7 +103,17 @@ def describe_rows(query: RowQuery) -> tuple[list[Entry], dict[str, int]]:
     with query.place.reading(errors=OSError):
         opened = {split: rows() for split, rows in splits.items()}
     first = opened.get("train") or next(iter(opened.values()))
-    return first.entries(), {split: len(rows.labels) for split, rows in opened.items()}
+    return [*first.entries(), *_unused_folders(query)], {split: len(rows.labels) for split, rows in opened.items()}
+
+
+def _unused_folders(query: RowQuery) -> list[Entry]:
+    """Return what says that folders of tables may be groups, where nothing says what they are."""
+    path = query.place.find(FORMS)
+    if query.folders is not None or query.group_column is not None or not path.is_dir() or holds_metadata(path):
+        return []
+    names = [] if _only_images(path) else plain_folders(path)
+    note = f"{len(names)} folders, such as {names[0]}; dataset.folders=groups makes them groups" if names else ""
+    return [Entry("first level of folders", "folders", "not used", note)] if names else []
 
 
 def check_shape(x: NDArray[Any], query: RowQuery, shape: tuple[int, ...], vocabulary: int | None = None) -> None:

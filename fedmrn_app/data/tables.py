@@ -12,7 +12,7 @@ from typing import Any
 
 from fedmrn_app.data.csv_files import TEXT_SUFFIXES, read_csv_files
 from fedmrn_app.data.place import Place, first_line
-from fedmrn_app.data.splits import split_of_file, splits_of_names
+from fedmrn_app.data.splits import split_of_file, split_of_name, splits_of_names
 from fedmrn_app.errors import needs_extra
 
 Table = Any  # a pyarrow.dataset.Dataset
@@ -53,6 +53,13 @@ def open_tables(path: Path, place: Place, *, by_folder: bool = False) -> Mapping
     if by_folder and (loose := next((file for file in files if file.parent == path), None)):
         raise place.error("split", f"{loose.name} is in no folder; dataset.folders=groups needs one for each group")
     return {split: partial(_open_files, some, path, place, by_folder=by_folder) for split, some in found.items()}
+
+
+def plain_folders(path: Path) -> list[str]:
+    """Return the first level of folders of files of tables, none where there is one, or where their names are known."""
+    files = [file for suffix in (".parquet", *TEXT_SUFFIXES) for file in _visible(path, suffix) if file.parent != path]
+    names = sorted({file.relative_to(path).parts[0] for file in files})
+    return names if len(names) > 1 and not any("=" in name or split_of_name(name) for name in names) else []
 
 
 def table_of(rows: Any) -> Table:
@@ -138,7 +145,8 @@ def _common(name: str, one: Any, other: Any, files: tuple[Path, Path], place: Pl
     import pyarrow
 
     try:
-        schemas = [pyarrow.schema([pyarrow.field(name, kind)]) for kind in (one, other)]
+        values = [kind.value_type if pyarrow.types.is_dictionary(kind) else kind for kind in (one, other)]
+        schemas = [pyarrow.schema([pyarrow.field(name, kind)]) for kind in values]
         return pyarrow.unify_schemas(schemas, promote_options="permissive").field(name).type
     except pyarrow.ArrowException as error:
         problem = f"column {name} is {one} in {files[0].name} and {other} in {files[1].name}; write it in one type"

@@ -121,6 +121,15 @@ def shards(folder: Path) -> Path:
     return folder
 
 
+def shards_of_categories(folder: Path) -> Path:
+    """The same texts as texts and as pandas' categories, in a folder for each site."""
+    for name, kind in (("s0", str), ("s1", "category")):
+        (folder / name).mkdir()
+        rows = frame(work=["p", "q", "q"] * 4, label=[0, 1] * 6).astype({"work": kind})
+        rows.to_parquet(folder / name / "rows.parquet", index=False)
+    return folder
+
+
 def other_shards(folder: Path) -> Path:
     shards(folder)
     frame(a=["x"] * 6, label=[0, 1] * 3).to_parquet(folder / "2.parquet", index=False)

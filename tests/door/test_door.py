@@ -39,6 +39,7 @@ from tests.door.cases import (
     pictures,
     reviews,
     shards,
+    shards_of_categories,
     sites_of_arrays,
     values_as_names,
     vectors,
@@ -146,6 +147,13 @@ WORK: list[tuple[str, Make, dict[str, Any], dict[str, str], dict[str, int]]] = [
         {},
         {"a": "number input", "label": "whole numbers label"},
         {"train": 10, "test": 2},
+    ),
+    (
+        "texts and categories of pandas in a folder for each site",
+        shards_of_categories,
+        {},
+        {"work": "category input", "label": "whole numbers label", "first level of folders": "folders not used"},
+        {"train": 20, "test": 4},
     ),
     (
         "a folder for each site",
