@@ -42,7 +42,7 @@ def encode_symbols(runs: Sequence[tuple[NDArray[np.integer], Edges]], lanes: int
     states, place = start_states(lanes), 0
     words = np.empty(1 + sum(run.size for run, _ in runs), np.uint32)
     for run, model in reversed(runs):  # the coder is a stack: what is pushed last is read first
-        place = symbol_rans.encode(run.astype(np.uint16), model, states, words, place)
+        place = symbol_rans.encode(run.astype(np.uint16, copy=False), model, states, words, place)
     data = states.astype("<u8").tobytes()
     if lanes == 1:
         data = data[: 4 * -(-int(states[0]).bit_length() // 32)]
@@ -149,7 +149,12 @@ def geometric_model(largest: int, decay: int) -> Edges:
 
 def fit_decay(symbols: NDArray[np.int32]) -> int:
     """Return the decay, 1 to 255, that fits integers of which some are not zero."""
-    mean = float(np.abs(symbols).mean())  # 2 f / (1 - f^2) if probabilities fall by the factor f
+    return decay_of(float(np.abs(symbols).mean()))
+
+
+def decay_of(mean: float) -> int:
+    """Return the decay, 1 to 255, that fits integers of which the mean magnitude is known, above 0."""
+    # the mean is 2 f / (1 - f^2) if probabilities fall by the factor f
     return min(255, max(1, round(256 * (math.sqrt(1 + mean * mean) - 1) / mean)))
 
 

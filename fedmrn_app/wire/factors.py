@@ -45,10 +45,11 @@ class Spectrum:
         """Take a matrix that has `directions`."""
         self.matrix = matrix
         self._directions = directions
+        self._all = directions.all  # the common case of many small matrices costs little
         self._square = square_sum(matrix.reshape(-1))
 
     def _vectors(self, count: int) -> SingularVectors:
-        return self._directions.enough(lambda found: count)
+        return self._all or self._directions.enough(lambda found: count)
 
     def energies(self, count: int) -> Float64Array:
         """Return the first `count` squared singular values, float64 (count,)."""
@@ -76,23 +77,19 @@ class Spectrum:
             step: step of the quantizer.
             price: price of a bit, as a share of the squared step.
         """
-        known: dict[int, Float64Array] = {}  # by the number of vectors
-
-        def costs(found: SingularVectors) -> Float64Array:
-            if len(found.left) not in known:
-                known[len(found.left)] = self._costs(found, step, price)
-            return known[len(found.left)]
-
-        def worth(found: SingularVectors) -> int:
-            cheaper = np.flatnonzero(costs(found) < found.energies[: costs(found).size] / step**2)
-            return int(cheaper[-1]) + 1 if cheaper.size else 0
-
-        found = self._directions.enough(worth)
-        rank = worth(found)
+        found = self._all or self._directions.enough(lambda found: self._worth(found, step, price)[0])
+        rank, costs = self._worth(found, step, price)
         if rank == 0:
             return 0
-        rest = max(self._square / step**2 - float((found.energies[:rank] / step**2).sum()), 0.0)
-        return rank if self._costs_more(float(costs(found)[:rank].sum()) + rest, step, price) else 0
+        energies = found.energies[:rank] / step**2
+        factored = float(costs[:rank].sum()) + max(self._square / step**2 - float(energies.sum()), 0.0)
+        return rank if self._costs_more(factored, step, price) else 0
+
+    def _worth(self, found: SingularVectors, step: float, price: float) -> tuple[int, Float64Array]:
+        """Return how many of these products are worth sending, and what each costs."""
+        costs = self._costs(found, step, price)
+        cheaper = np.flatnonzero(costs < found.energies[: costs.size] / step**2)
+        return (int(cheaper[-1]) + 1 if cheaper.size else 0), costs
 
     def _costs(self, found: SingularVectors, step: float, price: float) -> Float64Array:
         """Return what each product costs that may be worth sending, in squared steps; none where levels end."""
@@ -161,6 +158,8 @@ def _largest(*vectors: Float32Array) -> float:
 
 def square_sum(x: Float32Array) -> float:
     """Return the sum of the squares of a vector (d,), in float64, in parts that stay in cache."""
+    if x.size <= _PART:
+        return float(np.square(x, dtype=np.float64).sum())
     return sum(float(np.square(x[start : start + _PART], dtype=np.float64).sum()) for start in range(0, x.size, _PART))
 
 

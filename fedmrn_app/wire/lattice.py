@@ -109,7 +109,8 @@ class Lattice:
         """Return how far each element is from the reference, float32 (n,); it may not be finite."""
         moved = self.counts.astype(np.float32)
         with np.errstate(over="ignore"):
-            moved *= np.repeat(self.steps, sizes)
+            for step, part in zip(self.steps, slices(sizes), strict=True):
+                moved[part] *= step
         return moved
 
     @cached_property

@@ -20,21 +20,21 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
+from fedmrn_app.kernels.histogram import MOST, histogram
 from fedmrn_app.layout import slices
 from fedmrn_app.wire.entropy import (
     LANES,
     SymbolReader,
     categorical,
+    decay_of,
     encode_symbols,
-    fit_decay,
     geometric_weights,
     lanes_of,
 )
@@ -53,25 +53,25 @@ def encode_lattice(lattice: Lattice, sizes: Sequence[int], base: Lattice | None 
         sizes: the number of elements of each tensor.
         base: a lattice of the same tensors that the reader has.
     """
-    heads, escapes, runs = [], [], []
+    heads, escapes, coded = [], [], list[_Coded]()
     for tensor, part in enumerate(slices(sizes)):
         step, symbols, before = lattice.steps[tensor], lattice.counts[part], None
         if base is not None and base.steps[tensor] == step:
             before = base.counts[part]
             symbols = symbols - before
-        kind, model, coded = _best(symbols, before)
-        escaped = symbols[np.abs(symbols) > _EDGE].astype("<i4") if kind in (TABLE, SIGNS) else symbols[:0]
-        heads.append(bytes([kind | (_STEP if before is None else 0) | (_ESCAPED if escaped.size else 0)]))
+        best = _best(symbols, before)
+        escaped = best.escaped
+        heads.append(bytes([best.kind | (_STEP if before is None else 0) | (_ESCAPED if escaped.size else 0)]))
         heads.append(struct.pack("<f", step) if before is None else b"")
         heads.append(struct.pack("<I", escaped.size) if escaped.size else b"")
-        heads.append(model)
+        heads.append(best.model)
         escapes.append(escaped.tobytes())
-        runs += coded
-    lanes = lanes_of(sum(run.bits for run in runs) / 8)
+        coded.append(best)
+    lanes = lanes_of(sum(bits for one in coded for bits in one.bits) / 8)
     if lanes > 1:
         heads[0] = bytes([heads[0][0] | _LANED])
-    varied = [(run.symbols, categorical(run.weights)) for run in runs if np.count_nonzero(run.weights) > 1]
-    return b"".join([*heads, *escapes, encode_symbols(varied, lanes)])
+    runs = [(symbols, categorical(weights)) for one in coded for symbols, weights in one.runs]
+    return b"".join([*heads, *escapes, encode_symbols(runs, lanes)])
 
 
 def decode_lattice(data: bytes, sizes: Sequence[int], base: Lattice | None = None) -> Lattice:
@@ -94,17 +94,20 @@ def decode_lattice(data: bytes, sizes: Sequence[int], base: Lattice | None = Non
     for tensor, (head, part) in enumerate(zip(heads, slices(sizes), strict=True)):
         before = None if base is None or head.step is not None else base.counts[part]
         steps[tensor] = head.step if before is None or base is None else base.steps[tensor]
-        symbols = _read_symbols(coded, head, counts[part].size, before)
-        if head.kind in (TABLE, SIGNS):
+        symbols = counts[part]
+        _read_symbols(coded, head, before, symbols)
+        if head.escaped:
             escaped = symbols == _EDGE + 1
             if np.count_nonzero(escaped) != head.escaped:
                 raise _malformed(f"announces {head.escaped} elements beyond and has {np.count_nonzero(escaped)}")
-            symbols[escaped], escapes = escapes[: head.escaped], escapes[head.escaped :]
-        if before is not None:
+            wide = symbols.astype(np.int64)
+            wide[escaped], escapes = escapes[: head.escaped], escapes[head.escaped :]
+            wide += 0 if before is None else before
+            _check_range(wide)
+            symbols[:] = wide
+        elif before is not None:  # the sum of a count and a symbol fits
             symbols += before
-        if symbols.size and max(-int(symbols.min()), int(symbols.max())) > FAR:
-            raise PayloadError(f"lattice has counts above {FAR}", code="range")
-        counts[part] = symbols
+            _check_range(symbols)
     coded.check_end("lattice")
     return Lattice(steps, counts)
 
@@ -169,21 +172,30 @@ def _read_head(reader: _Reader, size: int, has_base: bool) -> _Head:
     return _Head(kind, step, escaped, tables)
 
 
-def _read_symbols(coded: SymbolReader, head: _Head, size: int, before: NDArray[np.int32] | None) -> NDArray[np.int64]:
-    symbols = np.zeros(size, np.int64)
+def _read_symbols(coded: SymbolReader, head: _Head, before: NDArray[np.int32] | None, out: NDArray[np.int32]) -> None:
+    """Read the symbols of a tensor, int32 (size,)."""
     if head.kind == ALIKE:
-        return symbols
+        out[:] = 0
+        return
     for (low, weights), context in zip(head.tables, _contexts(head.kind, before), strict=True):
-        count = size if context is None else int(np.count_nonzero(context))
+        count = out.size if context is None else int(np.count_nonzero(context))
         present = np.flatnonzero(weights)
         if count and not present.size:
             raise _malformed("has a table without symbols")
         if present.size > 1:
-            run = coded.read(categorical(weights), count)
+            run = coded.read(categorical(weights), count).view(np.int16)
         else:
-            run = np.full(count, present[0] if count else 0, np.uint16)
-        symbols[slice(None) if context is None else context] = run + np.int64(low)
-    return symbols
+            run = np.full(count, present[0] if count else 0, np.int16)
+        run += np.int16(low)
+        if context is None:
+            out[:] = run
+        else:
+            out[context] = run
+
+
+def _check_range(counts: NDArray[Any]) -> None:
+    if counts.size and max(-int(counts.min()), int(counts.max())) > FAR:
+        raise PayloadError(f"lattice has counts above {FAR}", code="range")
 
 
 def _malformed(problem: str) -> PayloadError:
@@ -195,17 +207,30 @@ def _malformed(problem: str) -> PayloadError:
 
 @dataclass(frozen=True)
 class _Run:
-    """Symbols 0..n-1, and the weights of their model."""
+    """Some symbols 0..n-1 and their model.
 
-    symbols: NDArray[np.int32]
+    Attributes:
+        chosen: the elements, bool (size,); None for all.
+        low: what stands for symbol 0.
+        counts: how often each symbol occurs, int64 (n,).
+        weights: of the model, float64 (n,).
+    """
+
+    chosen: NDArray[np.bool_] | None
+    low: int
+    counts: NDArray[np.int64]
     weights: NDArray[np.float64]
 
-    @cached_property
+    @property
     def bits(self) -> float:
         """Estimate of the coded length."""
-        counts = np.bincount(self.symbols, minlength=self.weights.size)
         probabilities = np.maximum(self.weights / max(self.weights.sum(), 1e-300), 2.0**-24)
-        return float(-(counts * np.log2(probabilities)).sum())
+        return float(-(self.counts * np.log2(probabilities)).sum())
+
+    def symbols(self, values: NDArray[np.int32]) -> NDArray[np.uint16]:
+        """Return the symbols of a tensor's values, int32 (size,)."""
+        part = values if self.chosen is None else values[self.chosen]
+        return np.subtract(part, np.int32(self.low), dtype=np.int32).astype(np.uint16)
 
 
 def _contexts(kind: int, before: NDArray[np.int32] | None) -> list[NDArray[np.bool_] | None]:
@@ -215,36 +240,82 @@ def _contexts(kind: int, before: NDArray[np.int32] | None) -> list[NDArray[np.bo
     return [before < 0, before == 0, before > 0]
 
 
-def _best(symbols: NDArray[np.int32], before: NDArray[np.int32] | None) -> tuple[int, bytes, list[_Run]]:
-    """Return the kind that takes the fewest bytes, its model as bytes, and the runs to encode."""
-    largest = int(np.abs(symbols).max(initial=0))
+@dataclass(frozen=True)
+class _Candidate:
+    """A kind for a tensor, its model as bytes, and its runs without their elements."""
+
+    kind: int
+    model: bytes
+    runs: list[_Run]
+
+    @property
+    def size(self) -> float:
+        """Estimate of the coded bytes."""
+        return len(self.model) + sum(run.bits for run in self.runs) / 8
+
+
+class _Coded(NamedTuple):
+    """A tensor as it is coded.
+
+    Attributes:
+        kind: of the model, see above.
+        model: its bytes.
+        bits: about how many bits each of its runs takes.
+        runs: the symbols of each run that varies, uint16, and the weights of their model.
+        escaped: the symbols beyond the largest of a table, int32.
+    """
+
+    kind: int
+    model: bytes
+    bits: Sequence[float]
+    runs: Sequence[tuple[NDArray[np.uint16], NDArray[np.float64]]]
+    escaped: NDArray[Any]
+
+
+def _best(symbols: NDArray[np.int32], before: NDArray[np.int32] | None) -> _Coded:
+    """Return a tensor in the kind that takes the fewest bytes."""
+    none = np.zeros(0, "<i4")
+    counts, largest = histogram(symbols, before)
     if largest == 0:
-        return ALIKE, b"", []
-    escapes = largest > _EDGE
-    capped = np.where(np.abs(symbols) > _EDGE, _EDGE + 1, symbols) if escapes else symbols
+        return _Coded(ALIKE, b"", (), (), none)
+    escapes, total = largest > _EDGE, counts.sum(axis=0)
     candidates = []
-    if largest <= 255:
-        decay = fit_decay(symbols)
-        run = _Run(symbols + np.int32(largest), geometric_weights(largest, decay))
-        candidates.append((DECAY, bytes([largest, decay]), [run]))
+    if largest <= MOST:
+        mean = float((np.abs(np.arange(-MOST, MOST + 1)) * total[:-1]).sum()) / symbols.size
+        decay, inner = decay_of(mean), total[MOST - largest : MOST + largest + 1]
+        run = _Run(None, -largest, inner, geometric_weights(largest, decay))
+        candidates.append(_Candidate(DECAY, bytes([largest, decay]), [run]))
     for kind in (TABLE,) if before is None else (TABLE, SIGNS):
-        parts = [capped if context is None else capped[context] for context in _contexts(kind, before)]
-        tables = [_table(part, escapes) for part in parts]
-        candidates.append((kind, b"".join(head for head, _ in tables), [run for _, run in tables]))
-    return min(candidates, key=lambda one: len(one[1]) + sum(run.bits for run in one[2]) / 8)
+        tables = [_table(part, escapes) for part in (counts if kind == SIGNS else (total,))]
+        candidates.append(_Candidate(kind, b"".join(head for head, _ in tables), [run for _, run in tables]))
+    best = min(candidates, key=lambda one: one.size)
+    values, escaped = symbols, none
+    if escapes and best.kind != DECAY:
+        beyond = np.abs(symbols) > _EDGE
+        values, escaped = np.where(beyond, np.int32(_EDGE + 1), symbols), symbols[beyond].astype("<i4")
+    pairs = zip(best.runs, _contexts(best.kind, before), strict=True)
+    runs = [replace(run, chosen=chosen) for run, chosen in pairs if np.count_nonzero(run.weights) > 1]
+    coded = [(run.symbols(values), run.weights) for run in runs]
+    return _Coded(best.kind, best.model, [run.bits for run in best.runs], coded, escaped)
 
 
-def _table(part: NDArray[np.int32], escapes: bool) -> tuple[bytes, _Run]:
-    """Return the table of the symbols as bytes, and the run; with `escapes` it has a weight for the escape."""
-    counts = np.bincount(part + _EDGE, minlength=2 * _EDGE + 2)
-    inside = np.flatnonzero(counts[:-1])
+def _table(counts: NDArray[np.int64], escapes: bool) -> tuple[bytes, _Run]:
+    """Return the table of the symbols as bytes, and the run; with `escapes` it has a weight for the escape.
+
+    Args:
+        counts: of the symbols -255 to 255 and of those beyond, int64 (512,).
+        escapes: whether symbols of any run escape.
+    """
+    inner = counts[MOST - _EDGE : MOST + _EDGE + 1]
+    counts = np.append(inner, counts.sum() - inner.sum())
+    inside = np.flatnonzero(inner)
     low, high = (int(inside[0]), int(inside[-1])) if inside.size else (_EDGE, _EDGE - 1)
     table = _quantize(counts)
     head = struct.pack("<bb", low - _EDGE, high - _EDGE) + table[low : high + 1].tobytes()
     if escapes:
         head += table[-1:].tobytes()
-    table = table[low:] if escapes else table[low : high + 1]
-    return head, _Run((part + np.int32(_EDGE - low)).astype(np.int32), _weights(table))
+    part = slice(low, None) if escapes else slice(low, high + 1)
+    return head, _Run(None, low - _EDGE, counts[part], _weights(table[part]))
 
 
 def _quantize(counts: NDArray[np.int64]) -> NDArray[np.uint8]:

@@ -99,6 +99,8 @@ def finite(values: NDArray[Any], what: str) -> NDArray[Any]:
 def all_finite(values: NDArray[Any]) -> bool:
     """Return whether all values are finite."""
     flat = values.reshape(-1)
+    if flat.size <= _BLOCK:
+        return bool(np.isfinite(flat).all())
     return all(np.isfinite(flat[start : start + _BLOCK]).all() for start in range(0, flat.size, _BLOCK))
 
 

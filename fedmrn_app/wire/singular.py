@@ -67,6 +67,11 @@ class Directions:
         self._basis = np.zeros((matrix.shape[1], 0), np.float32)
         self._seen = np.zeros((0, len(matrix)), np.float32)  # the products of the matrix and the basis, transposed
 
+    @property
+    def all(self) -> SingularVectors | None:
+        """All vectors of a small matrix, which are found at once; None for a large one."""
+        return None if self._large else self.enough(lambda found: 0)
+
     def enough(self, count: Callable[[SingularVectors], int]) -> SingularVectors:
         """Return as many vectors as are needed.
 
@@ -107,9 +112,9 @@ class Directions:
 
     def _orthonormal(self, columns: Float32Array) -> Float32Array:
         """Return orthonormal columns of the same span beside that of the basis."""
-        for _ in range(2 if self._basis.size else 0):  # once leaves rounding errors that are as large as what is left
-            columns = columns - self._basis @ (self._basis.T @ columns)
-        found: Float32Array = np.linalg.qr(columns)[0]
+        found: Float32Array = columns
+        for _ in range(2 if self._basis.size else 1):  # what is left may be rounding errors, which point anywhere
+            found = np.linalg.qr(found - self._basis @ (self._basis.T @ found))[0]
         return found
 
 

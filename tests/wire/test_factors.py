@@ -73,3 +73,18 @@ def test_right_vectors_fit_even_if_left_ones_are_equal_or_zero() -> None:
     best = np.linalg.lstsq(units.T.astype(np.float64), matrix, rcond=1e-6)[0]
     assert units.T @ right == pytest.approx(units.T @ best, abs=0.02)
     assert inverse_norms(left)[3] == 0
+
+
+def test_vectors_of_a_large_matrix_do_not_depend_on_what_was_asked_before() -> None:
+    matrix = (normal(520, 90) * np.geomspace(1, 0.1, 90, dtype=np.float32)) @ normal(90, 600)
+    asked, fresh = spectrum(matrix), spectrum(matrix)
+    assert asked is not None
+    assert fresh is not None
+    assert len(asked.scaled_left(80)) == 80  # takes a second block of directions
+    assert np.array_equal(asked.scaled_left(10), fresh.scaled_left(10))
+    assert np.array_equal(asked.right(10), fresh.right(10))
+    singular = np.linalg.svd(matrix.astype(np.float64), compute_uv=False)
+    assert np.sqrt(asked.energies(80)) == pytest.approx(singular[:80], rel=1e-4)
+    units = asked.left(90)
+    assert units @ units.T == pytest.approx(np.eye(90), abs=1e-4)
+    assert np.linalg.norm(units.T @ asked.right(90) - matrix) < 1e-4 * np.linalg.norm(matrix)
