@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
+import weakref
 from threading import Thread
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedmrn_app.exchange.messages import to_array
-from fedmrn_app.flower.parts import Parts, pack, receive, send, unpack
+from fedmrn_app.flower.parts import Parts, free_messages, pack, receive, send, unpack
 
 LONG = os.urandom(1 << 17)
 
@@ -63,3 +65,18 @@ def test_a_closed_socket_ends_the_reading() -> None:
             ours.sendall((2).to_bytes(8, "little") + bytes(3))
         with pytest.raises(EOFError):
             receive(theirs)
+
+
+def test_large_messages_are_freed_though_their_records_refer_to_themselves() -> None:
+    content = RecordDict({"": ConfigRecord({"": LONG})})
+    assert len(content.config_records) == 1
+    kept = weakref.ref(content)
+    gc.disable()
+    try:
+        del content
+        free_messages(1 << 20)
+        assert kept() is not None  # else Flower's records are no longer cyclic, and `free_messages` can go
+        free_messages(1 << 28)
+        assert kept() is None
+    finally:
+        gc.enable()

@@ -14,10 +14,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from fedmrn_app.errors import RunError
 from fedmrn_app.exchange.content_size import content_bytes
 from fedmrn_app.exchange.messages import FIELD, RECORD, lost_content, pack_state, unpack_state
-from fedmrn_app.exchange.orders import read_order
+from fedmrn_app.exchange.orders import OrderSender, read_order
 from fedmrn_app.exchange.timeouts import RoundTimeout
 from fedmrn_app.federation.report import FailedReply, RoundReport, UsedReply
 from fedmrn_app.federation.sampling import sample_clients
+from fedmrn_app.federation.server import open_round
 from fedmrn_app.flower.strategy import FinishedRound
 from fedmrn_app.methods import build_method
 from fedmrn_app.methods.method import RunOptions
@@ -102,6 +103,14 @@ def test_clients_that_are_sent_the_same_share_one_record() -> None:
     records = [message.content.array_records["model"] for message in run.grid.asked]
     assert all(record is records[0] for record in records)
     assert np.array_equal(unpack_state(records[0]).vector, STATE.vector)
+
+
+def test_orders_share_the_arrays_of_the_packed_state() -> None:
+    opened, packed = open_round(AGREEMENT, STATE, 1, SAMPLES, 4), pack_state(STATE)
+    client = next(iter(opened.clients))
+    content = OrderSender(opened, CONFIG, packed).content(client)
+    assert content.array_records["model"]["vector"].data is packed["vector"].data
+    assert content.deflate() == OrderSender(opened, CONFIG).content(client).deflate()
 
 
 def test_clients_of_submodels_are_sent_their_own() -> None:
