@@ -18,6 +18,8 @@ from fedmrn_app.privacy.mechanism import Evaluations, Privacy
 from fedmrn_app.secure.graph import MIN_CLIENTS, GraphSettings
 from fedmrn_app.validation import refusal
 
+_MUCH = 0.05  # noise of a sum of tallies, after which an accuracy is off by some ten points
+
 
 def check_privacy(config: Config, method: Method) -> None:
     """Refuse a configuration that cannot keep what `privacy` asks for. The noise multiplier is not computed."""
@@ -239,10 +241,13 @@ def privacy_lines(config: Config, privacy: Privacy | None, protocol: RunProtocol
             f"{privacy.deviation:.4g} on each weight of the mean; {typical.asked} of {typical.clients} clients per "
             f"round, {drawn} drawn at random; delta {config.privacy.delta:g}"
         )
-    if privacy is not None and privacy.tallies is not None:
+    if privacy is not None and (tallies := privacy.tallies) is not None:
+        noise = tallies.noise_multiplier / tallies.asked
+        little = ", so the clients' metric says little; take more clients, or a larger evaluation.every"
         lines.append(
-            f"privacy: tallies of evaluation with the same noise multiplier, clip {privacy.tallies.clip:.4g}, of "
-            f"{privacy.tallies.asked} of {privacy.tallies.clients} clients each time; the budget covers them"
+            f"privacy: tallies of evaluation with the same noise multiplier, clip {tallies.clip:.4g}, of "
+            f"{tallies.asked} of {tallies.clients} clients each time; the budget covers them; the noise on each entry "
+            f"is {noise:.2g} of the sum of their norms{little if noise > _MUCH else ''}"
         )
     flips, count = protocol.method.randomized_response, protocol.layout.count
     if flips is not None:

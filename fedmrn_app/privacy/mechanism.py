@@ -57,7 +57,7 @@ class PrivacyConfig:
     flip: Annotated[float, Range(least=1e-9, most=0.49875)] | None = None  # at 0.49875 bits count 400 times
     local_epsilon: Annotated[float, Range(least=0.005, most=20)] | None = None  # 2^-32 is the step of probabilities
     secure_aggregation: bool = False
-    tally_clip: _Bounded = 100.0
+    tally_clip: _Bounded = 1.0
 
     @property
     def noised(self) -> bool:

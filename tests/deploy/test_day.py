@@ -64,7 +64,7 @@ class Day:
         for process in self.devices.values():
             process.wait(60)
 
-    def connect(self, *names: str, seconds: float = 300) -> None:
+    def connect(self, *names: str, seconds: float = 600) -> None:
         """Start devices as services do, again and again, until all of them are online."""
         deadline, online = time.monotonic() + seconds, set[str]()
         while not online.issuperset(names):
@@ -199,7 +199,7 @@ def test_a_day_in_the_life_of_a_federation(day: Day) -> None:
     # two keys are replaced at once, by two commands
     words = [(*DEPLOY, "rotate", number, *folder) for number in ("0", "2")]
     at_once = [start(each, day.folder, environment=day.environment) for each in words]
-    assert [process.wait(120) for process in at_once] == [0, 0]
+    assert [process.wait(600) for process in at_once] == [0, 0]
     day.connect("device-0", "device-2", "device-3")
     assert day.weights("rotated") == before
 
@@ -231,7 +231,7 @@ def test_three_devices_with_own_rows_and_a_server_without_any(day: Day) -> None:
         three = (*ROWS, "clients=3", "clients_per_round=3", "rounds=10", "local.epochs=1", "evaluation.on=clients")
         place = f"hydra.run.dir={day.folder / name}"
         run = day.begin(name, *FEDMRN, "--on", "fedmrn", *three, *words, place, home=True)
-        assert run.wait(600) == 0, day.log(name)
+        assert run.wait(900) == 0, day.log(name)
         summary = json.loads((day.folder / name / "summary.json").read_text())
         with (day.folder / name / "rounds.csv").open(newline="") as file:
             rows = list(csv.DictReader(file))
