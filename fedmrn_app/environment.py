@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 CACHE = "FEDMRN_CACHE"  # folder of decoded data sets, instead of $XDG_CACHE_HOME/fedmrn
@@ -41,10 +42,19 @@ def is_loopback(address: str) -> bool:
 
 
 def without_own_proxies(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which no proxy is used for addresses of this machine; others keep theirs."""
+    """Return an environment in which no proxy is used for addresses of this machine; others keep theirs.
+
+    A SOCKS proxy is left out where the package that speaks to one is missing: Flower's processes could not start.
+    """
+    if find_spec("socksio") is None:
+        environment = {name: value for name, value in environment.items() if not _names_socks(name, value)}
     excepted = [part for name in ("no_proxy", "NO_PROXY") for part in environment.get(name, "").split(",") if part]
     names = ",".join(dict.fromkeys([*excepted, *_THIS_MACHINE]))
     return {**environment, "no_proxy": names, "NO_PROXY": names}
+
+
+def _names_socks(name: str, value: str) -> bool:
+    return name.lower().endswith("_proxy") and value.lower().startswith("socks")
 
 
 def flower_environment(home: Path, *, commands: Sequence[Path] = ()) -> dict[str, str]:

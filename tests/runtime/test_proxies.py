@@ -1,11 +1,13 @@
 """A proxy of the network, which cannot reach this machine's own ports, is not asked for them."""
 
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from fedmrn_app.environment import flower_environment
@@ -43,3 +45,16 @@ def test_flower_s_processes_keep_what_is_reached_directly(monkeypatch: pytest.Mo
     monkeypatch.setenv("no_proxy", "example.org")
     environment = flower_environment(Path("home"))
     assert environment["no_proxy"] == environment["NO_PROXY"] == "example.org,localhost,127.0.0.1,::1"
+
+
+@pytest.mark.parametrize("name", ["all_proxy", "ALL_PROXY", "https_proxy"])
+def test_flower_s_processes_start_with_a_socks_proxy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "socks5://127.0.0.1:9")
+    with monkeypatch.context() as patch:
+        for key in [key for key in os.environ if key.lower().endswith("_proxy")]:
+            patch.delenv(key)
+        for key, value in flower_environment(Path("home")).items():
+            patch.setenv(key, value)
+        httpx.Client().close()  # as Flower makes one, for addresses of this machine
+    monkeypatch.setattr("fedmrn_app.environment.find_spec", lambda name: object())
+    assert flower_environment(Path("home"))[name] == "socks5://127.0.0.1:9"  # it can be used
