@@ -77,6 +77,7 @@ def test_a_job_that_changes_its_folder_finds_code_and_data(tmp_path: Path) -> No
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.long
 def test_ten_killed_workers_change_nothing(tmp_path: Path) -> None:
     run, chance = start(words(tmp_path / "run", "rounds=30", "local.epochs=3"), tmp_path), random.Random(0)
     wait_for_rounds(tmp_path / "run", 1, run)

@@ -116,7 +116,9 @@ def test_masked_gradients_vanish_where_the_loss_is_not_convex(masking: str) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("masking", "stated"), [("random", -0.52), ("rolling", -0.51)])
+@pytest.mark.parametrize(
+    ("masking", "stated"), [pytest.param("random", -0.52, marks=pytest.mark.long), ("rolling", -0.51)]
+)
 def test_theorems_2_and_4_hold(masking: str, stated: float) -> None:
     rounds = [100, 400, 1600]
     masked, whole = mean_gradients(masking, rounds)
