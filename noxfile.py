@@ -62,5 +62,6 @@ def plugin(session: nox.Session, flwr: str) -> None:
     """Run the tests of the plug-in without PyTorch, with the versions of Flower that it accepts."""
     session.install("-r", "requirements/plugin.txt", f"flwr=={flwr}.*", "pytest")
     session.install("--no-deps", "-e", ".")
-    tests = ("tests/plugin/test_replies.py", "tests/plugin/test_without_torch.py")
+    names = ("replies", "without_torch", "legacy", "imports")
+    tests = [f"tests/plugin/test_{name}.py" for name in names]
     session.run("pytest", "-q", "-o", "addopts=", "--noconftest", *tests)

@@ -90,6 +90,9 @@ def new_exchange(method: str | None, options: Options, strategy: object = None) 
     if method is None and name == DEFAULT_METHOD:
         given |= {"even": True, "exact_norms": uses_norms(strategy)}
     exchange = Exchange(**check_call(Exchange, {"method": name, **given}, ""))
+    if uses_norms(strategy) and not given.get("even") and name != "fedavg":
+        reason = f"{name} makes updates longer, and QFedAvg's steps shorter with them, so that less is learned"
+        _log.warning("Compressed: %s; leave method, options and budget out for three bits per value", reason)
     for line in _remarks(given, exchange):
         _log.warning("Compressed: %s", line)
     return exchange

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Message
+from flwr.serverapp.strategy import QFedAvg
 from torch import nn
 
 from fedmrn_app.errors import ConfigError, RunError
@@ -141,3 +142,13 @@ def test_log_shows_the_settings_that_count(options: Any, shown: str, caplog: pyt
     with caplog.at_level(logging.INFO, "flwr"):
         Compressed(inner(), **options).summary()
     assert any(record.getMessage().endswith(f"Uplink: {shown}") for record in caplog.records)
+
+
+@pytest.mark.parametrize(("method", "named"), [(None, False), ("fedavg", False), ("eden", True), ("fedmrn", True)])
+def test_methods_that_change_norms_are_named_under_qfedavg(
+    method: str | None, named: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "flwr"):
+        Compressed(QFedAvg(client_learning_rate=0.1), method)
+    assert any("QFedAvg's steps shorter" in record.getMessage() for record in caplog.records) == named

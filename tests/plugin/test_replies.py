@@ -211,6 +211,7 @@ def test_replies_arrive_as_in_plain_flower(case: str, method: str | None) -> Non
 
 def test_masks_and_other_records() -> None:
     """A second record has no masks, and an app without an optimizer of the plug-in is told so."""
+    pytest.importorskip("torch")  # which masks need; the other cases also run where it is not installed
     with pytest.raises(RunError, match="masks are learned") as refused:
         reply_of(*CASES["two ArrayRecords"], plug_in=True, method="fedmrn")
     assert refused.value.code == "no-masks"
