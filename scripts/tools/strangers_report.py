@@ -1,6 +1,6 @@
 """Make the table of all runs, a summary and the figure from the rows that `strangers.py` keeps.
 
-    python -m scripts.tools.strangers_report results/plugin/strangers.csv --table results/plugin/tables.md \\
+    python -m scripts.tools.strangers_report results/plugin/strangers.csv --table results/plugin/strangers.md \\
         --figure docs/figures/plugin.png
 
 Prints the summary. A difference is the score of a method minus that of plain Flower with the same seed, in points of
@@ -35,8 +35,14 @@ the command; `strangers.csv` has the commit, the versions and the processor of e
 
 ```bash
 python -m scripts.tools.strangers CIFAR10 FASHION_MNIST results/plugin/strangers.csv --seeds 21 22 23
-python -m scripts.tools.strangers_report results/plugin/strangers.csv --table results/plugin/tables.md --figure FILE
+python -m scripts.tools.strangers_report results/plugin/strangers.csv --table results/plugin/strangers.md --figure FILE
 ```
+"""
+SUMMARY = """## Differences from plain Flower
+
+The final difference from plain Flower with the same seed, in points of accuracy or in hundredths of the loss of
+`lightning`, in the mean of seeds; in brackets the lowest and the highest difference after rounds 1, 3, 5 and all. Above
+zero is better. "Plain's seeds" is the standard deviation of plain Flower's final score over seeds.
 """
 
 
@@ -65,7 +71,7 @@ def spread(rows: Sequence[Row], app: str, column: str = "all") -> float:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return all rows as Markdown."""
+    """Return the page of the summary and all rows, as Markdown."""
     lines = [
         "| app | seed | method | 1 | 3 | 5 | all | bytes | plain / this |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -76,7 +82,7 @@ def table(rows: Sequence[Row]) -> str:
             times = f"{ratio(found):.1f}" if found else ""
             cells = [app, row["seed"], row["method"], *(row[column] for column in SCORES)]
             lines.append(f"| {' | '.join(cells)} | {int(row['bytes']):,} | {times} |")
-    return INTRODUCTION + "\n" + "\n".join(lines) + "\n"
+    return f"{INTRODUCTION}\n{SUMMARY}\n{summary(rows)}\n\n## All runs\n\n" + "\n".join(lines) + "\n"
 
 
 def summary(rows: Sequence[Row]) -> str:
