@@ -31,7 +31,8 @@ INTRODUCTION = """# Apps of other people: all accuracies and bytes
 Small apps in the shapes of public ones, at their own learning rates, with ten clients. The columns are the accuracy in
 percent, or 100 times the loss of `lightning`, after rounds 1, 3, 5 and all; the mean bytes of a reply; and plain
 Flower's bytes over these. `fedmrn` has its `alpha="auto"`. No configurations are kept, because the apps are not runs of
-the command; `strangers.csv` has the commit, the versions and the processor of each row.
+the command; `strangers.csv` has the commit, the versions and the processor of each row. The commit 1cab73b8e7b7
+has the plug-in and the apps of 9b71459 in this history, except for budgets, which no row uses.
 
 ```bash
 python -m scripts.tools.strangers CIFAR10 FASHION_MNIST results/plugin/strangers.csv --seeds 21 22 23
