@@ -134,6 +134,25 @@ def rounds_of(day: Day) -> list[int]:
     return [int(count) for count in column(day.folder / "grows", "clients_ok")]
 
 
+def renew(day: Day) -> None:
+    """Renew the certificate while a run goes on."""
+    former = day.served()
+    assert "takes them within seconds" in day.say("server", "--renew", str(day.fed))
+    day.until(lambda: not set(day.served()) & set(former))
+    renewed = len(rounds_of(day))
+    day.until(lambda: len(rounds_of(day)) >= renewed + 3)
+    assert set(rounds_of(day)[renewed:]) == {3}  # nobody is lost
+    assert "another certificate" not in day.say("doctor", str(day.fed), status=None)
+
+
+def sum_securely(day: Day) -> None:
+    """Have the devices sum: they know the keys of the one that came, and the new ones of those that changed theirs."""
+    sums = day.run("sums", 2, "privacy.secure_aggregation=true")
+    assert sums.wait(900) == 0, day.log("sums")
+    assert column(day.folder / "sums", "clients_ok") == [3, 3]
+    assert "secure-" not in day.log("sums")
+
+
 def test_a_day_in_the_life_of_a_federation(day: Day) -> None:
     fed, folder = str(day.fed), ("--folder", str(day.fed))
     ports = ("--port", str(free_port()), "--control-port", str(free_port()))
@@ -155,14 +174,7 @@ def test_a_day_in_the_life_of_a_federation(day: Day) -> None:
     assert "there is nothing to remove" in day.say("remove", "1", *folder)
     day.until(lambda: rounds_of(day)[-1] == 3)
 
-    # the certificate is renewed while the run goes on
-    former = day.served()
-    assert "takes them within seconds" in day.say("server", "--renew", fed)
-    day.until(lambda: not set(day.served()) & set(former))
-    renewed = len(rounds_of(day))
-    day.until(lambda: len(rounds_of(day)) >= renewed + 3)
-    assert set(rounds_of(day)[renewed:]) == {3}  # nobody is lost
-    assert "another certificate" not in day.say("doctor", fed, status=None)
+    renew(day)
     used = rounds_of(day)
     run.send_signal(signal.SIGINT)  # it has shown what it was for
     assert run.wait(60) == 130
@@ -203,11 +215,7 @@ def test_a_day_in_the_life_of_a_federation(day: Day) -> None:
     day.connect("device-0", "device-2", "device-3")
     assert day.weights("rotated") == before
 
-    # secure sums: all devices know the keys of the one that came, and the new ones of those that changed theirs
-    sums = day.run("sums", 2, "privacy.secure_aggregation=true")
-    assert sums.wait(600) == 0, day.log("sums")
-    assert column(day.folder / "sums", "clients_ok") == [3, 3]
-    assert "secure-" not in day.log("sums")
+    sum_securely(day)
     assert "0 faults" in day.say("doctor", fed)
     assert "0 faults" in day.say("doctor", str(day.fed / "devices" / "device-3"))
     day.say("status", fed)
