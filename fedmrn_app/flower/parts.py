@@ -22,7 +22,7 @@ Parts = Sequence[bytes]
 _LONG = 1 << 16  # bytes that are not copied into the pickle
 _NUMBER = struct.Struct("<Q")
 _MOST = 1 << 30  # bytes that are read at a time; the system returns at most 2 GiB
-_LARGE = 1 << 26  # bytes of messages that are worth a tenth of a second
+_LARGE = 1 << 27  # bytes of messages that are worth a tenth of a second
 
 
 def pack(value: object) -> Parts:

@@ -9,6 +9,7 @@ of its socket, kills the workers and exits; a worker whose fork server has died 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -170,6 +171,7 @@ def main(file: int, settings: str) -> None:
                 getattr(found, function)()
     imported.set()
     watch.join()  # a fork of a process with threads may wait for their locks
+    gc.freeze()  # the collector of a worker then has little to look at
     serve(control)
 
 
