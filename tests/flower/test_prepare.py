@@ -4,7 +4,7 @@ import pytest
 
 from fedmrn_app.config.build import build_worker
 from fedmrn_app.config.compose import load_config
-from fedmrn_app.flower.prepare import budget_lines
+from fedmrn_app.flower.prepare import budget_lines, early_lines
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,19 @@ def test_a_line_says_what_a_budget_costs(words: tuple[str, ...], said: list[str]
     lines = budget_lines(build_worker(load_config(words)).model()[1])
     assert all(any(part in line for line in lines) for part in said), lines
     assert bool(lines) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("partition=label_shard", "partition.labels_per_client=2", "rounds=10"), True),
+        (("partition=label_shard", "partition.labels_per_client=2", "rounds=20"), False),
+        (("partition=label_shard", "partition.labels_per_client=5", "rounds=5"), False),
+        (("partition=label_shard", "partition.labels_per_client=2", "rounds=5", "strategy=quantized"), False),
+        (("rounds=5",), False),
+    ],
+)
+def test_a_line_says_that_masks_of_few_labels_need_more_rounds(words: tuple[str, ...], said: bool) -> None:
+    config = load_config(words)
+    lines = early_lines(config, build_worker(config).model()[1])
+    assert [line.partition(":")[0] for line in lines] == ["rounds=10"] * said
