@@ -47,7 +47,7 @@ def test_private_keys_are_readable_by_their_owner_only(federation: Federation) -
     secret = [
         file for file in federation.path.rglob("*") if b"PRIVATE" in (file.read_bytes() if file.is_file() else b"")
     ]
-    assert len(secret) == 4  # authority, server, two devices
+    assert len(secret) == 5  # authority, operator, server, two devices
     assert {stat.S_IMODE(file.stat().st_mode) for file in secret} == {0o600}
     assert stat.S_IMODE(federation.path.stat().st_mode) == 0o700
     assert (federation.path / ".gitignore").read_text() == "*\n"
@@ -57,7 +57,8 @@ def test_bundle_holds_the_files_of_its_device_only(federation: Federation) -> No
     units.write_device_services(federation, "device-1")
     bundle = federation.bundle("device-1")
     services = {"fedmrn-device.service", "compose.yaml", "Dockerfile", "requirements.txt"}
-    assert {file.name for file in bundle.iterdir()} == {"device.key", "device.pub", "ca.crt", "device.json", *services}
+    known = {"ca.crt", "operator.pub", "roster.json"}
+    assert {file.name for file in bundle.iterdir()} == {"device.key", "device.pub", "device.json", *known, *services}
     other = federation.bundle("device-0") / "device.key"
     for file in bundle.iterdir():
         assert file.read_bytes() not in (other.read_bytes(), federation.authority_key.read_bytes())

@@ -56,11 +56,11 @@ def test_a_device_and_a_server_of_other_revisions_name_both(monkeypatch: pytest.
     newer = query(asking(values), node(partition_id=0))
     monkeypatch.undo()
     answer = read_hosted(newer)
-    assert "the device speaks revision 2 of the messages" in str(answer.refusal)
+    assert f"the device speaks revision {hosted.WIRE + 1} of the messages" in str(answer.refusal)
     older = asking(values)
     del older.content["wire"]
     refusal = str(read_hosted(query(older, node(partition_id=1, num_partitions=5))).refusal)
-    assert "the server speaks an older revision of the messages, this device revision 1" in refusal
+    assert f"the server speaks an older revision of the messages, this device revision {hosted.WIRE}" in refusal
     silent = hosted.hosted_content(hosted.Hosted({3: 10}))
     del silent["hosted"]["wire"]
     found = read_hosted(SimpleNamespace(has_error=lambda: False, content=silent))  # type: ignore[arg-type]

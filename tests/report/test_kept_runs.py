@@ -55,10 +55,7 @@ def test_tables_are_what_the_command_prints(file: Path) -> None:
 
 
 def test_results_stand_on_these_pages() -> None:
-    docs = [
-        f"docs/{stem}.md"
-        for stem in ("results", "results_digits", "results_fashion_mnist", "results_settings", "scale")
-    ]
+    docs = [f"docs/{stem}.md" for stem in ("results", "results_digits", "results_fashion_mnist", "results_settings")]
     tables = [
         f"results/{stem}.md"
         for stem in ("cifar10/tables", "claims", "digits/tables", "fashion_mnist/settings", "fashion_mnist/tables")
