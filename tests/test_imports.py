@@ -87,6 +87,7 @@ def names_in_table() -> dict[tuple[str, str], list[str]]:
     return {(file, module): sorted(re.findall(r"\b[A-Za-z]\w+(?=`|$)", names)) for module, names, file, _ in rows}
 
 
+@pytest.mark.slow
 def test_package_takes_the_private_names_that_the_page_lists() -> None:
     found = private_names()
     assert {key for key in found if key[1].startswith("hydra")} == PRIVATE_HYDRA

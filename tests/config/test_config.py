@@ -53,7 +53,9 @@ def test_strategies_have_every_option_of_their_methods() -> None:
         assert set(strategy) == {"name"} | options, name
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize(
+    "group", [pytest.param(group, marks=() if group == "strategy" else pytest.mark.slow) for group in GROUPS]
+)
 def test_every_choice_composes(group: str) -> None:
     for name in (name for other, name in CHOICES if other == group):
         images = ["dataset=cifar10"] if group == "model" and name not in ("digits", "own") else []
@@ -99,7 +101,14 @@ _OF_LI2024 = ("fmnist_", "svhn_", "cifar10_", "cifar100_", "shakespeare", "segme
 @pytest.mark.parametrize(
     "strategy", ["fedmrn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "eden"))]
 )
-@pytest.mark.parametrize("experiment", [name for name in choices_of("experiment") if name.startswith(_OF_LI2024)])
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        pytest.param(name, marks=() if name.startswith("fmnist_") else pytest.mark.slow)
+        for name in choices_of("experiment")
+        if name.startswith(_OF_LI2024)
+    ],
+)
 def test_experiments_of_the_paper_send_the_dense_part_in_float32(experiment: str, strategy: str) -> None:
     parts = (["part=shakespeare"], ["part=pascal_voc"]) if experiment == "fedmrn/table3" else ([],)
     for part in parts:

@@ -139,7 +139,13 @@ def test_log_has_no_characters_of_strangers(target: Target) -> None:
     assert all(line.startswith(("gate: refused ", "WARNING:  Invalid HTTP")) for line in text.splitlines() if line)
 
 
-@pytest.mark.parametrize("attack", [attacks.many_headers, attacks.long_header, attacks.body_without_key])
+@pytest.mark.parametrize(
+    "attack",
+    [
+        attacks.many_headers,
+        *(pytest.param(one, marks=pytest.mark.slow) for one in (attacks.long_header, attacks.body_without_key)),
+    ],
+)
 def test_large_requests_of_strangers_cost_little(attack: attacks.Attack, target: Target) -> None:
     assert attack(target, 1, 20) in ("400", "401", "closed")
     assert target.served() < 5

@@ -117,7 +117,14 @@ def test_published_rules_keep_the_absolute_error_or_let_the_relative_one_fall_wi
     assert (later > first) == (schedule == "adaquantfl")
 
 
-@pytest.mark.parametrize("strategy", ["fedmrn", "fedmrns", "quantized", "topk", "fedsparsify"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "fedmrn",
+        "quantized",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedmrns", "topk", "fedsparsify")),
+    ],
+)
 @pytest.mark.parametrize("schedule", ["auto", pytest.param("both_ends", marks=pytest.mark.slow)])
 def test_a_run_spends_its_budget(strategy: str, schedule: str) -> None:
     """With a client that never replies."""

@@ -37,7 +37,9 @@ def contributions(worker: Worker) -> tuple[GlobalState, GlobalState, list[tuple[
     return state, close_round(opened, replies)[0], parts
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", "fedmrns", "topk", "fedpm"])
+@pytest.mark.parametrize(
+    "strategy", ["fedavg", "fedmrns", *(pytest.param(name, marks=pytest.mark.slow) for name in ("topk", "fedpm"))]
+)
 def test_the_mean_is_by_samples_or_equal(strategy: str) -> None:
     for kind in ("samples", "equal"):
         options = (*RUN, f"strategy={strategy}", f"client_weights={kind}", "uplink.bits=null")

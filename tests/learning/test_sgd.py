@@ -20,7 +20,9 @@ from tests.helpers import IMAGES, image_task, images, new_model
 COLOUR = image_task(3, 32)
 
 
-@pytest.mark.parametrize(("target", "weight_decay"), [(cnn4, 0.0), (cnn8, 0.1), (resnet18, 0.0)])
+@pytest.mark.parametrize(
+    ("target", "weight_decay"), [(cnn4, 0.0), (cnn8, 0.1), pytest.param(resnet18, 0.0, marks=pytest.mark.slow)]
+)
 def test_training_equals_plain_pytorch(target: Callable[..., nn.Module], weight_decay: float) -> None:
     plain = build_model(target, {}, COLOUR, 1).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model = FlatModel(copy.deepcopy(plain))

@@ -50,6 +50,7 @@ def eden_error(bits: int) -> float:
     return float(1 / power - 1)
 
 
+@pytest.mark.slow
 def test_stochastic_signs_and_trits_are_unbiased() -> None:
     x = np.random.default_rng(1).uniform(-0.9, 0.9, 500).astype(np.float32)
     x[0] = 1  # the scale; no element exceeds 2.5 standard deviations

@@ -52,7 +52,11 @@ def run_on_grid(
 
 @pytest.mark.parametrize(
     ("method", "train", "downlink"),
-    [("eden", plain, "grid"), ("fedmrn", masked_adamw, "grid"), ("eden", plain, "quantized")],
+    [
+        ("eden", plain, "quantized"),
+        pytest.param("eden", plain, "grid", marks=pytest.mark.slow),
+        pytest.param("fedmrn", masked_adamw, "grid", marks=pytest.mark.slow),
+    ],
 )
 def test_grid_on_the_way_down(method: str, train: Train, downlink: str) -> None:
     result, _, down = run_on_grid(8, method=method, train=train, downlink=downlink)

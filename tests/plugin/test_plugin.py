@@ -43,7 +43,10 @@ from tests.plugin_app import (
 POST_TRAINING = ["eden", "drive", "signsgd", "topk", "terngrad", "quantized", "fedavg"]
 
 
-@pytest.mark.parametrize("method", POST_TRAINING)
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(one, marks=() if one in ("eden", "quantized") else pytest.mark.slow) for one in POST_TRAINING],
+)
 def test_methods_that_compress_after_training_need_no_change_in_the_app(method: str) -> None:
     result, _ = run(Compressed(inner(), method), rounds=8)
     assert accuracy(result.arrays) > (0.55 if method == "topk" else 0.9)  # plain: 1.0
@@ -53,7 +56,16 @@ def test_methods_that_compress_after_training_need_no_change_in_the_app(method: 
 
 
 @pytest.mark.parametrize(("train", "least"), [(masked, 0.5), pytest.param(masked_adamw, 0.8, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("options", [{}, {"bits": 4.0}, {"method": "fedmrns"}, {"noise": "gaussian"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"method": "fedmrns"},
+        pytest.param({"bits": 4.0}, marks=pytest.mark.slow),
+        pytest.param({"noise": "gaussian"}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_masks_are_learned_in_the_training_loop_of_the_app(train: Train, least: float, options: dict[str, Any]) -> None:
     result, _ = run(Compressed(inner(), **{"method": "fedmrn", "alpha": 0.1, **options}), train, rounds=8)
     assert accuracy(result.arrays) > least

@@ -82,10 +82,10 @@ def bits_of_run(rounds: int, **options: Any) -> tuple[list[float], Any, Any]:
     ("options", "budget"),
     [
         ({}, 1.2),
-        ({"schedule": "front"}, 1.2),
-        ({"schedule": "constant"}, 1.2),
-        ({"method": "topk"}, 1.2),
         ({"method": "fedmrn"}, 0.75),
+        pytest.param({"schedule": "front"}, 1.2, marks=pytest.mark.slow),
+        pytest.param({"schedule": "constant"}, 1.2, marks=pytest.mark.slow),
+        pytest.param({"method": "topk"}, 1.2, marks=pytest.mark.slow),
     ],
 )
 def test_replies_take_the_budget_over_all_rounds(options: Any, budget: float) -> None:

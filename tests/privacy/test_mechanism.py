@@ -123,6 +123,7 @@ def test_masks_have_the_norm_of_their_noise() -> None:
     assert make_method("fedavg").codec.limits(LAYOUT).max_norm is None
 
 
+@pytest.mark.slow
 def test_noise_has_the_mean_of_the_sum_and_the_deviation_it_says() -> None:
     """2,000 draws of one round: each element's mean within 4 standard errors but for chance, and the variance."""
     draws = np.empty((2000, D + M))

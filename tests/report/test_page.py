@@ -119,7 +119,7 @@ def test_page_needs_no_other_file_and_is_the_same_each_time(runs: list[Path], tm
         assert f"({name}.svg)" in (tmp_path / "page" / "report.md").read_text()
 
 
-@pytest.mark.parametrize(("rounds", "shown"), [(49, True), (50, False)])
+@pytest.mark.parametrize(("rounds", "shown"), [pytest.param(49, True, marks=pytest.mark.slow), (50, False)])
 def test_long_runs_are_drawn_without_their_first_tenth(tmp_path: Path, rounds: int, shown: bool) -> None:
     run = make_run(tmp_path / "a", "eden", 0, (0.0,) * 5 + (0.8, 0.9) * 22 + (0.85,) * (rounds - 49))
     write_page(read_groups([run]), tmp_path / "page")
@@ -132,6 +132,7 @@ def test_names_are_escaped_in_the_page(tmp_path: Path) -> None:
     assert "<script" not in write_page(read_groups([run]), tmp_path / "page").read_text()
 
 
+@pytest.mark.slow
 def test_page_names_versions_and_machines_of_the_runs(runs: list[Path], tmp_path: Path) -> None:
     for run in runs:  # as older versions wrote them
         run.write_text(json.dumps({k: value for k, value in json.loads(run.read_text()).items() if k != "made_with"}))

@@ -63,6 +63,7 @@ def test_six_of_nine_shares_are_needed() -> None:
     assert [settings.survivors(count) for count in (3, 10, 100)] == [3, 7, 61]
 
 
+@pytest.mark.slow
 def test_what_the_server_sees_of_a_client_is_uniform() -> None:
     """With the same masks in every round, each masked weight takes all 8 values equally often."""
     masks, rounds, client = masks_of(5, 256), 120, 3
