@@ -100,7 +100,7 @@ def ignore_signals() -> None:
 def work(connection: socket.socket) -> None:
     """Answer messages until the grid closes the connection; never returns."""
     ignore_signals()
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
     with suppress(EOFError, OSError):
         while True:
             message = receive(connection)
@@ -112,7 +112,7 @@ def work(connection: socket.socket) -> None:
     os._exit(0)
 
 
-def _end_with_parent(parent: int, until: threading.Event | None = None) -> None:
+def end_with_parent(parent: int, until: threading.Event | None = None) -> None:
     """Exit when the parent has died, unless `until` is set before."""
     until = until or threading.Event()
     while os.getppid() == parent:
@@ -161,7 +161,7 @@ def main(file: int, settings: str) -> None:
     control, given = socket.socket(fileno=file), json.loads(settings)
     sys.path[:] = given["path"]
     imported = threading.Event()
-    watch = threading.Thread(target=_end_with_parent, args=(given["parent"], imported))
+    watch = threading.Thread(target=end_with_parent, args=(given["parent"], imported))
     watch.start()  # imports take seconds, in which nothing is read from the socket
     for name in given["preload"]:
         with suppress(Exception):  # the ClientApp's own import will say why

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -27,6 +29,7 @@ from fedmrn_app.config.build import resolve_from_data
 from fedmrn_app.config.compose import compose_values, parse_overrides
 from fedmrn_app.errors import FedMRNError
 from fedmrn_app.flower.local_run import run_local
+from fedmrn_app.flower.worker_process import end_with_parent
 from fedmrn_app.report.registration import read_registration
 from fedmrn_app.results.resume import holds_run
 from scripts.tools.command_line import own_words_and_overrides
@@ -47,7 +50,7 @@ def main() -> int:
     wanted = {name: more for name, more in runs.items() if not (arguments.folder / name / "summary.json").is_file()}
     failed, begin = 0, time.monotonic()
     context = multiprocessing.get_context("spawn")  # a forked process cannot use the GPU
-    with ProcessPoolExecutor(arguments.at_once, context) as pool:
+    with ProcessPoolExecutor(arguments.at_once, context, initializer=_watch_parent) as pool:
         futures = {
             pool.submit(train, arguments.folder.resolve() / name, [*more, *common]): name
             for name, more in wanted.items()
@@ -61,6 +64,11 @@ def main() -> int:
             minutes = (time.monotonic() - begin) / 60
             print(f"{number}/{len(futures)}  {minutes:.1f} min  {futures[future]}: {reason or 'done'}", flush=True)
     return 1 if failed else 0
+
+
+def _watch_parent() -> None:
+    """End this process when the command has died, which could not tell it to stop."""
+    threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
 
 
 def read_list(path: Path) -> dict[str, list[str]]:

@@ -5,8 +5,10 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.paths import ROOT
@@ -51,3 +53,20 @@ def test_budget_that_replies_cannot_meet_is_named(tmp_path: Path) -> None:
     with (folder / "rounds.csv").open() as file:
         bits = [float(row["uplink_bits_per_parameter"]) for row in csv.DictReader(file)]
     assert sum(bits[-4:]) / 4 == pytest.approx(float(found[1]), abs=0.03)  # once the scale no longer changes
+
+
+@pytest.mark.slow
+def test_a_killed_command_leaves_no_process(tmp_path: Path) -> None:
+    path = tmp_path / "list.txt"
+    path.write_text("endless rounds=100000\n")
+    words = [sys.executable, "-m", "scripts.tools.run_list", str(path), str(tmp_path / "runs"), "--", *SMALL]
+    command = psutil.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "runs" / "endless" / "run.log").is_file() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    started = command.children(recursive=True)
+    assert started
+    command.kill()
+    command.wait()
+    _, alive = psutil.wait_procs(started, timeout=20)
+    assert not alive
