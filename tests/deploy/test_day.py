@@ -75,11 +75,13 @@ class Day:
                     bundle = self.fed / "devices" / name
                     self.devices[name] = self.begin(name, *DEPLOY, "device", "--run", str(bundle))
             time.sleep(3)
-            asked = subprocess.run(
-                (*DEPLOY, "status", "--json", str(self.fed)), env=self.environment, capture_output=True, check=True
-            )
-            found = json.loads(asked.stdout)
-            online = {each["device"] for each in found if each["state"] == "online"}
+            online = self.online()
+
+    def online(self) -> set[str]:
+        """Return the devices that the server has heard of lately."""
+        words = (*DEPLOY, "status", "--json", str(self.fed))
+        asked = subprocess.run(words, env=self.environment, capture_output=True, check=True)
+        return {each["device"] for each in json.loads(asked.stdout) if each["state"] == "online"}
 
     def run(self, name: str, rounds: int, *words: str) -> subprocess.Popen[str]:
         place = f"hydra.run.dir={self.folder / name}"
@@ -190,6 +192,7 @@ def test_a_day_in_the_life_of_a_federation(day: Day) -> None:
     day.stop_server()
     day.serve()
     day.stop_devices()  # they look for the former port
+    day.until(lambda: not day.online())  # the server takes them as online for a while
     day.connect("device-0", "device-2", "device-3")
     assert day.weights("moved") == before
 
