@@ -167,5 +167,6 @@ def test_commands_send_the_dense_part_as_the_kept_runs_did() -> None:
     for words in ((first or second).split() for first, second in commands):
         values = compose_values([word for word in words if "NAME" not in word and "RATE" not in word])
         strategy = values["strategy"]["name"]
-        float32 = strategy == "fedavg" or "rounds=1" in words  # the command that shows what float32 takes
+        # beside FedAvg the commands that show what float32 takes, and where clients evaluate, with the paper's setting
+        float32 = strategy == "fedavg" or "rounds=1" in words or "evaluation.on=both" in words
         assert values["uplink"]["dense_bits"] == (32 if float32 else 6), words
