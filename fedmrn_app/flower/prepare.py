@@ -85,13 +85,8 @@ def prepare(
     report(f"run folder {folder.path}" + (f", going on after round {done}" if done else ""))
     if devices is None and (remark := precision_remark(config)) is not None:
         report(remark)  # devices have other processors, and log this themselves
-    lines = [
-        *_evaluation_lines(config, splits),
-        *budget_lines(protocol),
-        *early_lines(config, protocol),
-        *privacy_lines(config, privacy, protocol),
-    ]
-    for line in lines:
+    masks = [*budget_lines(protocol), *early_lines(config, protocol)]
+    for line in [*_evaluation_lines(config, splits), *masks, *privacy_lines(config, privacy, protocol)]:
         report(line)
     packed, nodes = pack_config(values, folder.name), LiveNodes(grid, real=devices is not None)
     directory = ClientDirectory(
