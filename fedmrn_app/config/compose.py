@@ -99,20 +99,14 @@ def compose_checked(overrides: Sequence[str], *, hydra: bool = False) -> DictCon
             for override in parsed:
                 _check_choice(override)
             choices = tuple(text for text, override in zip(overrides, parsed, strict=True) if _is_choice(override))
-            if any(word.startswith(("+", "~")) for word in overrides):
-                # Experiments and strategies may add keys, so keys are checked against the composed choices.
-                known = OmegaConf.to_container(_composed(find_conf(), choices))
-                for override in parsed:
-                    _check_key(override, known, _opened(overrides))
-            with suppress(HydraException, OmegaConfBaseException):
-                values = [override for override in parsed if not _is_choice(override)]
-                if not hydra and all(map(_is_value, values)):
-                    return _with_values(copy.deepcopy(_composed(find_conf(), choices)), values)
-                return compose("config", overrides, return_hydra_config=hydra)
+            if not any(word.startswith(("+", "~")) for word in overrides):
+                with suppress(HydraException, OmegaConfBaseException):
+                    return _composed_with(choices, overrides, parsed, hydra=hydra)
+            # Experiments and strategies may add keys, so keys are checked against the composed choices.
             known = OmegaConf.to_container(_composed(find_conf(), choices))
             for override in parsed:
                 _check_key(override, known, _opened(overrides))
-            return compose("config", overrides, return_hydra_config=hydra)
+            return _composed_with(choices, overrides, parsed, hydra=hydra)
         except (HydraException, OmegaConfBaseException) as error:
             message = " ".join(str(error).split())
             for plugin, extra in _EXTRAS.items():
@@ -127,6 +121,21 @@ def compose_checked(overrides: Sequence[str], *, hydra: bool = False) -> DictCon
 def _composed(conf: Path, choices: tuple[str, ...]) -> DictConfig:
     """Compose the choices of config groups, which takes nearly all of the time of composing a configuration."""
     return compose("config", list(choices))
+
+
+def _composed_with(
+    choices: tuple[str, ...], overrides: Sequence[str], parsed: Sequence[Override], *, hydra: bool
+) -> DictConfig:
+    """Compose all overrides: from the choices where the others set values alone, or else, and for its errors, by Hydra.
+
+    Raises:
+        HydraException: an override cannot be composed.
+    """
+    values = [override for override in parsed if not _is_choice(override)]
+    if not hydra and all(map(_is_value, values)):
+        with suppress(OmegaConfBaseException):
+            return _with_values(copy.deepcopy(_composed(find_conf(), choices)), values)
+    return compose("config", list(overrides), return_hydra_config=hydra)
 
 
 def _is_value(override: Override) -> bool:

@@ -201,7 +201,7 @@ class Secrets:
             StateError: it cannot be written, so the client must not answer.
         """
         try:
-            _write_private(self._ledger(client), str(server_round).encode())
+            write_private(self._ledger(client), str(server_round).encode())
         except OSError as error:
             raise unwritable(self.folder, error) from None
 
@@ -217,7 +217,7 @@ class Secrets:
         if told >= least:
             return told
         try:
-            _write_private(path, str(least).encode())
+            write_private(path, str(least).encode())
         except OSError as error:
             raise unwritable(self.folder, error) from None
         return least
@@ -242,7 +242,7 @@ class Secrets:
             if secrets is None:
                 path.unlink(missing_ok=True)
                 return
-            _write_private(path, secrets)
+            write_private(path, secrets)
         except OSError as error:
             raise unwritable(self.folder, error) from None
 
@@ -284,18 +284,30 @@ class KeptVersions:
                 _delete_older(shared, version)
 
 
-def _write_private(path: Path, data: bytes) -> None:
-    """Replace a file that only its owner can read; other processes may write the same file now."""
+def write_private(path: Path, data: bytes, *, durably: bool = False) -> None:
+    """Replace a file that only its owner can read; other processes may write the same file now.
+
+    Args:
+        path: the file.
+        data: its content.
+        durably: wait until the content is on the disk.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor, partial = tempfile.mkstemp(dir=path.parent)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
+        if durably:
+            file.flush()
+            os.fsync(file.fileno())
     os.replace(partial, path)
 
 
 def _write_shared(path: Path, version: Version) -> None:
     kept = {name: np.frombuffer(data, _DTYPES.get(name, name)) for name, data in version.lattice.kept().items()}
-    _write_private(path, save({"round": np.array([version.server_round]), **kept}))
+    write_private(path, save({"round": np.array([version.server_round]), **kept}))
 
 
 def _delete_older(path: Path, version: Version) -> None:

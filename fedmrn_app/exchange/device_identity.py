@@ -7,8 +7,6 @@ signature decides, and the serial number of the newest roster that this device h
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.exchange.client_storage import StateError, state_root, unwritable
+from fedmrn_app.exchange.client_storage import StateError, state_root, unwritable, write_private
 from fedmrn_app.secure.roster import BUNDLE_PATH, OPERATOR, ROSTER, Identity, Roster
 
 _KEY = "device.key"
@@ -65,18 +63,8 @@ def _newest(operator: Ed25519PublicKey, files: tuple[Path, ...], sent: bytes | N
         reason = f"the server has sent the roster {roster.serial}, and this device knows the later one {known.serial}"
         raise PayloadError(reason, code="secure-roster", value=roster.serial)
     if known is None or roster.serial > known.serial:
-        _keep(kept, sent)
+        try:
+            write_private(kept, sent, durably=True)
+        except OSError as error:
+            raise unwritable(kept.parent, error) from None
     return roster
-
-
-def _keep(file: Path, data: bytes) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor, partial = tempfile.mkstemp(dir=file.parent)
-        with os.fdopen(descriptor, "wb") as opened:
-            opened.write(data)
-            opened.flush()
-            os.fsync(opened.fileno())
-        os.replace(partial, file)
-    except OSError as error:
-        raise unwritable(file.parent, error) from None

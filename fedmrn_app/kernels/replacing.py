@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import numba
 import numpy as np
 from numba import types
 from numpy.typing import NDArray
@@ -52,13 +53,28 @@ class Compared:
         return bool(self._equal())
 
 
+@numba.njit(error_model="numpy", forceinline=True)  # type: ignore[untyped-decorator]
+def _differ(held: Any, shown: Any, begin: Any, end: Any) -> Any:
+    different = np.uint32(0)
+    for i in range(begin, end):
+        different |= held[i] ^ shown[i]
+    return different != 0
+
+
+@numba.njit(error_model="numpy", forceinline=True)  # type: ignore[untyped-decorator]
+def _kernels_differ(held: Any, shown: Any, output: Any) -> Any:
+    different = np.uint32(0)
+    for i in range(held.shape[1]):
+        for k in range(held.shape[2]):
+            different |= held[output, i, k] ^ shown[output, k, i]
+    return different != 0
+
+
 @compiled_at_first_call(types.boolean(*[FLOATS, _BITS] * 2, *[FLOATS] * 2, types.float32))
 def _replace(held: Any, held_bits: Any, shown: Any, shown_bits: Any, w: Any, u: Any, factor: Any) -> Any:
     for begin in range(0, held.size, _BLOCK):
-        end, different = min(begin + _BLOCK, held.size), np.uint32(0)
-        for i in range(begin, end):
-            different |= held_bits[i] ^ shown_bits[i]
-        if different:
+        end = min(begin + _BLOCK, held.size)
+        if _differ(held_bits, shown_bits, begin, end):
             for i in range(begin):
                 held[i] = shown[i]
             return False
@@ -73,11 +89,7 @@ def _replace(held: Any, held_bits: Any, shown: Any, shown_bits: Any, w: Any, u: 
 def _replace_kernels(held: Any, held_bits: Any, shown: Any, shown_bits: Any, w: Any, u: Any, factor: Any) -> Any:
     outputs, inputs, places = held.shape
     for output in range(outputs):
-        different = np.uint32(0)
-        for i in range(inputs):
-            for k in range(places):
-                different |= held_bits[output, i, k] ^ shown_bits[output, k, i]
-        if different:
+        if _kernels_differ(held_bits, shown_bits, output):
             for before in range(output):
                 for i in range(inputs):
                     for k in range(places):
@@ -91,23 +103,15 @@ def _replace_kernels(held: Any, held_bits: Any, shown: Any, shown_bits: Any, w: 
 
 @compiled_at_first_call(types.boolean(_BITS, _BITS))
 def _equal(held: Any, shown: Any) -> Any:
-    for begin in range(0, held.size, _BLOCK):
-        different = np.uint32(0)
-        for i in range(begin, min(begin + _BLOCK, held.size)):
-            different |= held[i] ^ shown[i]
-        if different:
+    for begin in range(0, held.size, _BLOCK):  # noqa: SIM110 (Numba takes no generator)
+        if _differ(held, shown, begin, min(begin + _BLOCK, held.size)):
             return False
     return True
 
 
 @compiled_at_first_call(types.boolean(_KERNEL_BITS, _KERNEL_BITS))
 def _equal_kernels(held: Any, shown: Any) -> Any:
-    outputs, inputs, places = held.shape
-    for output in range(outputs):
-        different = np.uint32(0)
-        for i in range(inputs):
-            for k in range(places):
-                different |= held[output, i, k] ^ shown[output, k, i]
-        if different:
+    for output in range(held.shape[0]):  # noqa: SIM110
+        if _kernels_differ(held, shown, output):
             return False
     return True

@@ -105,8 +105,7 @@ class SharedContext:
 
         with self._lock:  # several threads may decode replies; one of them computes it
             if self._drift is None:
-                moved = self.vector - self.initial if self.moved is None else self.moved.copy()
-                self._drift = softsign(moved, self.layout)
+                self._drift = softsign(self._moved(slice(None)), self.layout)
             return self._drift
 
     @property
@@ -115,17 +114,17 @@ class SharedContext:
 
         It is computed block by block, so that the drift of a large model takes no memory.
         """
-        from fedmrn_app.wire.adaptive_levels import trends_of  # Numba takes most of what an import loads
-
         with self._lock:
             if self._trends is None:
-                self._trends = self._new_trends() if self._drift is None else trends_of(self._drift)
+                self._trends = self._new_trends()
             return self._trends
 
     def _new_trends(self) -> Trends:
-        from fedmrn_app.wire.adaptive_levels import trends_of
+        from fedmrn_app.wire.adaptive_levels import trends_of  # Numba takes most of what an import loads
         from fedmrn_app.wire.mask_model import softsign_sample, softsign_scale
 
+        if self._drift is not None:
+            return trends_of(self._drift)
         found = np.empty(self.count, np.int8)
         for tensor in self.layout.slices:
             count = tensor.stop - tensor.start
