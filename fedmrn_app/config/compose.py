@@ -126,7 +126,9 @@ def _composed(conf: Path, choices: tuple[str, ...]) -> DictConfig:
 def _composed_with(
     choices: tuple[str, ...], overrides: Sequence[str], parsed: Sequence[Override], *, hydra: bool
 ) -> DictConfig:
-    """Compose all overrides: from the choices where the others set values alone, or else, and for its errors, by Hydra.
+    """Compose the choices, and set the values of the other overrides.
+
+    Hydra composes everything anew where an override does more than set a value, or is refused.
 
     Raises:
         HydraException: an override cannot be composed.
