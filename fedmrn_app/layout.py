@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=np.generic)
 
+KERNEL_AXES = 4  # (outputs, inputs, height, width)
+
 Shape = tuple[int, ...]
 Float32Array = NDArray[np.float32]
 
@@ -35,7 +37,7 @@ def slices(sizes: Iterable[int]) -> list[slice]:
 
 def memory_order(shape: Shape) -> tuple[int, ...]:
     """Return the axes of a tensor in the order in which they lie in memory, the fastest one last."""
-    return (0, 2, 3, 1) if len(shape) == 4 else tuple(range(len(shape)))
+    return (0, 2, 3, 1) if len(shape) == KERNEL_AXES else tuple(range(len(shape)))
 
 
 @dataclass(frozen=True)

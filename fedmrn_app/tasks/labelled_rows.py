@@ -265,8 +265,8 @@ class LabelledRows(Task):
     def batch(self, x: Tensor, y: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """Return what the model takes, and the labels.
 
-        Images are normalized float32 (b, channels, height, width), channels-last in memory; tables normalized float32
-        (b, columns); ids int64 (b, length).
+        Images are normalized float32 (b, channels, height, width); tables normalized float32 (b, columns); ids int64
+        (b, length).
         """
         form = self._form()
         if form == "ids":
@@ -278,7 +278,7 @@ class LabelledRows(Task):
         images = normalize(x, mean, std)
         if generator is not None and self.augmentation == "crop_flip":
             (images,) = crop_flip(images, CROP_PADDING, generator)
-        return images.contiguous(memory_format=torch.channels_last), y
+        return images.contiguous(), y  # in the default layout, which every model takes
 
     def _form(self) -> Form | None:
         """Return what the rows are; image files in conf/dataset/ tell it by their channels."""

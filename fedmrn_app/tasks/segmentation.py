@@ -113,20 +113,20 @@ class Segmentation(Task):
 
     def example(self, count: int) -> Tensor:
         """Return grey images, float32 (count, 3, height, width)."""
-        return torch.zeros(count, 3, self.height, self.width).contiguous(memory_format=torch.channels_last)
+        return torch.zeros(count, 3, self.height, self.width)
 
     def batch(self, x: Tensor, y: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """Normalize images, and augment them together with their label maps.
 
         Returns:
-            float32 (b, 3, height, width), channels-last in memory, and int64 (b, height, width).
+            float32 (b, 3, height, width), and int64 (b, height, width).
         """
         x = normalize(x, self.mean, self.std)
         if generator is not None and self.augmentation != "none":
             padded = self.augmentation == "crop_flip"
             padding = (self.height // PADDING_SHARE, self.width // PADDING_SHARE) if padded else (0, 0)
             x, y = crop_flip(x, padding, generator, y, void=self.void)
-        return x.contiguous(memory_format=torch.channels_last), y.long()
+        return x.contiguous(), y.long()  # in the default layout, which every model takes
 
     def check_outputs(self, outputs: Any, count: int) -> str | None:
         """Return why a model's outputs are not (count, classes, height, width), or None."""

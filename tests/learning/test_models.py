@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from fedmrn_app.config.build import find_conf, locate
@@ -50,6 +50,37 @@ def test_initial_weights_depend_on_the_seed_alone(name: str) -> None:
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+class Viewing(nn.Module):
+    """A convolution, whose outputs are flattened by `view`, as in the networks of many tutorials."""
+
+    def __init__(self, channels: int, *, functional: bool = False) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(channels, 8, 5)
+        self.linear = nn.Linear(8 * 28 * 28, 10)
+        self.functional = functional
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.view(len(x), -1).view(x.shape)
+        kernels = self.convolution.weight, self.convolution.bias
+        x = nn.functional.conv2d(x, *kernels) if self.functional else self.convolution(x)
+        y: Tensor = self.linear(x.view(len(x), -1))
+        return y
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_networks_that_flatten_by_view_are_trained(channels: int) -> None:
+    task = image_task(channels, 32)
+    model = FlatModel(build_model(Viewing, {}, task, 0))
+    x = torch.randint(0, 256, (16, 32, 32, channels), dtype=torch.uint8).permute(0, 3, 1, 2)
+    images, labels = task.batch(x, torch.arange(16) % 10)
+    torch.autograd.backward(nn.functional.cross_entropy(model.module(images), labels))
+    assert float(model.weight_grads.abs().max()) > 0
+    plain = build_model(Viewing, {}, task, 0, trial=False)
+    assert torch.allclose(plain(images), model.module(images), atol=1e-5)
+    with pytest.raises(ConfigError, match=r"view size is not compatible.*reshape"):
+        build_model(Viewing, {"functional": True}, task, 0)
 
 
 def test_cnn_weights_start_at_one_hundredth() -> None:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.overrides import TorchFunctionMode
 
 from fedmrn_app.data.place import first_line
 from fedmrn_app.errors import ConfigError
+from fedmrn_app.layout import KERNEL_AXES, Layout, flatten
 from fedmrn_app.tasks.task import Task
 from fedmrn_app.validation import check_call
 
@@ -77,7 +78,7 @@ def build_model(
             raise _misfit(name, f"has lazy layers, whose sizes are not known ({lazy[0]}); state their input sizes")
         if any(not weights.is_meta and not weights.isfinite().all() for weights in module.parameters()):
             raise _misfit(name, "has initial weights that are not finite")
-        if trial and (problem := _try(module, task)):
+        if trial and (problem := _fit(module, task)):
             raise _misfit(name, problem)
     return module
 
@@ -101,6 +102,28 @@ def _arguments(
             way = f"set model.{parameter.name}=VALUE or take a model for such data"
             raise _misfit(name, f"needs {parameter.name}, which {_data(task)} do not have; {way}")
     return check_call(target, {**known, **options}, "model")
+
+
+def _fit(module: nn.Module, task: Task) -> str | None:
+    """Return why the module does not fit the task, or None; kernels are laid out as in training.
+
+    What convolutions give is then channels-last, on which code such as `x.view(len(x), -1)` fails. If the module fails,
+    it is tried once more with convolutions whose outputs are in PyTorch's default layout.
+    """
+    for weights in module.parameters():
+        if weights.dim() == KERNEL_AXES:
+            (weights.data,) = Layout((tuple(weights.shape),)).views(flatten(weights.data))
+    problem = _try(module, task)
+    convolutions = [part for part in module.modules() if isinstance(part, nn.modules.conv._ConvNd)]
+    if problem is None or not convolutions:
+        return problem
+    for convolution in convolutions:
+        convolution.register_forward_hook(_in_default_layout)
+    return _try(module, task)
+
+
+def _in_default_layout(_: nn.Module, inputs: Any, outputs: Tensor) -> Tensor:
+    return outputs.contiguous()
 
 
 def _try(module: nn.Module, task: Task) -> str | None:
