@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from fedmrn_app.errors import RunError
 from fedmrn_app.exchange.clock import Clock
 from fedmrn_app.exchange.liveness import LiveNodes
+from fedmrn_app.exchange.timeouts import RoundTimeout
 from fedmrn_app.flower.device_records import DeviceRecords
 from fedmrn_app.flower.host_table import HostTable, Integers, host_table
 from fedmrn_app.flower.hosted import Hosted, query_content, read_hosted
@@ -49,12 +50,14 @@ class _Query:
     Attributes:
         node: Flower's id of the node.
         started: when the node was started, as Flower says.
-        deadline: until when it may answer, by the monotonic clock.
+        asked: when it was asked, by the monotonic clock.
+        deadline: until when it may answer, by the same clock.
         last: number of the order up to which it was asked for residuals; None if it was not.
     """
 
     node: int
     started: str
+    asked: float
     deadline: float
     last: int | None
 
@@ -62,9 +65,10 @@ class _Query:
 class ClientDirectory:
     """Knows which node hosts which client.
 
-    A node is asked once, and again after it was restarted. Its answer is valid while the node is alive. If several
-    nodes host the same client, the first one is used, and the next one after the first has died. Over real devices the
-    operator's records decide which clients a node may host; a node that claims others takes no part.
+    A node is asked once, and again after it was restarted, or when it is silent for ten times as long as others needed:
+    a device may lose a message of Flower's when another run ends at that moment. Its answer is valid while the node is
+    alive. If several nodes host the same client, the first one is used, and the next one after the first has died. Over
+    real devices the operator's records decide which clients a node may host; a node that claims others takes no part.
 
     Attributes:
         current: the hosts of the clients that were available when `available` was last called.
@@ -101,6 +105,7 @@ class ClientDirectory:
         self._clock = clock or Clock()
         self._started: dict[int, str] = {}  # nodes that have answered or never will, and when they were started
         self._queries: dict[str, _Query] = {}  # without an answer, by the id of the message
+        self._patience = RoundTimeout(None)  # how long a node may be silent before it is asked again
         self._offers: dict[int, tuple[Integers, Integers]] = {}  # clients and their samples, by node
         self._offered = np.zeros(settings.clients, np.bool_)  # clients that any node has ever hosted
         self._refused: dict[int, str] = {}
@@ -253,7 +258,19 @@ class ClientDirectory:
             self._offers.pop(node, None)
         asked = {query.node for query in self._queries.values()}
         new = [node for node in sorted(self._nodes.alive) if node not in self._started and node not in asked]
-        return self._query(new[: max(0, _MAX_QUERIES - len(asked))]) | self._read_answers()
+        return self._query(new[: max(0, _MAX_QUERIES - len(asked))]) | self._read_answers() | self._ask_again()
+
+    def _ask_again(self) -> bool:
+        """Ask nodes once more whose last query had no answer for long, and return whether there are any."""
+        if self._nodes.steady:
+            return False
+        newest = {query.node: query for query in self._queries.values()}  # later queries come last
+        late = self._clock.monotonic() - self._patience.seconds
+        silent = [node for node, query in newest.items() if query.asked < late]
+        for node in silent:
+            seconds = self._clock.monotonic() - newest[node].asked
+            self.report(f"{self._name(node)} has not said which clients it hosts for {seconds:.0f} s; asking again")
+        return self._query(silent)
 
     def _still_valid(self, node: int) -> bool:
         """Return whether the answer of a node is still valid."""
@@ -261,35 +278,48 @@ class ClientDirectory:
         return node in self._nodes.listed if running is None else running == self._started[node]
 
     def _query(self, nodes: Iterable[int]) -> bool:
-        """Send nodes the run's configuration and ask which clients they host; return whether there are any."""
+        """Send nodes the run's configuration and ask which clients they host; return whether there are any.
+
+        A node that is asked again has no more time than before.
+        """
         last = None if self._residuals is None else self._residuals.last
         content = query_content(self._settings.config, last)
         messages = [Message(content, dst_node_id=node, message_type="query") for node in nodes]
-        deadline = self._clock.monotonic() + self._settings.answer_timeout
+        now = self._clock.monotonic()
+        deadlines = {query.node: query.deadline for query in self._queries.values()}
         if messages:
             self._grid.push_messages(messages)
         for message in messages:
             node = message.metadata.dst_node_id
-            self._queries[message.metadata.message_id] = _Query(node, self._nodes.alive[node], deadline, last)
+            deadline = deadlines.get(node, now + self._settings.answer_timeout)
+            self._queries[message.metadata.message_id] = _Query(node, self._nodes.alive[node], now, deadline, last)
         return bool(messages)
 
     def _read_answers(self) -> bool:
         """Read the answers that have arrived; return whether there are any."""
         replies = list(self._grid.pull_messages(list(self._queries))) if self._queries else []
         for reply in replies:
-            query = self._queries.pop(reply.metadata.reply_to_message_id, None)
+            query = self._queries.get(reply.metadata.reply_to_message_id)
             if query is not None and (reply.has_error() or reply.metadata.src_node_id == query.node):
+                self._forget(query.node)
+                self._patience.note(self._clock.monotonic() - query.asked)
                 self._started[query.node] = query.started
                 self._add(query.node, read_hosted(reply), query.last)
         for message, query in list(self._queries.items()):
+            if message not in self._queries:
+                continue
             running = self._nodes.alive.get(query.node, query.started)
             if running != query.started or query.node not in self._nodes.listed:
                 del self._queries[message]  # it is asked again when it is back
             elif self._clock.monotonic() > query.deadline:
-                del self._queries[message]
+                self._forget(query.node)
                 self._started[query.node] = query.started
                 self._add(query.node, Hosted({}, "has not answered within round_timeout"))
         return bool(replies)
+
+    def _forget(self, node: int) -> None:
+        """Wait for no answer of a node any more."""
+        self._queries = {message: query for message, query in self._queries.items() if query.node != node}
 
     def device_of(self, client: int) -> str:
         """Return the name of the device that hosts a client; that of the client where no record names its device."""

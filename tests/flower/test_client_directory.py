@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Error, RecordDict
+from flwr.app import Error, Message, RecordDict
 
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.errors import ConfigError, RunError
@@ -262,6 +262,30 @@ def test_keys_may_be_replaced_during_a_run_and_strangers_host_nothing(tmp_path: 
     del grid.nodes[6]
     grid.nodes[9] = Hosted({1: 3, 3: 3})
     assert hosts.available()[3] == Host(9, 3)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 70.0], ids=["lost", "late"])
+def test_a_silent_device_is_asked_again_long_before_its_time_is_up(seconds: float, tmp_path: Path) -> None:
+    """A SuperNode loses a message that arrives while the run before ends, and stays connected."""
+    lines: list[str] = []
+
+    def first_lost(message: Message) -> Hosted | None:
+        again = sum(asked.metadata.dst_node_id == 6 for asked in grid.asked) > 1
+        return Hosted({1: 3}) if again or seconds else None
+
+    grid = FakeGrid({5: Hosted({0: 3}), 6: first_lost}, seconds={5: 2.0, 6: seconds})
+    hosts = directory_of(
+        grid, lines, "clients=2", "round_timeout=null", "node_timeout=5", devices=records(tmp_path, 5, 6)
+    )
+    assert hosts.find() == {0: Host(5, 3), 1: Host(6, 3)}
+    assert [message.metadata.dst_node_id for message in grid.asked] == [5, 6, 6]
+    assert 60 <= grid.clock.now < 80
+    assert [line for line in lines if "asking again" in line] == [
+        "node 6 (device-1) has not said which clients it hosts for 60 s; asking again"
+    ]
+    grid.clock.sleep(200.0)
+    assert not hosts.poll()  # the second answer to the late device changes nothing
+    assert len(grid.asked) == 3
 
 
 def test_a_run_does_not_wait_for_clients_whose_device_has_left(tmp_path: Path) -> None:
