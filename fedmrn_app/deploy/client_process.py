@@ -8,6 +8,7 @@ configuration names them in `allow-apps`, each with the SHA-256 of its bundle.
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Any
 from fedmrn_app.errors import ConfigError
 
 OWN_APPS = ("fedmrn/fedmrn", "fedmrn/fedmrn-run")  # of a checkout, and of the `fedmrn` command
+_MESSAGE_SECONDS = 30.0  # within which the message of a task is there
+_POLL_SECONDS = 0.05
 _FLOWER = "flwr.supernode.runtime.run_clientapp"
 
 
@@ -41,6 +44,29 @@ def check_app(app: str, version: str, content: bytes, allowed: str) -> None:
         raise ConfigError(f"app {app!r}: {reason}", code="other-app", key="allow-apps", value=word)
 
 
+class _PatientClient:
+    """Flower's client of a SuperNode, which waits for the message of its task.
+
+    A SuperNode makes the task first and keeps its message a moment later. A fork of the warm process may ask between
+    the two; Flower's then ends without an answer, and nobody processes the message any more.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def PullMessages(self, request: object) -> Any:
+        """Return Flower's response, as soon as it has the message."""
+        deadline = time.monotonic() + _MESSAGE_SECONDS
+        while True:
+            response = self._client.PullMessages(request)
+            if response.messages_list or time.monotonic() > deadline:
+                return response
+            time.sleep(_POLL_SECONDS)
+
+
 class Admission:
     """Takes the places of three functions of Flower's `run_clientapp`, so that it asks the device's owner first."""
 
@@ -61,7 +87,7 @@ class Admission:
 
     def pull(self, client: object) -> Any:
         """Return Flower's message, context, run and bundle, and keep what decides about the app."""
-        found = self._pull(client)
+        found = self._pull(_PatientClient(client))
         _, self._context, self._run, self._fab = found
         return found
 

@@ -113,6 +113,18 @@ def test_the_supernode_starts_when_the_warm_process_takes_requests(tmp_path: Pat
         device.communicate(timeout=120)
 
 
+def test_a_client_app_waits_for_the_message_that_its_supernode_has_not_kept_yet() -> None:
+    """Before, it ended without an answer, and the device was silent until it was asked again."""
+    responses = [SimpleNamespace(messages_list=messages) for messages in ([], [], ["message"], [])]
+    client = SimpleNamespace(PullMessages=lambda request: responses.pop(0), other=7)
+    admission = Admission()
+    admission._pull = lambda patient: (patient.PullMessages("request"), patient.other, None, None)
+    response, other, *_ = admission.pull(client)
+    assert response.messages_list == ["message"]
+    assert other == 7
+    assert len(responses) == 1
+
+
 def bundle(name: str = "acme", code: str = "") -> bytes:
     """A Flower App Bundle with one module."""
     stream = io.BytesIO()
