@@ -1,7 +1,8 @@
 """Runs Flower's SuperNode, and ends the process when the SuperNode no longer works.
 
 Its port on loopback answers the processes of this user only. Flower's SuperNode leaves its loop, or its heartbeats,
-after an answer such as HTTP 500, and its process lives on, so that no service manager restarts it.
+after an answer such as HTTP 500, and its process lives on, so that no service manager restarts it. It also sends a
+reply only after a further message has come if a run ended while it received one, see `send_ready_replies`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from fedmrn_app.deploy.own_user import guard
 
 DEAF = 70  # exit status; EX_SOFTWARE of sysexits.h
+_ANY_RUN = 0  # anything but None: the loop sends the replies of all runs
 _REASON = "the SuperNode has stopped: "
 
 
@@ -37,11 +39,35 @@ def main() -> None:
     try:
         supernode: Any = importlib.import_module("flwr.supernode.cli.flower_supernode")
         guard(supernode)
+        send_ready_replies(importlib.import_module("flwr.supernode.start_client_internal"))
         supernode.flower_supernode()
         reason = last.text
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
     _end(reason)
+
+
+def send_ready_replies(module: Any) -> None:
+    """Let the loop of Flower's SuperNode, in a module of Flower's, send replies that are ready where no message came.
+
+    The loop takes a message, waits for any reply and sends it. If a run ends while its message is received, the loop
+    does not wait for the reply, and sends it in place of that to the next message. From then on each reply waits for
+    one more message, which a server that waits for the reply never sends.
+    """
+    receive = module._pull_and_store_message
+
+    def receive_or_send(**named: Any) -> int | None:
+        run: int | None = receive(**named)
+        return _ANY_RUN if run is None and _has_reply(named["state"]) else run
+
+    module._pull_and_store_message = receive_or_send
+
+
+def _has_reply(state: Any) -> bool:
+    """Return whether a SuperNode keeps a reply that it has not begun to send."""
+    with state.lock_msg_store:
+        entries = list(state.msg_store.values())
+    return any(not entry.is_retrieved and entry.message.metadata.reply_to_message_id for entry in entries)
 
 
 def _thread_failed(failed: threading.ExceptHookArgs) -> None:

@@ -1,5 +1,7 @@
 """A device ends when its SuperNode no longer works, and runs no code that the server sends."""
 
+import importlib
+import inspect
 import io
 import re
 import shutil
@@ -24,6 +26,7 @@ from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
 from fedmrn_app.deploy.client_process import OWN_APPS, Admission, check_app
 from fedmrn_app.deploy.folder import Federation, create
 from fedmrn_app.deploy.fork_server import CLIENT_APP, SOCKET, write_commands
+from fedmrn_app.deploy.supernode import send_ready_replies
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.system.processes import free_port
 from tests.runtime.command import DEPLOY, finish, start
@@ -123,6 +126,30 @@ def test_a_client_app_waits_for_the_message_that_its_supernode_has_not_kept_yet(
     assert response.messages_list == ["message"]
     assert other == 7
     assert len(responses) == 1
+
+
+def test_a_supernode_sends_a_reply_that_is_ready_where_no_message_came() -> None:
+    """Before, it was one reply behind for ever after a run had ended while a message of it was received."""
+    loop = importlib.import_module("flwr.supernode.start_client_internal")
+    module = SimpleNamespace(_pull_and_store_message=loop._pull_and_store_message)
+    send_ready_replies(module)
+    state = importlib.import_module("flwr.supernode.nodestate.in_memory_nodestate").InMemoryNodeState(None)
+    message, reply = (
+        SimpleNamespace(metadata=SimpleNamespace(message_id=name, run_id=1, reply_to_message_id=to))
+        for name, to in (("query", ""), ("reply", "query"))
+    )
+
+    def waits_for_a_message() -> bool:
+        options = dict.fromkeys(inspect.signature(loop._pull_and_store_message).parameters)
+        return module._pull_and_store_message(**{**options, "state": state, "receive": lambda: None}) is None
+
+    assert waits_for_a_message()
+    state.store_message(message)
+    assert waits_for_a_message()
+    state.store_message(reply)
+    assert not waits_for_a_message()
+    assert len(state.get_messages_legacy(is_reply=True)) == 1  # as the loop does before it sends
+    assert waits_for_a_message()
 
 
 def bundle(name: str = "acme", code: str = "") -> bytes:
