@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -90,20 +91,35 @@ def launch(values: Values, folder: Path, on: str | None = None, overrides: Seque
     """
     with locked(folder, "fedmrn"):
         values = settle_resume(_with_absolute_paths(values), folder, sweeps=is_sweep() and not _sets_resume(overrides))
-        values, config, task = resolve_from_data(values, console.print)
+        with _pulse("reading the data"):
+            values, config, task = resolve_from_data(values, console.print)
         summary = finished(folder, values, default_values) if values["resume"] else None
         if summary is not None:
             console.print(f"{folder}: has its {config.rounds} rounds already", markup=False)
         else:
             if not holds_run(folder) and is_sweep():
                 values = {**values, "resume": False}  # this run of the resumed sweep has not begun yet
-            labels = _check(values, config, task, folder, on)
+            with _pulse("reading the data"):
+                labels = _check(values, config, task, folder, on)
             for line in remarks(config, overrides, labels):
                 console.print(line, markup=False)
             summary = _run(values, config, folder, on)
             write_card(folder, values, task, summary, overrides)
         print_summary(console, summary, folder)
         return summary
+
+
+@contextmanager
+def _pulse(description: str) -> Iterator[None]:
+    """Show where there is a terminal that something goes on whose end nobody knows."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=_without_bars()) as progress:
+        progress.add_task(description, total=None)
+        yield
+
+
+def _without_bars() -> bool:
+    return in_parallel() or not console.is_terminal
 
 
 def _with_absolute_paths(values: Values) -> Values:
@@ -170,9 +186,8 @@ def _run(values: Values, config: Config, folder: Path, on: str | None) -> dict[s
     rows = RowReader(folder)
     feed = Feed(values, folder, lambda line: errors.print(f"fedmrn: {line}", markup=False))
     summary: dict[str, Any] | None = None
-    hidden = in_parallel() or not console.is_terminal
     mark = f"[{HydraConfig.get().job.num}] " if in_parallel() else ""
-    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+    with Progress(*columns, console=console, transient=True, disable=_without_bars()) as progress:
         bar = progress.add_task("rounds", total=config.rounds)
         evaluation = progress.add_task("evaluation", visible=False)
 
