@@ -84,7 +84,7 @@ def names_in_table() -> dict[tuple[str, str], list[str]]:
     lines = PAGE.read_text().partition("## Private names of Flower")[2].splitlines()
     rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| `")]
     assert all(len(row) == 4 and row[3] for row in rows)
-    return {(file, module): sorted(re.findall(r"\b[A-Za-z]\w+(?=`|$)", names)) for module, names, file, _ in rows}
+    return {(file, module): sorted(re.findall(r"\b[A-Za-z_]\w+(?=`|$)", names)) for module, names, file, _ in rows}
 
 
 @pytest.mark.slow

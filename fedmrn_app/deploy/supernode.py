@@ -39,7 +39,7 @@ def main() -> None:
     try:
         supernode: Any = importlib.import_module("flwr.supernode.cli.flower_supernode")
         guard(supernode)
-        send_ready_replies(importlib.import_module("flwr.supernode.start_client_internal"))
+        send_ready_replies()
         supernode.flower_supernode()
         reason = last.text
     except Exception as error:
@@ -47,20 +47,21 @@ def main() -> None:
     _end(reason)
 
 
-def send_ready_replies(module: Any) -> None:
-    """Let the loop of Flower's SuperNode, in a module of Flower's, send replies that are ready where no message came.
+def send_ready_replies() -> None:
+    """Let the loop of Flower's SuperNode send replies that are ready where no message came.
 
     The loop takes a message, waits for any reply and sends it. If a run ends while its message is received, the loop
     does not wait for the reply, and sends it in place of that to the next message. From then on each reply waits for
     one more message, which a server that waits for the reply never sends.
     """
-    receive = module._pull_and_store_message
+    loop: Any = importlib.import_module("flwr.supernode.start_client_internal")
+    receive = loop._pull_and_store_message
 
     def receive_or_send(**named: Any) -> int | None:
         run: int | None = receive(**named)
         return _ANY_RUN if run is None and _has_reply(named["state"]) else run
 
-    module._pull_and_store_message = receive_or_send
+    loop._pull_and_store_message = receive_or_send
 
 
 def _has_reply(state: Any) -> bool:

@@ -128,11 +128,12 @@ def test_a_client_app_waits_for_the_message_that_its_supernode_has_not_kept_yet(
     assert len(responses) == 1
 
 
-def test_a_supernode_sends_a_reply_that_is_ready_where_no_message_came() -> None:
+def test_a_supernode_sends_a_reply_that_is_ready_where_no_message_came(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, it was one reply behind for ever after a run had ended while a message of it was received."""
     loop = importlib.import_module("flwr.supernode.start_client_internal")
-    module = SimpleNamespace(_pull_and_store_message=loop._pull_and_store_message)
-    send_ready_replies(module)
+    names = inspect.signature(loop._pull_and_store_message).parameters
+    monkeypatch.setattr(loop, "_pull_and_store_message", loop._pull_and_store_message)  # puts it back afterwards
+    send_ready_replies()
     state = importlib.import_module("flwr.supernode.nodestate.in_memory_nodestate").InMemoryNodeState(None)
     message, reply = (
         SimpleNamespace(metadata=SimpleNamespace(message_id=name, run_id=1, reply_to_message_id=to))
@@ -140,8 +141,8 @@ def test_a_supernode_sends_a_reply_that_is_ready_where_no_message_came() -> None
     )
 
     def waits_for_a_message() -> bool:
-        options = dict.fromkeys(inspect.signature(loop._pull_and_store_message).parameters)
-        return module._pull_and_store_message(**{**options, "state": state, "receive": lambda: None}) is None
+        options = {**dict.fromkeys(names), "state": state, "receive": lambda: None}
+        return loop._pull_and_store_message(**options) is None
 
     assert waits_for_a_message()
     state.store_message(message)
