@@ -65,10 +65,10 @@ class _Query:
 class ClientDirectory:
     """Knows which node hosts which client.
 
-    A node is asked once, and again after it was restarted, or when it is silent for ten times as long as others needed:
-    a device may lose a message of Flower's when another run ends at that moment. Its answer is valid while the node is
-    alive. If several nodes host the same client, the first one is used, and the next one after the first has died. Over
-    real devices the operator's records decide which clients a node may host; a node that claims others takes no part.
+    A node is asked once, and again after it was restarted or when it is silent for ten times as long as others needed.
+    (Flower may lose a query while another run ends.) Its answer is valid while the node is alive. If several nodes host
+    the same client, the first one is used, and the next one after the first has died. Over real devices the operator's
+    records decide which clients a node may host; a node that claims others takes no part.
 
     Attributes:
         current: the hosts of the clients that were available when `available` was last called.
@@ -261,12 +261,12 @@ class ClientDirectory:
         return self._query(new[: max(0, _MAX_QUERIES - len(asked))]) | self._read_answers() | self._ask_again()
 
     def _ask_again(self) -> bool:
-        """Ask nodes once more whose last query had no answer for long, and return whether there are any."""
+        """Ask live nodes again whose last query has had no answer for long, and return whether there are any."""
         if self._nodes.steady:
             return False
         newest = {query.node: query for query in self._queries.values()}  # later queries come last
         late = self._clock.monotonic() - self._patience.seconds
-        silent = [node for node, query in newest.items() if query.asked < late]
+        silent = [node for node, query in newest.items() if query.asked < late and node in self._nodes.alive]
         for node in silent:
             seconds = self._clock.monotonic() - newest[node].asked
             self.report(f"{self._name(node)} has not said which clients it hosts for {seconds:.0f} s; asking again")

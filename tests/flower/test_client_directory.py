@@ -288,6 +288,17 @@ def test_a_silent_device_is_asked_again_long_before_its_time_is_up(seconds: floa
     assert len(grid.asked) == 3
 
 
+def test_a_silent_device_that_is_out_of_reach_is_not_asked_again(tmp_path: Path) -> None:
+    grid = FakeGrid({5: Hosted({0: 3}), 6: None}, seconds={5: 2.0})
+    hosts = directory_of(grid, [], "round_timeout=null", devices=records(tmp_path, 5, 6))
+    hosts.poll()
+    grid.beats[6] = grid.polls  # its last heartbeat
+    for seconds in (2.0, 100.0, 100.0):
+        grid.clock.sleep(seconds)
+        hosts.poll()
+    assert [message.metadata.dst_node_id for message in grid.asked] == [5, 6]
+
+
 def test_a_run_does_not_wait_for_clients_whose_device_has_left(tmp_path: Path) -> None:
     lines: list[str] = []
     devices = {f"device-{number}": {"number": number, "node_id": 5 + number} for number in (0, 2, 3)}
