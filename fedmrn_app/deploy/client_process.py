@@ -47,8 +47,8 @@ def check_app(app: str, version: str, content: bytes, allowed: str) -> None:
 class _PatientClient:
     """Flower's client of a SuperNode, which waits for the message of its task.
 
-    A SuperNode makes the task first and keeps its message a moment later. A fork of the warm process may ask between
-    the two; Flower's then ends without an answer, and nobody processes the message any more.
+    A SuperNode creates the task first and stores its message a moment later. A fork of the warm process may ask for the
+    message in between. Flower's code then ends without a reply, and the message is never processed.
     """
 
     def __init__(self, client: Any) -> None:

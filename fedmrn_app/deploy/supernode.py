@@ -1,8 +1,8 @@
 """Runs Flower's SuperNode, and ends the process when the SuperNode no longer works.
 
 Its port on loopback answers the processes of this user only. Flower's SuperNode leaves its loop, or its heartbeats,
-after an answer such as HTTP 500, and its process lives on, so that no service manager restarts it. It also sends a
-reply only after a further message has come if a run ended while it received one, see `send_ready_replies`.
+after an answer such as HTTP 500, and its process lives on, so that no service manager restarts it. It may also hold a
+reply back until the next message arrives, which `send_ready_replies` mends.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def main() -> None:
 
 
 def send_ready_replies() -> None:
-    """Let the loop of Flower's SuperNode send replies that are ready where no message came.
+    """Make Flower's SuperNode send replies also when no new message has arrived.
 
-    The loop takes a message, waits for any reply and sends it. If a run ends while its message is received, the loop
-    does not wait for the reply, and sends it in place of that to the next message. From then on each reply waits for
-    one more message, which a server that waits for the reply never sends.
+    Its loop receives a message, waits for any reply and sends it. If a run ends while one of its messages is received,
+    the loop skips the wait. The reply to that message then ends the wait for the reply to the next one. From then on
+    every reply is held back until another message arrives, but the server waits for the reply first.
     """
     loop: Any = importlib.import_module("flwr.supernode.start_client_internal")
     receive = loop._pull_and_store_message
