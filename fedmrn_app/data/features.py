@@ -46,17 +46,14 @@ class Features:
         names = tuple(name for name, block in zip(self.kinds, blocks, strict=True) for _ in range(block.shape[1]))
         return check_table(np.concatenate(blocks, 1), self.place, names)[rows]
 
-    def indicators(self) -> NDArray[np.bool_]:
-        """Return which columns of `read` are zeros and ones for the values of a category, bool (columns,)."""
-        flags = []
+    def widths(self) -> dict[str, int]:
+        """Return the number of inputs of each column."""
+        found = {}
         for name, kind in self.kinds.items():
-            width = 1
-            if kind == "category":
-                width = len(self.categories[name])
-            elif kind == "vector":
-                width = self._block(name).shape[1]
-            flags.append(np.full(width, kind == "category"))
-        return np.concatenate(flags)
+            found[name] = len(self.categories[name]) if kind == "category" else 1
+            if kind == "vector":
+                found[name] = self._block(name).shape[1]
+        return found
 
     def unknown(self) -> dict[str, int]:
         """Return the number of rows whose category is missing or not among the known values, by column, if any."""

@@ -90,7 +90,7 @@ class OpenRows:
         groups: the natural group of each row; None where the rows have no groups.
         entries: tells what becomes of each column, array or folder.
         text_column: the column of text whose tokens are the ids.
-        indicators: tells which columns of a table are zeros and ones for a value of a category.
+        widths: tells the number of inputs of each of these columns.
     """
 
     form: Form
@@ -102,7 +102,14 @@ class OpenRows:
     groups: Labels | None = None
     entries: Callable[[], list[Entry]] = list
     text_column: str | None = None
-    indicators: Callable[[], NDArray[np.bool_]] | None = None
+    widths: Callable[[], Mapping[str, int]] | None = None
+
+    def indicators(self) -> NDArray[np.bool_] | None:
+        """Return which inputs are zeros and ones for the values of a category, bool (inputs,); None for no names."""
+        if self.widths is None or self.kinds is None:
+            return None
+        widths = self.widths()
+        return np.repeat([self.kinds[name] == "category" for name in widths], list(widths.values()))
 
 
 def way_to_ignore(names: Sequence[str]) -> str:

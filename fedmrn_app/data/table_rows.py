@@ -111,7 +111,7 @@ def _number_rows(
         kinds=plan.kinds,
         categories=categories,
         groups=groups,
-        indicators=features.indicators,
+        widths=features.widths,
         entries=entries,
     )
 

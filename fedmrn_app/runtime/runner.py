@@ -137,6 +137,9 @@ def _with_absolute_paths(values: Values) -> Values:
     for name in ("dataset", "task"):
         if path := values[name].get("path"):
             groups[name]["path"] = absolute(f"{name}.path", path)
+    if files := values["dataset"].get("statistics"):
+        files = [files] if isinstance(files, str) else files
+        groups["dataset"]["statistics"] = [absolute("dataset.statistics", file) for file in files]
     if places := values["simulation"]["data"]:
         groups["simulation"]["data"] = [absolute("simulation.data", place) for place in places]
     return {**values, **groups}

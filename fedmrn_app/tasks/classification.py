@@ -5,6 +5,7 @@ For images it is the task of Li et al. 2024, section 5.1.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -12,6 +13,9 @@ import numpy as np
 
 from fedmrn_app.data.labels import Labels, count_classes
 from fedmrn_app.data.place import Place
+from fedmrn_app.data.pooling import pool_labels
+from fedmrn_app.data.site_statistics import KEY as STATISTICS_KEY
+from fedmrn_app.data.site_statistics import SiteStatistics
 from fedmrn_app.data.summary import SplitRows
 from fedmrn_app.tasks.labelled_rows import CROP_PADDING as CROP_PADDING
 from fedmrn_app.tasks.labelled_rows import LabelledRows, OnDevice
@@ -37,6 +41,9 @@ class Classification(LabelledRows):
         if names is None and not (classes is not None and labels.declared):
             names, classes = count_classes(labels, place, classes)
         return {"names": names, "classes": classes if names is None else len(names)}
+
+    def _of_sites(self, sites: Mapping[str, SiteStatistics]) -> dict[str, Any]:
+        return self._of_labels(pool_labels(sites), Place(STATISTICS_KEY, f"{len(sites)} sites"))
 
     def _split_rows(self, split: Split, use: str, report: Report | None) -> SplitRows:
         labels = self.load(split, report).y[:]

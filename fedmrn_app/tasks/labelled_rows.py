@@ -20,7 +20,10 @@ from fedmrn_app.data.images import by
 from fedmrn_app.data.labels import Labels
 from fedmrn_app.data.load import FORM_WORDS, SHAPE_KEYS, check_shape, describe_rows, load_rows, open_rows, open_splits
 from fedmrn_app.data.place import Place
+from fedmrn_app.data.pooling import pool_inputs
 from fedmrn_app.data.rows import ColumnKind, Folders, Form, RowQuery, Tokenizer
+from fedmrn_app.data.site_statistics import KEY as STATISTICS_KEY
+from fedmrn_app.data.site_statistics import SiteStatistics, read_sites, site_statistics
 from fedmrn_app.data.statistics import measure_rows
 from fedmrn_app.data.summary import DataSummary, SplitRows
 from fedmrn_app.data.texts import VOCABULARY
@@ -49,6 +52,7 @@ class LabelledRows(Task):
     hub: str | None = None
     subset: str | None = None
     path: str | None = None  # a folder or file, see `load.FORMS`, which is read instead of the hub
+    statistics: str | tuple[str, ...] | None = None  # files of `data.site_statistics`, or folders of them
     image_column: str | None = None  # of parquet files and saved data sets; None for the only one of images
     feature_columns: tuple[str, ...] | None = None  # of a table; None for all columns of numbers except the label
     label_column: str | None = None  # None for the one called label, labels, target, class or y
@@ -148,6 +152,14 @@ class LabelledRows(Task):
         """
         return {}
 
+    @abstractmethod
+    def _of_sites(self, sites: Mapping[str, SiteStatistics]) -> dict[str, Any]:
+        """Return the keys that describe the labels of all sites.
+
+        Raises:
+            DataError: they are not those of the task.
+        """
+
     def _of_values(self, y: NDArray[Any], place: Place) -> dict[str, Any]:
         """Return the keys that describe the labels of the training rows, (n,)."""
         return {}
@@ -155,11 +167,14 @@ class LabelledRows(Task):
     def measured(self, report: Report | None = None) -> Self:
         """Fill in what is None from the training split, or from the test split where it is the only one.
 
-        Without a place for rows, but with their shape and classes, nothing is read: devices have the rows.
+        With `statistics` of sites it is filled in from these first. Without a place for rows, but with their shape and
+        classes, nothing is read: devices have the rows.
 
         Raises:
-            DataError: it cannot be read, or its labels are not those of the task.
+            DataError: it cannot be read, its labels are not those of the task, or the statistics do not fit each other.
         """
+        if self.statistics is not None:
+            return self._pooled(report).measured(report)
         complete = bool(self.inputs()) and (self._form() == "ids" or None not in (self.mean, self.std))
         if complete and (self.path is None or self._labels_known()):
             return self
@@ -182,11 +197,30 @@ class LabelledRows(Task):
         )
         stored = load_rows(task._query(), split, task.names, int(task.classes or 0), report)
         x = stored["x"]
-        found = measure_rows(opened.form, x, place, None if opened.indicators is None else opened.indicators())
+        found = measure_rows(opened.form, x, place, opened.indicators())
         found |= self._of_values(stored["y"], place)
         task = replace(task, **{key: value for key, value in found.items() if getattr(task, key) is None})
         check_shape(x, task._query(), task.inputs()["shape"], task.inputs().get("vocabulary"))
         return task
+
+    def _pooled(self, report: Report | None) -> Self:
+        """Return the task with what sites tell of their rows."""
+        sites = read_sites((self.statistics,) if isinstance(self.statistics, str) else self.statistics or ())
+        found = {**pool_inputs(sites), **self._of_sites(sites)}
+        task = replace(self, statistics=None, **{key: value for key, value in found.items() if not getattr(self, key)})
+        if report is not None:
+            rows, what = sum(site.rows for site in sites.values()), FORM_WORDS[found["form"]]
+            plural = "s" * (len(sites) > 1)
+            report(f"{STATISTICS_KEY}: {what}, by the statistics of {len(sites)} site{plural} with {rows:,} rows")
+        return task
+
+    def site_statistics(self) -> SiteStatistics:
+        """Return what a server without rows needs to know of the rows of this place.
+
+        Raises:
+            DataError: they cannot be read.
+        """
+        return site_statistics(self._query())
 
     def describe(self, report: Report | None = None) -> DataSummary:
         """Return what becomes of each column, and the rows and classes of each split."""

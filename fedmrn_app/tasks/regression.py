@@ -6,6 +6,7 @@ label -> (label - target_mean) / target_std -> mean squared error with the model
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -17,6 +18,8 @@ from torch.nn import functional
 
 from fedmrn_app.data.labels import spread_of
 from fedmrn_app.data.place import Place
+from fedmrn_app.data.pooling import pool_target
+from fedmrn_app.data.site_statistics import SiteStatistics
 from fedmrn_app.data.statistics import standard
 from fedmrn_app.data.summary import SplitRows
 from fedmrn_app.errors import ConfigError
@@ -111,6 +114,9 @@ class Regression(LabelledRows):
         if y.min() == y.max():
             raise place.error("classes", f"all {len(y)} labels are {y[0]:g}; there is nothing to learn")
         return dict(zip(_SCALE, standard(np.asarray(y)), strict=True))
+
+    def _of_sites(self, sites: Mapping[str, SiteStatistics]) -> dict[str, Any]:
+        return dict(zip(_SCALE, pool_target(sites), strict=True))
 
     def _unmeasured(self, report: Report | None) -> Regression:
         if not self._labels_known():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Message
+from rich.console import Console
 
 from fedmrn_app import client_app
 from fedmrn_app.config.build import build_worker, resolve_from_data
@@ -28,6 +29,7 @@ from fedmrn_app.flower.client_evaluation import ClientEvaluation
 from fedmrn_app.flower.host_table import host_table
 from fedmrn_app.flower.local_run import run_local
 from fedmrn_app.results.trained import load_trained
+from fedmrn_app.runtime.data_command import show_data
 from tests.flower.support import FakeGrid, Reply
 from tests.one_node import asking, first_round, node, small
 
@@ -239,3 +241,21 @@ def test_clients_with_places_of_their_own_train_and_evaluate_without_any_row_on_
         )  # fmt: skip
     assert not math.isnan(float(rows[0]["accuracy"]))
     assert lines
+
+
+def test_statistics_that_sites_share_stand_for_rows_of_the_server(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    centers = random.standard_normal((2, 3)) * 2
+    places = []
+    for site in range(3):
+        y = np.arange(60) % 2
+        x = 5e4 + 300 * (centers[y] + random.standard_normal((60, 3)))  # numbers that no model learns as they are
+        np.savez(tmp_path / f"{site}.npz", x=x, y=y)
+        places.append(str(tmp_path / f"{site}.npz"))
+        show_data([places[-1], "--statistics", str(tmp_path / "sites" / f"{site}.json")], Console(quiet=True))
+    words = (
+        f"simulation.data=[{','.join(places)}]", "evaluation.on=clients", "model=mlp", "model.hidden=[8]",
+        "local.steps=20", "strategy=fedavg", "clients=3",
+    )  # fmt: skip
+    summary, _, _ = run(tmp_path / "run", "dataset=own", f"dataset.statistics={tmp_path / 'sites'}", *words)
+    assert summary["final_accuracy"] > 0.7
