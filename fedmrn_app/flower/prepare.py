@@ -199,6 +199,12 @@ def budget_lines(protocol: RunProtocol) -> list[str]:
             f"uplink.{key}={bits:g}: replies of this model take at least about {least:.2f} bits per parameter. "
             "Shorter masks would have so much noise that nothing is learned; the rest is biases, batch norm and framing"
         )
+    most = (protocol.bits_beside + control.most_bits * protocol.layout.count) / protocol.parameters
+    if bits > 1.05 * most:
+        lines.append(
+            f"uplink.{key}={bits:g}: replies take about {most:.2f} bits per parameter, because longer masks have less "
+            "noise and learn no more, and less where clients have few labels"
+        )
     if protocol.layout.count < FEW_WEIGHTS:
         whole = 4 * protocol.parameters + HEADER_SIZE + protocol.framing_bytes
         lines.append(

@@ -20,7 +20,11 @@ from fedmrn_app.flower.prepare import budget_lines, early_lines
             ("model=mlp", "model.hidden=[16]", "uplink.bits=4"),
             ["strategy=fedmrn: this model has 1,184 weights to mask", "uploads about 5,0"],
         ),
-        (("model=mlp", "model.hidden=[4]"), ["at least about 7.2", "this model has 296 weights to mask"]),
+        (
+            ("model=mlp", "model.hidden=[128]", "uplink.bits=1"),
+            ["uplink.bits=1: replies take about 0.7", "longer masks have less noise and learn no more"],
+        ),
+        (("model=mlp", "model.hidden=[4]"), ["at least about 6.8", "this model has 296 weights to mask"]),
     ],
 )
 def test_a_line_says_what_a_budget_costs(words: tuple[str, ...], said: list[str]) -> None:
