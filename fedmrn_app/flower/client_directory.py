@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass
 from typing import Protocol
@@ -261,12 +262,17 @@ class ClientDirectory:
         return self._query(new[: max(0, _MAX_QUERIES - len(asked))]) | self._read_answers() | self._ask_again()
 
     def _ask_again(self) -> bool:
-        """Ask live nodes again whose last query has had no answer for long, and return whether there are any."""
+        """Ask live nodes again whose last query has had no answer for long, and return whether there are any.
+
+        The time from one query to the next doubles.
+        """
         if self._nodes.steady:
             return False
         newest = {query.node: query for query in self._queries.values()}  # later queries come last
-        late = self._clock.monotonic() - self._patience.seconds
-        silent = [node for node, query in newest.items() if query.asked < late and node in self._nodes.alive]
+        asked = Counter(query.node for query in self._queries.values())
+        now, patience = self._clock.monotonic(), self._patience.seconds
+        late = {node: now - patience * 2 ** (count - 1) for node, count in asked.items()}
+        silent = [node for node, query in newest.items() if query.asked < late[node] and node in self._nodes.alive]
         for node in silent:
             seconds = self._clock.monotonic() - newest[node].asked
             self.report(f"{self._name(node)} has not said which clients it hosts for {seconds:.0f} s; asking again")

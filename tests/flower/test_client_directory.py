@@ -288,6 +288,19 @@ def test_a_silent_device_is_asked_again_long_before_its_time_is_up(seconds: floa
     assert len(grid.asked) == 3
 
 
+def test_the_time_between_the_queries_of_a_silent_device_doubles(tmp_path: Path) -> None:
+    lines: list[str] = []
+    grid = FakeGrid({5: Hosted({0: 3}), 6: None}, seconds={5: 2.0})
+    hosts = directory_of(grid, lines, "round_timeout=null", devices=records(tmp_path, 5, 6))
+    asked = []
+    for second in range(1000):
+        if hosts.poll() and grid.asked[-1].metadata.dst_node_id == 6 and len(grid.asked) > 2 + len(asked):
+            asked.append(second)
+        grid.clock.sleep(1.0)
+    assert asked == pytest.approx([61, 61 + 121, 61 + 121 + 241, 61 + 121 + 241 + 481], abs=8)
+    assert len([line for line in lines if "asking again" in line]) == 4
+
+
 def test_a_silent_device_that_is_out_of_reach_is_not_asked_again(tmp_path: Path) -> None:
     grid = FakeGrid({5: Hosted({0: 3}), 6: None}, seconds={5: 2.0})
     hosts = directory_of(grid, [], "round_timeout=null", devices=records(tmp_path, 5, 6))
