@@ -91,7 +91,7 @@ def launch(values: Values, folder: Path, on: str | None = None, overrides: Seque
     """
     with locked(folder, "fedmrn"):
         values = settle_resume(_with_absolute_paths(values), folder, sweeps=is_sweep() and not _sets_resume(overrides))
-        with _pulse("reading the data"):
+        with _reading_bar():
             values, config, task = resolve_from_data(values, console.print)
         summary = finished(folder, values, default_values) if values["resume"] else None
         if summary is not None:
@@ -99,7 +99,7 @@ def launch(values: Values, folder: Path, on: str | None = None, overrides: Seque
         else:
             if not holds_run(folder) and is_sweep():
                 values = {**values, "resume": False}  # this run of the resumed sweep has not begun yet
-            with _pulse("reading the data"):
+            with _reading_bar():
                 labels = _check(values, config, task, folder, on)
             for line in remarks(config, overrides, labels):
                 console.print(line, markup=False)
@@ -110,11 +110,11 @@ def launch(values: Values, folder: Path, on: str | None = None, overrides: Seque
 
 
 @contextmanager
-def _pulse(description: str) -> Iterator[None]:
-    """Show where there is a terminal that something goes on whose end nobody knows."""
+def _reading_bar() -> Iterator[None]:
+    """Show where there is a terminal that the data are being read, however long that takes."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=_without_bars()) as progress:
-        progress.add_task(description, total=None)
+        progress.add_task("reading the data", total=None)
         yield
 
 

@@ -15,7 +15,7 @@ def test_a_bar_shows_that_data_are_read_where_there_is_a_terminal(
     file = io.StringIO()
     monkeypatch.setattr(runner, "console", Console(file=file, force_terminal=terminal, width=80))
     monkeypatch.setattr(runner, "in_parallel", lambda: False)
-    with runner._pulse("reading the data"):
+    with runner._reading_bar():
         runner.console.print("reading cifar10 once")
     assert ("reading the data" in file.getvalue()) == terminal
     assert "reading cifar10 once" in file.getvalue()
