@@ -275,6 +275,10 @@ class LabelledRows(Task):
         dtype = torch.int64 if self._form() == "ids" else torch.float32
         return torch.zeros(count, *self.inputs()["shape"], dtype=dtype)
 
+    def check_training(self, outputs: Any, count: int) -> str | None:
+        """Return why a model's outputs in training mode are not what the loss takes, which are those of evaluation."""
+        return self.check_outputs(outputs, count)
+
     def model_name(self) -> str | None:
         """Return the data set's own model, or one that suits the shape of the rows."""
         known = self.inputs()

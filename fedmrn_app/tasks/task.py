@@ -111,6 +111,10 @@ class Task(ABC):
             return f"gives {outputs.shape[1]} outputs for each sample where the data have {classes} classes"
         return None
 
+    def check_training(self, outputs: Any, count: int) -> str | None:
+        """Return why a model's outputs in training mode are not what the loss takes, or None; a loss may take any."""
+        return None
+
     def loss(self, outputs: Any, y: Tensor) -> Tensor:
         """Return the mean loss of a batch; `outputs` is what the model returns, in training mode or in evaluation."""
         return functional.cross_entropy(outputs, y)

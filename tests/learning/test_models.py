@@ -46,7 +46,9 @@ assert {"cnn4", "cnn8", "digits", "mlp", "preact_resnet18", "resnet18"} <= set(M
 def test_initial_weights_depend_on_the_seed_alone(name: str) -> None:
     before = torch.get_rng_state()
     target, options = MODELS[name]
-    first, again, other = (FlatModel(build_model(target, options, COLOUR, seed)).state()[0] for seed in (5, 5, 6))
+    first, again, other = (
+        FlatModel(build_model(target, options, COLOUR, seed, trial=False)).state()[0] for seed in (5, 5, 6)
+    )
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
     assert torch.equal(torch.get_rng_state(), before)
@@ -81,6 +83,29 @@ def test_networks_that_flatten_by_view_are_trained(channels: int) -> None:
     assert torch.allclose(plain(images), model.module(images), atol=1e-5)
     with pytest.raises(ConfigError, match=r"view size is not compatible.*reshape"):
         build_model(Viewing, {"functional": True}, task, 0)
+
+
+class Auxiliary(nn.Module):
+    """A network with a second output in training, as GoogLeNet has."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(channels)
+        self.linear = nn.Linear(64 * channels, 10)
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        y: Tensor = self.linear(self.norm(x).flatten(1))
+        return (y, y) if self.training and self.norm.num_features == 3 else y
+
+
+def test_outputs_in_training_that_no_loss_takes_are_refused_before_the_run() -> None:
+    refusal = r"gives tuple for 2 samples, not \(2, 10\), in training mode"
+    with pytest.raises(ConfigError, match=refusal):
+        build_model(Auxiliary, {}, image_task(3, 8), 0)
+    tried = build_model(Auxiliary, {}, IMAGES, 0)
+    assert tried.training
+    untried = build_model(Auxiliary, {}, IMAGES, 0, trial=False).state_dict()
+    assert all(torch.equal(value, untried[name]) for name, value in tried.state_dict().items())
 
 
 def test_cnn_weights_start_at_one_hundredth() -> None:

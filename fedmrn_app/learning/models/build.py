@@ -127,16 +127,21 @@ def _in_default_layout(_: nn.Module, inputs: Any, outputs: Tensor) -> Tensor:
 
 
 def _try(module: nn.Module, task: Task) -> str | None:
-    """Return why the module does not fit the task, or None."""
-    before = module.training
+    """Return why the module does not fit the task, or None; it is tried as in evaluation and as in training."""
+    before, buffers = module.training, [buffer.clone() for buffer in module.buffers()]
     try:
         with torch.no_grad():
-            outputs = module.eval()(task.example(2))
+            problem = task.check_outputs(module.eval()(task.example(2)), 2)
+            if problem is None and (found := task.check_training(module.train()(task.example(2)), 2)):
+                problem = f"{found}, in training mode"
     except (TypeError, ValueError, RuntimeError, IndexError, NotImplementedError) as error:
         return f"does not fit {_data(task)} ({first_line(error)})"
     finally:
         module.train(before)
-    return task.check_outputs(outputs, 2)
+        with torch.no_grad():
+            for buffer, value in zip(module.buffers(), buffers, strict=True):
+                buffer.copy_(value)  # running statistics
+    return problem
 
 
 def refuses_one_row(module: nn.Module, task: Task) -> bool:
