@@ -292,7 +292,7 @@ def test_the_time_between_the_queries_of_a_silent_device_doubles(tmp_path: Path)
     lines: list[str] = []
     grid = FakeGrid({5: Hosted({0: 3}), 6: None}, seconds={5: 2.0})
     hosts = directory_of(grid, lines, "round_timeout=null", devices=records(tmp_path, 5, 6))
-    asked = []
+    asked: list[int] = []
     for second in range(1000):
         if hosts.poll() and grid.asked[-1].metadata.dst_node_id == 6 and len(grid.asked) > 2 + len(asked):
             asked.append(second)
