@@ -194,6 +194,7 @@ def test_trained_model_example_runs(page: str, tmp_path: Path, monkeypatch: pyte
     assert logits.shape == (1, 10)
 
 
+@pytest.mark.slow
 def test_the_script_with_a_strategy_runs(capsys: pytest.CaptureFixture[str]) -> None:
     code = next(
         block for block in blocks((ROOT / "docs" / "architecture.md").read_text(), "python") if "start" in block

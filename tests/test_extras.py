@@ -72,6 +72,7 @@ def tried_imports(code: str, optional: tuple[str, ...] = OPTIONAL) -> set[str]:
     return set(done.stdout.splitlines()[-1].split()[2:])
 
 
+@pytest.mark.slow
 def test_the_plugin_and_a_training_device_import_nothing_of_the_extras(tmp_path: Path) -> None:
     x, y = np.arange(40 * 64).reshape(40, 1, 8, 8) % 256, np.arange(40) % 10
     path = write_npz(tmp_path / "rows.npz", x=x.astype(np.uint8), y=y, x_test=x.astype(np.uint8), y_test=y)

@@ -27,7 +27,7 @@ from fedmrn_app.errors import ConfigError, FedMRNError
 from fedmrn_app.federation.budget import Budget
 from fedmrn_app.federation.client_rows import ClientRows
 from fedmrn_app.federation.protocol import RunProtocol
-from fedmrn_app.federation.upload import least_reply_bits
+from fedmrn_app.federation.upload import least_reply_bits, most_reply_bits
 from fedmrn_app.federation.worker import RunSettings, Worker
 from fedmrn_app.learning.flat import FlatModel, trained_parameters
 from fedmrn_app.learning.models.build import build_model, has_batch_norm, refuses_one_row, sketch_model
@@ -283,7 +283,9 @@ def build_protocol(config: Config, method: Method, model: FlatModel) -> RunProto
     if method.rate_control is None:
         return replace(protocol, budget=replace(budget, beside=beside, least=beside))
     least, power = least_reply_bits(protocol), error_power()
-    return replace(protocol, budget=replace(budget, beside=beside, least=least, power=power, masks=True))
+    longest = most_reply_bits(protocol, signed=method.rate_control.signed)
+    budget = replace(budget, beside=beside, least=least, longest=longest, power=power, masks=True)
+    return replace(protocol, budget=budget)
 
 
 def build_worker(config: Config, data_path: str | None = None) -> Worker:

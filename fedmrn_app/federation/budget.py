@@ -118,6 +118,7 @@ class Budget:
         rounds: number of rounds of the run; 0 if it is not known.
         beside: bits per parameter of a reply outside the method's body, which are the same in each round.
         least: bits per parameter of the shortest reply.
+        longest: bits per parameter of the longest reply.
         power: p, the power of 1 / bits in the squared error.
         masks: whether replies are masks, for which `auto` is `constant`.
     """
@@ -127,6 +128,7 @@ class Budget:
     rounds: int = 0
     beside: float = 0.0
     least: float = 0.0
+    longest: float = math.inf
     power: float = ERROR_POWER
     masks: bool = False
 
@@ -148,7 +150,7 @@ class Budget:
         least = max(self.least, LEAST * self.bits)
         # what leaves enough for the rounds to come, although replies may be longer than they are told
         most = max(remaining - (left - 1) * RESERVE * least, equal)
-        return max(min(wanted, most, max(MOST, equal)), least)
+        return max(min(wanted, most, max(MOST, equal), self.longest), least)
 
     def left(self, state: BudgetState) -> float:
         """Return the bits per parameter that are left for all rounds to come; NaN if their number is not known."""
@@ -163,7 +165,7 @@ class Budget:
     def _fine(self, planned: int) -> float:
         """Return the bits per parameter of a fine round."""
         rounds = 2 * FINE_ROUNDS if self.schedule == "both_ends" and self.rounds else FINE_ROUNDS
-        return max(self.bits, min(FINE_BITS, FINE_SHARE * self.bits * planned / rounds))
+        return max(self.bits, min(FINE_BITS, FINE_SHARE * self.bits * planned / rounds, self.longest))
 
     def _power(self, state: BudgetState) -> float | None:
         """Return the power of t that the shares of the rounds follow; None where they follow none."""

@@ -10,7 +10,7 @@ from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods.contribution import Contribution
-from fedmrn_app.methods.rate_control import least_mask_bits
+from fedmrn_app.methods.rate_control import least_mask_bits, most_mask_bits
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.wire.body import Body
 from fedmrn_app.wire.dense import max_dense_bytes, pack_dense, unpack_dense
@@ -74,6 +74,12 @@ def least_reply_bits(protocol: RunProtocol) -> float:
     """Return about how many bits per parameter the shortest replies take at which a rate control aims, with framing."""
     count = protocol.layout.count
     return (protocol.bits_beside + least_mask_bits(count) * count) / protocol.parameters
+
+
+def most_reply_bits(protocol: RunProtocol, *, signed: bool) -> float:
+    """Return about how many bits per parameter the longest replies take at which a rate control aims, with framing."""
+    count = protocol.layout.count
+    return (protocol.bits_beside + most_mask_bits(signed) * count) / protocol.parameters
 
 
 def write_upload(protocol: RunProtocol, header: Header, update: Update, dense: Float32Array) -> bytes:

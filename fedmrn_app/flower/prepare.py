@@ -16,7 +16,7 @@ from fedmrn_app.config.schema import Config, Values
 from fedmrn_app.exchange.liveness import LiveNodes
 from fedmrn_app.federation.fedbuff import WAVES
 from fedmrn_app.federation.protocol import RunProtocol
-from fedmrn_app.federation.upload import least_reply_bits
+from fedmrn_app.federation.upload import least_reply_bits, most_reply_bits
 from fedmrn_app.flower.client_directory import ClientDirectory
 from fedmrn_app.flower.device_records import DeviceRecords
 from fedmrn_app.flower.residual_notes import ResidualNotes
@@ -199,8 +199,7 @@ def budget_lines(protocol: RunProtocol) -> list[str]:
             f"uplink.{key}={bits:g}: replies of this model take at least about {least:.2f} bits per parameter. "
             "Shorter masks would have so much noise that nothing is learned; the rest is biases, batch norm and framing"
         )
-    most = (protocol.bits_beside + control.most_bits * protocol.layout.count) / protocol.parameters
-    if bits > 1.05 * most:
+    if bits > 1.05 * (most := most_reply_bits(protocol, signed=control.signed)):
         lines.append(
             f"uplink.{key}={bits:g}: replies take about {most:.2f} bits per parameter, because longer masks have less "
             "noise and learn no more, and less where clients have few labels"

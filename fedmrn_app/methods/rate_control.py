@@ -86,18 +86,9 @@ class RateControl:
         wanted = np.clip(np.exp(observed + trend) / ratio, scale * other / SHRINKAGE, most * other)
         return np.array([_in_range(wanted), observed, trend], np.float32)
 
-    @property
-    def most_bits(self) -> float:
-        """Bits per weight of the longest masks that the control aims at."""
-        return _read_bits(self._largest)
-
-    @property
-    def _largest(self) -> float:
-        return MAX_SIGNED_RATIO if self.signed else MAX_RATIO
-
     def _ratio_of(self, left: float) -> float:
         """Return the ratio at which masks take `left` bits per weight, within the ratios that are aimed at."""
-        return min(max(_read_ratio(left), MIN_RATIO), self._largest)
+        return min(max(_read_ratio(left), MIN_RATIO), MAX_SIGNED_RATIO if self.signed else MAX_RATIO)
 
 
 def _read_ratio(mask_bits: float) -> float:
@@ -127,6 +118,11 @@ def least_mask_bits(count: int) -> float:
     times as large, and the model would learn nothing; and framing alone takes more bytes than such a mask could save.
     """
     return min(max(_read_bits(MIN_RATIO), 8 * LEAST_BYTES / count), _read_bits(MAX_RATIO))
+
+
+def most_mask_bits(signed: bool) -> float:
+    """Return the bits per weight of the longest masks that the control aims at."""
+    return _read_bits(MAX_SIGNED_RATIO if signed else MAX_RATIO)
 
 
 def error_power() -> float:

@@ -340,7 +340,7 @@ class Exchange:
         if self.budget is not None and trained:
             records = trained[0].content.array_records.values()
             values = next((to_values(record) for record in records), {})
-            settings = self.budget.next_settings(self.settings, values, masks=self._control is not None)
+            settings = self.budget.next_settings(self.settings, values, self._control)
             if self._control is not None and self._rate is not None and math.isnan(self._rate[1]):
                 self._rate = self._control.first(self.budget.body_bits(self.budget.share))
             return settings, settings.build()
@@ -380,7 +380,7 @@ class Exchange:
             self.budget.end_round(spent)
         if self._control is not None and self._rate is not None and spent is not None:
             aimed, least = spent.left, spent.least
-            left = aimed if self.budget is None else self.budget.body_bits(self.budget.upcoming(masks=True))
+            left = aimed if self.budget is None else self.budget.body_bits(self.budget.upcoming(self._control))
             if left < least and not self._told_least:
                 self._told_least = True
                 _log.warning(

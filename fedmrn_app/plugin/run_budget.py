@@ -6,6 +6,7 @@ notes what their replies have taken, with Flower's framing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.federation.budget import ERROR_POWER, Budget, BudgetState, Schedule
-from fedmrn_app.methods.rate_control import error_power, least_mask_bits
+from fedmrn_app.methods.rate_control import RateControl, error_power, least_mask_bits, most_mask_bits
 from fedmrn_app.methods.shared_context import LEAST_BITS
 from fedmrn_app.plugin.arrays import Values, Way, usual_ways
 from fedmrn_app.plugin.replies import Spent
@@ -48,13 +49,13 @@ class RunBudget:
     count: int = 1
     _sizes: list[tuple[float, float]] = field(default_factory=list)
 
-    def next_settings(self, settings: PluginSettings, values: Values, *, masks: bool) -> PluginSettings:
+    def next_settings(self, settings: PluginSettings, values: Values, control: RateControl | None) -> PluginSettings:
         """Return the settings of the next round.
 
         Args:
             settings: of the run.
             values: the arrays that are sent.
-            masks: whether clients learn masks, whose size follows from the scale of the noise.
+            control: of the noise's scale, from which the size of masks follows; None for other methods.
         """
         ways = usual_ways(values)
         sizes = {way: sum(v.size for v, w in zip(values.values(), ways, strict=True) if w == way) for way in Way}
@@ -63,19 +64,22 @@ class RunBudget:
             self.count = max(1, sizes[Way.CODED])
             outside = 8 * _FRAMING + settings.dense_bits * sizes[Way.DENSE] + 64 * sizes[Way.EXACT]
             self.beside = outside / self.parameters
-        self.share = self.upcoming(masks=masks)
-        if masks:
+        self.share = self.upcoming(control)
+        if control is not None:
             return replace(settings, bits=self.share)
         return replace(settings, options={**settings.options, **self._size(settings.method)})
 
-    def upcoming(self, *, masks: bool) -> float:
+    def upcoming(self, control: RateControl | None) -> float:
         """Return the bits per parameter that a reply of the next round is to take, for the arrays of the last one."""
         least = beside = self.beside or 0.0
-        power = ERROR_POWER
-        if masks:
+        power, longest = ERROR_POWER, math.inf
+        if control is not None:
             least += least_mask_bits(self.count) * self.count / self.parameters
+            longest = beside + most_mask_bits(control.signed) * self.count / self.parameters
             power = error_power()
-        return Budget(self.bits, self.schedule, self.rounds, beside, least, power, masks).share(self.spent)
+        masks = control is not None
+        budget = Budget(self.bits, self.schedule, self.rounds, beside, least, longest, power, masks)
+        return budget.share(self.spent)
 
     def body_bits(self, share: float) -> float:
         """Return the bits per coded weight that a reply of so many bits per parameter leaves for the method's body."""

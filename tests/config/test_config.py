@@ -46,6 +46,7 @@ def test_default_is_fedmrn_on_digits() -> None:
     assert config.model["name"] == "digits"
 
 
+@pytest.mark.slow
 def test_strategies_have_every_option_of_their_methods() -> None:
     for name in STRATEGIES:
         strategy = load_config((f"strategy={name}",)).strategy

@@ -88,6 +88,7 @@ def test_every_combination_is_a_configuration(name: str) -> None:
     open_sweep([f"experiment={name}"]).check()
 
 
+@pytest.mark.slow
 def test_settings_of_the_papers_depend_on_the_data() -> None:
     for dataset, rounds, alpha, labels in (("fashion_mnist", 100, 0.3, 3), ("cifar100", 200, 0.2, 20)):
         config = config_of(["experiment=fedmrn/table1", f"dataset={dataset}", "partition=dirichlet"])
@@ -105,6 +106,7 @@ def test_settings_of_the_papers_depend_on_the_data() -> None:
     assert (least.partition.labels_per_client, least.model["name"]) == (2, "preact_resnet18")
 
 
+@pytest.mark.slow
 def test_parts_of_an_experiment_differ_in_more_than_a_key() -> None:
     roles, scenes = (config_of(["experiment=fedmrn/table3", f"part={part}"]) for part in ("shakespeare", "pascal_voc"))
     assert (roles.dataset["name"], scenes.dataset["name"]) == ("shakespeare", "pascal_voc")

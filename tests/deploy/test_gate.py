@@ -98,6 +98,7 @@ def test_objects_of_other_devices_are_refused(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
+@pytest.mark.slow
 def test_faults_of_the_record_and_of_the_folder_end_no_device(target: Target) -> None:
     target.federation.seen.mkdir()  # cannot be written
     assert target.status(target.signed(PULL, PULLED)) == "200"
@@ -129,6 +130,7 @@ def test_unknown_key_is_told_so_and_its_body_is_not_read(target: Target) -> None
     assert not target.inner.paths
 
 
+@pytest.mark.slow
 def test_log_has_no_characters_of_strangers(target: Target) -> None:
     for attack in (attacks.odd_characters, attacks.raw_characters, attacks.paths, attacks.methods):
         attack(target, 1, 1)
@@ -152,6 +154,7 @@ def test_large_requests_of_strangers_cost_little(attack: attacks.Attack, target:
     assert target.inner.paths == {PULL}
 
 
+@pytest.mark.slow
 def test_connections_of_one_address_leave_room_for_others(target: Target) -> None:
     assert attacks.silent_connections(target, 60, 1) == "at most 24 open: True, served in True"
     deadline = time.monotonic() + 8  # before handshakes time out

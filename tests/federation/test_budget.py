@@ -148,6 +148,17 @@ def test_a_run_spends_its_budget(strategy: str, schedule: str) -> None:
         assert spent[:2].mean() > 1.1 * spent[4:10].mean()
 
 
+def test_no_round_is_given_more_than_replies_take() -> None:
+    for schedule in ("front", "both_ends", "feddq"):
+        budget = Budget(0.4, schedule, 10, longest=0.45)
+        state, shares = BudgetState(), list[float]()
+        for number in range(1, 11):
+            shares.append(budget.share(state))
+            state = state.after(shares[-1], 1 / number)
+        assert max(shares) <= 0.45
+        assert sum(shares) == pytest.approx(4.0)
+
+
 def test_megabytes_are_those_of_a_client_in_the_mean() -> None:
     words = ("strategy=quantized", "rounds=20", "clients=10", "clients_per_round=5")
     protocol = build_worker(load_config((*words, "uplink.budget=0.05MB"))).model()[1]

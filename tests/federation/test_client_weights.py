@@ -139,6 +139,7 @@ def test_no_share_is_above_the_limit_and_small_counts_stay(counts: list[int], ma
             assert values.max() / values.sum() == pytest.approx(max_share)
 
 
+@pytest.mark.slow
 def test_a_limit_that_nobody_reaches_changes_nothing() -> None:
     run = ("clients=4", "clients_per_round=4", "rounds=2", "local.epochs=1")
     without, limited = (final_state((*run, *more)) for more in ((), ("max_share=0.5",)))

@@ -27,6 +27,7 @@ from fedmrn_app.methods.rate_control import (
     RateControl,
     least_mask_bits,
     limited_scale,
+    most_mask_bits,
     rate_curve,
 )
 from fedmrn_app.methods.shared_context import SharedContext
@@ -129,13 +130,13 @@ def test_second_scale_is_the_first_replies_own() -> None:
 def test_more_bits_than_masks_learn_by_are_left_unused(recipe: type[FedMRN], most: float) -> None:
     """Less noise clips large updates."""
     _, control = controlled(recipe)
-    assert control.most_bits == pytest.approx(most, rel=0.01)
+    assert most_mask_bits(control.signed) == pytest.approx(most, rel=0.01)
     for spent in (0.2, 0.6, 0.9):
         longest = control.next(control.first(most), spent, most)
         assert np.allclose(control.next(control.first(1.0), spent, 1.0), longest, rtol=0.02)
     ratios, bits = rate_curve()
     aimed = MAX_SIGNED_RATIO if recipe is FedMRNS else MAX_RATIO
-    assert np.interp(aimed, ratios, bits) == pytest.approx(control.most_bits)
+    assert np.interp(aimed, ratios, bits) == pytest.approx(most_mask_bits(control.signed))
 
 
 def test_nothing_left_for_masks_makes_them_as_short_as_they_get() -> None:

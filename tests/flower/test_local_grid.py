@@ -87,6 +87,7 @@ def test_replies_are_pulled_as_they_arrive(grid: LocalGrid) -> None:
     assert grid.pull_messages(names) == []
 
 
+@pytest.mark.slow
 def test_a_reply_that_takes_too_long_is_not_waited_for() -> None:
     with LocalGrid(ECHO, 2, run_config=CONFIG, processes=2) as grid:
         grid.send_and_receive([ask(2, 1), ask(3, 1)])  # starts the workers
@@ -106,6 +107,7 @@ def test_a_worker_that_dies_is_replaced_and_its_message_repeated(deaths: int, tm
         assert all("worker process has died" in str(one.error.reason) for one in failed)
 
 
+@pytest.mark.slow
 def test_the_fork_server_may_die_too() -> None:
     server = ForkServer(preload=["tests.flower.echo_app"])
     workers = Workers(1, server)
@@ -166,6 +168,7 @@ def test_nothing_is_left_when_the_process_with_the_grid_ends(way: signal.Signals
     assert running == []
 
 
+@pytest.mark.slow
 def test_closing_ends_workers_in_the_middle_of_a_message() -> None:
     with LocalGrid(ECHO, 1, run_config=CONFIG, processes=1) as grid:
         grid.push_messages([ask(2, 1, seconds=600.0)])

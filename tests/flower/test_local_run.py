@@ -32,7 +32,7 @@ class Net(nn.Sequential):
         super().__init__(nn.Flatten(), nn.Linear(64, classes))
 
     def forward(self, x):
-        if self.training:
+        if self.training and len(x) > 2:  # the model is tried on two rows before the run
             breakpoint()
         return super().forward(x)
 """

@@ -132,6 +132,7 @@ def told(nodes: Nodes) -> Nodes:
     return nodes
 
 
+@pytest.mark.slow
 def test_weights_are_those_without_memory() -> None:
     assert reference_run(MEMORY) == reference_run(GRID)
 

@@ -156,6 +156,7 @@ def test_a_round_below_the_threshold_is_done_again_with_others() -> None:
     assert "the round is done again with 6 other clients" in run.lines[0]
 
 
+@pytest.mark.slow
 def test_a_round_that_is_given_up_three_times_ends_the_run() -> None:
     with pytest.raises(RunError, match=r"no secure sum.*resume=true"):
         Run("downlink.memory=false", loses=lambda client, kind, _: kind == 4 and client > 1).rounds()

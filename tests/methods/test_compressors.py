@@ -195,6 +195,7 @@ def test_eden_has_the_scales_of_the_paper(bits: int) -> None:
         assert squared_error(estimated, GAUSSIAN[:3000]) == pytest.approx(eden_error(bits), rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scale", "length"), [("least_mse", 2 / math.pi), ("unbiased", 1)])
 def test_drive_has_one_length_on_stretches_of_unequal_size(scale: str, length: float) -> None:
     """The mean estimate of each part is `length` times the part, though one part has most of the norm."""

@@ -41,6 +41,7 @@ def test_lengths_of_blocks_and_stretches() -> None:
         assert stretch_lengths(size) == stretches
 
 
+@pytest.mark.slow
 def test_coordinates_of_a_stretch_have_one_distribution() -> None:
     """The update is large in one half; elements outside the second window depend on the first window only."""
     x = GAUSSIAN[:1500].copy()

@@ -137,6 +137,7 @@ def test_only_held_values_travel_and_others_are_zero_in_training() -> None:
         built.codec.decode(Body(bytes(body.data) + b"\0" * 4), known, 7)
 
 
+@pytest.mark.slow
 def test_coverage_is_the_mean_over_the_holders() -> None:
     same: tuple[str, ...] = (*SMALL, "rounds=1", "strategy=submodel")
     overrides = (*same, "strategy.masking=static", "strategy.capacities=[0.5]")
@@ -216,6 +217,7 @@ def test_narrow_clients_send_their_channels_only(masking: str) -> None:
     assert (vector[union] != first[union]).mean() > 0.9
 
 
+@pytest.mark.slow
 def test_with_all_channels_it_is_fedavg() -> None:
     whole = final_state((*CHANNEL, "strategy.capacities=[1.0]"))[0]
     parts = final_state((*SMALL, "strategy=fedavg", "model=digits", "model.norm=static"))

@@ -176,6 +176,7 @@ RUN = ("rounds=2", "clients=4", "clients_per_round=4", "local.epochs=1", "strate
        "model.norm=static", "strategy.granularity=channel")  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -91,6 +91,7 @@ def test_quantized_changes_are_shorter_than_those_of_the_grid() -> None:
     assert quantized < 0.9 * grid
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("downlink", ["grid", "quantized"])
 def test_nodes_that_lost_their_state_are_sent_the_arrays_again_in_the_same_round(downlink: str) -> None:
     usual, _, down = run_on_grid(4, downlink=downlink)

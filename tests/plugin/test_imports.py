@@ -3,10 +3,13 @@
 import subprocess
 import sys
 
+import pytest
+
 COMMAND = ("config", "data", "deploy", "flower", "report", "results", "runtime", "tasks")  # packages of the command
 MOST = 60  # modules; without a limit an import in any of them may bring in a hundred more
 
 
+@pytest.mark.slow
 def test_the_plugin_loads_few_modules_and_none_of_the_command() -> None:
     code = "import sys, fedmrn_app.plugin; print(*(name for name in sys.modules if name.startswith('fedmrn_app')))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

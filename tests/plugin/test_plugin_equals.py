@@ -96,6 +96,7 @@ def by_the_plugin(worker: Worker, rounds: int) -> Float32Array:
     return np.concatenate([a.reshape(-1) for a in flat])
 
 
+@pytest.mark.slow
 def test_a_round_is_the_same_but_for_the_last_bits_of_the_mean(worker: Worker) -> None:
     """Flower's mean is one of weights, `fedmrn`'s one of updates that is added to the weights."""
     ours, plugin = by_the_command(worker, 1), by_the_plugin(worker, 1)

@@ -55,6 +55,7 @@ def test_replacing_a_client_changes_a_sum_by_twice_the_clip() -> None:
     assert epsilon([Release("poisson", 10, 10, 1.0, 1.0)], DELTA) < replaced / 2
 
 
+@pytest.mark.slow
 def test_settings_that_changed_are_accounted_as_they_were() -> None:
     first, second = Release("poisson", 10, 100, 1.0, 1.0), Release("poisson", 10, 100, 2.0, 0.5)
     mixed = epsilon([first] * 3 + [second] * 4, DELTA)

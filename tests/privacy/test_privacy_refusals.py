@@ -1,5 +1,7 @@
 """Methods that cannot be private are refused; all refusals are in tests/config/refusals.csv."""
 
+import pytest
+
 from fedmrn_app.config.compose import load_config
 from fedmrn_app.errors import ConfigError
 from tests.helpers import METHODS
@@ -7,6 +9,7 @@ from tests.helpers import METHODS
 MLP = ("model=mlp", "model.hidden=[]", "uplink.bits=null")
 
 
+@pytest.mark.slow
 def test_every_method_fits_or_is_refused() -> None:
     refused = []
     for name in METHODS:

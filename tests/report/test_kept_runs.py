@@ -86,6 +86,7 @@ def test_kept_runs_agree_with_their_rounds() -> None:
     assert (KEPT["clients_failed"] == 0).all()
 
 
+@pytest.mark.slow
 def test_settings_are_read_as_omegaconf_reads_them() -> None:
     for folder, run in KEPT[settings_of(KEPT)][::4].astype(object).iterrows():
         values = flatten(OmegaConf.to_container(OmegaConf.load(Path(str(folder)) / "config.yaml")))  # type: ignore[arg-type]

@@ -25,6 +25,7 @@ def runs(tmp_path: Path) -> list[Path]:
     ]
 
 
+@pytest.mark.slow
 def test_runs_that_differ_only_in_their_seed_are_one_row(runs: list[Path], tmp_path: Path) -> None:
     groups = read_groups(runs)
     assert list(groups.table["run"]) == ["fedmrn", "eden strategy.bits=1", "eden strategy.bits=2"]

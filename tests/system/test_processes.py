@@ -58,6 +58,7 @@ def command(code: str, *words: str) -> Iterator[tuple[subprocess.Popen[str], lis
         process.kill()
 
 
+@pytest.mark.slow
 def test_process_ends_after_its_parent_and_not_before() -> None:
     with command(PARENT, CHILD) as (parent, (alive, pid)):
         assert alive == "alive"
@@ -66,6 +67,7 @@ def test_process_ends_after_its_parent_and_not_before() -> None:
         child.wait(20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["terminated", "killed"])
 def test_nothing_is_left_of_a_private_home(way: str) -> None:
     with command(COMMAND) as (process, (home, pid)):

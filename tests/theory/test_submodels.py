@@ -39,6 +39,7 @@ def distances(rounds: Sequence[int], seeds: int) -> dict[str, list[float]]:
     return found
 
 
+@pytest.mark.slow
 def test_rolling_windows_converge_with_the_square_of_the_rounds_and_random_masks_do_not() -> None:
     found = distances([64, 512], 2)
     assert slope([64, 512], found["rolling"]) == pytest.approx(-2, abs=0.5)
@@ -108,6 +109,7 @@ def mean_gradients(masking: str, rounds: Sequence[int]) -> tuple[list[float], li
     return of_masked, of_whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masking", ["random", "rolling"])
 def test_masked_gradients_vanish_where_the_loss_is_not_convex(masking: str) -> None:
     masked, whole = mean_gradients(masking, [50, 200])

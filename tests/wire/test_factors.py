@@ -28,6 +28,7 @@ def test_products_are_added_one_after_the_other(n: int, m: int, rank: int) -> No
     assert plain_product(left, right) == pytest.approx(left.T @ right, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(40, 90), (90, 40), (600, 700), (2, 3000)])
 def test_the_leading_vectors_are_the_singular_ones(shape: tuple[int, int]) -> None:
     matrix = normal(shape[0], 4) @ (normal(4, shape[1]) * np.array([[8], [4], [2], [1]], np.float32))

@@ -135,6 +135,7 @@ def test_sums_beyond_the_limit_are_refused() -> None:
     assert refusal(decode_lattice, data, SIZES, EXTREME) == "range"
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_damaged_lattices_are_refused_or_bounded(data: st.DataObject) -> None:

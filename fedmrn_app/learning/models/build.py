@@ -19,6 +19,7 @@ from fedmrn_app.validation import check_call
 
 # Functions that PyTorch has in Python for tensors without memory, where they import its compiler.
 _FILLS = (torch.Tensor.normal_, torch.Tensor.uniform_)
+_MISFITS = (TypeError, ValueError, RuntimeError, IndexError, NotImplementedError)
 _BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -132,16 +133,23 @@ def _try(module: nn.Module, task: Task) -> str | None:
     try:
         with torch.no_grad():
             problem = task.check_outputs(module.eval()(task.example(2)), 2)
-            if problem is None and (found := task.check_training(module.train()(task.example(2)), 2)):
-                problem = f"{found}, in training mode"
-    except (TypeError, ValueError, RuntimeError, IndexError, NotImplementedError) as error:
+            return problem or _try_training(module, task)
+    except _MISFITS as error:
         return f"does not fit {_data(task)} ({first_line(error)})"
     finally:
         module.train(before)
         with torch.no_grad():
             for buffer, value in zip(module.buffers(), buffers, strict=True):
                 buffer.copy_(value)  # running statistics
-    return problem
+
+
+def _try_training(module: nn.Module, task: Task) -> str | None:
+    """Return why the loss does not take what the module gives in training, or None, also where two rows are too few."""
+    try:
+        problem = task.check_training(module.train()(task.example(2)), 2)
+    except _MISFITS:
+        return None
+    return problem and f"{problem}, in training mode"
 
 
 def refuses_one_row(module: nn.Module, task: Task) -> bool:
