@@ -83,6 +83,7 @@ def test_every_experiment_takes_every_strategy(part: int) -> None:
             assert (config.local.epochs, config.local.batch_size) == (10, 64), overrides
 
 
+@pytest.mark.slow
 def test_settings_of_the_paper() -> None:
     binary, signed, plain = (
         load_config(("experiment=fmnist_iid", f"strategy={s}")) for s in ("fedmrn", "fedmrns", "fedavg")
@@ -117,6 +118,7 @@ def test_experiments_of_the_paper_send_the_dense_part_in_float32(experiment: str
         assert (config.uplink.dense_bits, config.uplink.bits, config.downlink.dtype) == (32, None, "float32"), part
 
 
+@pytest.mark.slow
 def test_settings_of_the_other_papers() -> None:
     roles, scenes = load_config(("experiment=shakespeare",)), load_config(("experiment=segmentation",))
     assert (roles.partition.name, roles.clients, roles.clients_per_round, roles.rounds) == ("natural", 1129, 112, 100)

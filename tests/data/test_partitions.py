@@ -217,6 +217,7 @@ def test_rows_without_labels_are_shared_out_evenly() -> None:
     assert error.value.key == "partition"
 
 
+@pytest.mark.slow
 def test_partitions_are_kept_beside_the_arrays(cache: Path) -> None:
     config = PartitionConfig(name="dirichlet", alpha=0.5)
     arguments = (config, 10, 2**64 - 1, "digits")

@@ -24,6 +24,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client_app._worker.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [("strategy=topk", "strategy.error_feedback=true"), ("strategy=fedpm_code",)],

@@ -196,6 +196,7 @@ def test_a_cnn_without_batch_norm_learns_where_clients_have_two_labels() -> None
     assert evaluate(model, worker.task, worker.task.load("test")).headline > 0.7
 
 
+@pytest.mark.slow
 def test_a_small_model_learns_with_a_budget_that_framing_alone_exceeds() -> None:
     words = ("model=mlp", "model.hidden=[16]", "rounds=8", "clients=4", "clients_per_round=4", "uplink.bits=0.5")
     worker = build_worker(load_config(words))

@@ -98,6 +98,7 @@ def test_the_model_travels_once_for_evaluation_and_training(tmp_path: Path) -> N
     assert float(row["total_bits_per_parameter"]) == pytest.approx(8 * sum(sent) / kept["parameters"])
 
 
+@pytest.mark.slow
 def test_the_best_round_by_clients_is_kept_and_a_run_that_gets_worse_ends(tmp_path: Path) -> None:
     summary, rows, lines = run(
         tmp_path, "evaluation.on=both", "evaluation.by=clients", "evaluation.keep=best", "evaluation.patience=1",

@@ -65,6 +65,7 @@ def test_cuda_kernel_gives_the_bits_of_the_plain_form() -> None:
     assert process.returncode == 0, process.stderr
 
 
+@pytest.mark.slow
 def test_cuda_kernel_compiles() -> None:
     """Triton compiles for a GPU without one; what it cannot compile its interpreter may still run."""
     compiler = pytest.importorskip("triton.compiler")

@@ -194,6 +194,7 @@ def seeds_of(grid: LocalGrid) -> list[object]:
     return [message.content.config_records["fedmrn"]["seed"] for message in grid.sent]
 
 
+@pytest.mark.slow
 def test_resumed_run_goes_on_with_seeds_and_scale() -> None:
     options: dict[str, Any] = {"method": "fedmrn", "alpha": 0.1, "bits": 4.0}
     whole, whole_grid = run(Compressed(inner(), **options), masked_adamw, rounds=4)

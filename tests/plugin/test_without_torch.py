@@ -7,6 +7,8 @@ import subprocess
 import sys
 import tomllib
 
+import pytest
+
 from tests.paths import ROOT
 
 # Blocks PyTorch, and runs two rounds of an app of NumPy arrays with a few methods.
@@ -64,6 +66,7 @@ except ImportError:
 """
 
 
+@pytest.mark.slow
 def test_codecs_and_strategies_work_without_pytorch(tmp_path: object) -> None:
     words = [sys.executable, "-c", APP]
     environment = {"FEDMRN_STATE": str(tmp_path), "PYTHONPATH": str(ROOT), "PATH": ""}

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from fedmrn_app.report.archive import keep_runs
 from fedmrn_app.report.comparison import against
 from fedmrn_app.report.groups import Groups
@@ -27,6 +29,7 @@ def below(groups: Groups, *, last: int = 1) -> list[str]:
     return [line for line in notes(means(groups, last), groups) if line]
 
 
+@pytest.mark.slow
 def test_bits_say_how_the_dense_part_was_sent(tmp_path: Path) -> None:
     part = "In replies the dense part (biases, batch norm)"
     six = f"{part} has 6 bits per value"

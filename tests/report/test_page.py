@@ -102,6 +102,7 @@ def test_runs_that_nobody_can_make_again_are_not_kept(made: object, runs: list[P
     assert not (tmp_path / "kept").exists()
 
 
+@pytest.mark.slow
 def test_page_needs_no_other_file_and_is_the_same_each_time(runs: list[Path], tmp_path: Path) -> None:
     groups = read_groups(runs)
     page = write_page(groups, tmp_path / "page").read_text()
@@ -128,6 +129,7 @@ def test_long_runs_are_drawn_without_their_first_tenth(tmp_path: Path, rounds: i
     assert ("0.2" in ticks) is shown, ticks
 
 
+@pytest.mark.slow
 def test_names_are_escaped_in_the_page(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", "<script>alert(1)</script>", 0, (0.5,))
     assert "<script" not in write_page(read_groups([run]), tmp_path / "page").read_text()

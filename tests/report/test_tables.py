@@ -102,6 +102,7 @@ def test_choose_separates_rows_by_other_settings(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_across_has_a_row_for_each_method_and_data_in_the_papers_order(tmp_path: Path) -> None:
     runs = [
         make_run(tmp_path / "0", "fedavg", 0, (0.5, 0.75), SHARDS),

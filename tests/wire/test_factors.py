@@ -21,6 +21,7 @@ def plain_product(left: Float32Array, right: Float32Array) -> Float32Array:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "m", "rank"), [(1, 1, 1), (7, 5, 3), (300, 1000, 6), (3, 40_000, 2)])
 def test_products_are_added_one_after_the_other(n: int, m: int, rank: int) -> None:
     left, right = normal(rank, n), normal(rank, m)
