@@ -1,6 +1,9 @@
 """What a run says before its first round about the size of its replies."""
 
+from dataclasses import replace
+
 import pytest
+from torch import nn
 
 from fedmrn_app.config.build import build_worker
 from fedmrn_app.config.compose import load_config
@@ -46,5 +49,20 @@ def test_a_line_says_what_a_budget_costs(words: tuple[str, ...], said: list[str]
 )
 def test_a_line_says_that_masks_of_few_labels_need_more_rounds(words: tuple[str, ...], said: bool) -> None:
     config = load_config(words)
-    lines = early_lines(config, build_worker(config).model()[1])
+    worker = build_worker(config)
+    lines = early_lines(config, worker.model()[1], worker.model()[0].module)
     assert [line.partition(":")[0] for line in lines] == [f"rounds={config.rounds}"] * said
+
+
+def attending(channels: int, size: tuple[int, int], classes: int) -> nn.Module:
+    """An encoder layer over the rows of an image."""
+    layer = nn.TransformerEncoderLayer(channels * size[1], 2, 16, batch_first=True)
+    return nn.Sequential(nn.Flatten(1, 2), layer, nn.Flatten(), nn.Linear(channels * size[0] * size[1], classes))
+
+
+def test_a_line_says_that_masks_of_attention_need_more_rounds() -> None:
+    config = load_config(("model=own", f"model._target_={__name__}.attending", "rounds=20"))
+    flat, protocol = build_worker(config).model()
+    (line,) = early_lines(config, protocol, flat.module)
+    assert "models with attention" in line
+    assert not early_lines(replace(config, rounds=21), protocol, flat.module)
