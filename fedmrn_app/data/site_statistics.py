@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedmrn_app.data.labels import Labels
 from fedmrn_app.data.load import SHAPE_KEYS, open_rows
@@ -80,6 +80,21 @@ class SiteStatistics(_Strict):
     label_kind: LabelKind
     labels: tuple[str, ...] = ()
     target: Moments | None = None
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> SiteStatistics:
+        wanted = {"image": SHAPE_KEYS["image"], "table": (), "ids": (*SHAPE_KEYS["ids"], "vocabulary")}[self.form]
+        if set(self.shape) != set(wanted) or any(size < 1 for size in self.shape.values()):
+            raise ValueError(f"the shape of rows of the form {self.form} must have {', '.join(wanted) or 'no sizes'}")
+        if len(self.channels) != self.shape.get("channels", 0):
+            raise ValueError("there must be moments of each channel of images, and of no other rows")
+        if bool(self.columns) != (self.form == "table"):
+            raise ValueError("a table must have columns, and no other rows")
+        if (self.target is None) == (self.label_kind == "quantity") or bool(self.labels) == bool(self.target):
+            raise ValueError("labels must be classes or a quantity")
+        if self.label_kind == "numbers" and not all(label.isdecimal() for label in self.labels):
+            raise ValueError("labels that are numbers must be whole numbers from 0 on")
+        return self
 
 
 def site_statistics(query: RowQuery) -> SiteStatistics:

@@ -151,6 +151,21 @@ def test_other_forms_and_shapes_are_refused(tmp_path: Path) -> None:
         ("what", "Invalid JSON"),
         ('{"rows": 3, "form": "image", "label_kind": "names", "more": 1}', "more: Extra inputs are not permitted"),
         ('{"rows": 0, "form": "image", "label_kind": "names"}', "rows: Input should be greater than or equal to 1"),
+        ('{"rows": 3, "form": "ids", "label_kind": "names", "labels": ["a"]}', "must have window, vocabulary"),
+        ('{"rows": 3, "form": "table", "label_kind": "names", "labels": ["a"]}', "a table must have columns"),
+        (
+            '{"rows": 3, "form": "image", "label_kind": "names", "shape": {"channels": 1, "height": 2, "width": 2}}',
+            "there must be moments of each channel",
+        ),
+        (
+            '{"rows": 3, "form": "ids", "label_kind": "names", "shape": {"window": 1, "vocabulary": 2}}',
+            "labels must be classes or a quantity",
+        ),
+        (
+            '{"rows": 3, "form": "ids", "label_kind": "numbers", "shape": {"window": 1, "vocabulary": 2}, '
+            '"labels": ["x"]}',
+            "must be whole numbers from 0 on",
+        ),
         ('{"version": 2, "rows": 1, "form": "ids", "label_kind": "names"}', "version: Input should be 1"),
     ],
 )
