@@ -230,7 +230,7 @@ def early_lines(config: Config, protocol: RunProtocol, module: nn.Module) -> lis
     if any("attention" in type(part).__name__.lower() for part in module.modules()):
         lines.append(
             f"rounds={config.rounds}: masks may learn more slowly at first in models with attention; a transformer of "
-            "17,600 weights was up to 3 points behind strategy=fedavg on Fashion-MNIST, and ahead of it on the digits"
+            "17,600 weights was 3 points behind strategy=fedavg on Fashion-MNIST, and ahead of it on the digits"
         )
     return lines
 
