@@ -219,14 +219,20 @@ def test_a_device_without_rows_to_evaluate_on_says_so(tmp_path: Path) -> None:
     assert "evaluation.holdout=0.2" in str(reply.content.config_records["hosted"]["refusal"])
 
 
-def test_clients_with_places_of_their_own_train_and_evaluate_without_any_row_on_the_server(tmp_path: Path) -> None:
+def write_sites(folder: Path, *, center: float = 0.0, scale: float = 1.0) -> list[str]:
+    """Write the rows of three sites, which two classes share, and return their files."""
     random = np.random.default_rng(0)
     centers = random.standard_normal((2, 3)) * 2
     places = []
     for site in range(3):
         y = np.arange(60) % 2
-        np.savez(tmp_path / f"{site}.npz", x=centers[y] + random.standard_normal((60, 3)), y=y)
-        places.append(str(tmp_path / f"{site}.npz"))
+        np.savez(folder / f"{site}.npz", x=center + scale * (centers[y] + random.standard_normal((60, 3))), y=y)
+        places.append(str(folder / f"{site}.npz"))
+    return places
+
+
+def test_clients_with_places_of_their_own_train_and_evaluate_without_any_row_on_the_server(tmp_path: Path) -> None:
+    places = write_sites(tmp_path)
     summary, rows, lines = run(
         tmp_path / "run", "dataset=own", "dataset.form=table", "dataset.features=3", "dataset.classes=2",
         "clients=3", f"simulation.data=[{','.join(places)}]", "evaluation.on=clients", "model=mlp",
@@ -245,15 +251,10 @@ def test_clients_with_places_of_their_own_train_and_evaluate_without_any_row_on_
 
 
 def test_statistics_that_sites_share_stand_for_rows_of_the_server(tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    centers = random.standard_normal((2, 3)) * 2
-    places = []
-    for site in range(3):
-        y = np.arange(60) % 2
-        x = 5e4 + 300 * (centers[y] + random.standard_normal((60, 3)))  # numbers that no model learns as they are
-        np.savez(tmp_path / f"{site}.npz", x=x, y=y)
-        places.append(str(tmp_path / f"{site}.npz"))
-        show_data([places[-1], "--statistics", str(tmp_path / "sites" / f"{site}.json")], Console(quiet=True))
+    places = write_sites(tmp_path, center=5e4, scale=300)  # numbers that no model learns as they are
+    for place in places:
+        file = tmp_path / "sites" / f"{Path(place).stem}.json"
+        show_data([place, "--statistics", str(file)], Console(quiet=True))
     words = (
         f"simulation.data=[{','.join(places)}]", "evaluation.on=clients", "model=mlp", "model.hidden=[8]",
         "local.steps=20", "strategy=fedavg", "clients=3",
