@@ -207,7 +207,8 @@ class LabelledRows(Task):
         """Return the task with what sites tell of their rows."""
         sites = read_sites((self.statistics,) if isinstance(self.statistics, str) else self.statistics or ())
         found = {**pool_inputs(sites), **self._of_sites(sites)}
-        task = replace(self, statistics=None, **{key: value for key, value in found.items() if not getattr(self, key)})
+        new = {key: value for key, value in found.items() if getattr(self, key) is None}
+        task = replace(self, statistics=None, **new)
         if report is not None:
             rows, what = sum(site.rows for site in sites.values()), FORM_WORDS[found["form"]]
             plural = "s" * (len(sites) > 1)

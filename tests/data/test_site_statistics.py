@@ -88,6 +88,8 @@ def test_quantities_of_sites_are_standardized_together(tmp_path: Path) -> None:
     together = np.concatenate(labels)
     assert pooled.target_mean == pytest.approx(together.mean(), rel=1e-5)
     assert pooled.target_std == pytest.approx(together.std(), rel=1e-5)
+    chosen = {"name": "own", "statistics": str(tmp_path / "sites"), "target_mean": 0.0}
+    assert build(Regression, chosen, "dataset").measured().target_mean == 0.0
     with pytest.raises(DataError, match="its labels are a quantity, which task=regression learns"):
         own(None, statistics=str(tmp_path / "sites")).measured()
 
