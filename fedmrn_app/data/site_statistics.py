@@ -21,7 +21,6 @@ from fedmrn_app.data.place import Place
 from fedmrn_app.data.rows import ColumnKind, Form, OpenRows, RowQuery
 from fedmrn_app.data.statistics import moments
 from fedmrn_app.data.texts import VOCABULARY
-from fedmrn_app.errors import DataError
 
 KEY = "dataset.statistics"
 LabelKind = Literal["numbers", "names", "declared names", "quantity"]
@@ -61,7 +60,7 @@ class SiteStatistics(_Strict):
         version: of the file's format.
         rows: number of rows.
         form: what the rows are.
-        shape: of an image channels, height and width; of ids window, and vocabulary where they are numbers.
+        shape: of images channels, height and width; of ids window and vocabulary; empty for a table.
         channels: moments of each channel of pixels in [0, 1].
         columns: of a table.
         text_column: the column of text whose tokens are the ids.
@@ -175,13 +174,13 @@ def read_sites(places: Sequence[str]) -> dict[str, SiteStatistics]:
 
 def _read(file: Path) -> SiteStatistics:
     place = Place(KEY, str(file))
+    with place.reading(errors=OSError):
+        content = file.read_bytes()
     try:
-        return SiteStatistics.model_validate_json(file.read_bytes())
-    except OSError as error:
-        raise place.error("unreadable", f"cannot be read: {error.strerror}") from error
+        return SiteStatistics.model_validate_json(content)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         problem = f"{where}: {first['msg']}" if where else str(first["msg"])
         way = "write it with fedmrn data PLACE --statistics FILE"
-        raise DataError(f"{place}: {problem}; {way}", code="format", key=KEY, value=str(file)) from error
+        raise place.error("format", f"{problem}; {way}") from error
