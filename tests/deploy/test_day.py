@@ -9,8 +9,10 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from fedmrn_app.deploy.folder import load
@@ -21,6 +23,7 @@ pytestmark = [pytest.mark.flower, pytest.mark.long]
 
 ROWS = ("dataset=own", "dataset.form=table", "dataset.features=6", "dataset.classes=2", "model=mlp", "model.hidden=[8]")
 RUN = (*ROWS, "clients=4", "clients_per_round=4", "local.epochs=1", "evaluation.on=clients", "node_timeout=8")
+TEN_ROUNDS = ("rounds=10", "local.epochs=5")
 
 
 class Day:
@@ -224,17 +227,38 @@ def test_a_day_in_the_life_of_a_federation(day: Day) -> None:
     day.say("status", fed)
 
 
-def test_three_devices_with_own_rows_and_a_server_without_any(day: Day) -> None:
-    fed, folder = str(day.fed), ("--folder", str(day.fed))
+def connect_three(day: Day, configs: list[str]) -> None:
+    """Bring up a federation of three devices with these configurations."""
+    fed = str(day.fed)
     day.say("init", "--host", "127.0.0.1", "--devices", "3", "--port", str(free_port()),
             "--control-port", str(free_port()), fed)  # fmt: skip
-    for number in range(3):
-        day.say("device", str(number), fed, "--config", f'{config(day, number)} allow-targets="torch.nn"')
+    for number, text in enumerate(configs):
+        day.say("device", str(number), fed, "--config", text)
     day.serve()
-    day.say("register", "--all", *folder)
+    day.say("register", "--all", "--folder", fed)
     day.connect("device-0", "device-1", "device-2")
+
+
+def summary_of(day: Day, name: str) -> dict[str, Any]:
+    """Return the summary of a run, after it was shown."""
+    summary: dict[str, Any] = json.loads((day.folder / name / "summary.json").read_text())
+    keys = ("weights_sha256", "best_accuracy", "best_round", "final_accuracy", "devices")
+    print(name, {key: summary.get(key) for key in keys})
+    return summary
+
+
+def scores_of(day: Day, name: str) -> list[tuple[float, float]]:
+    """Return accuracy and loss over the clients' rows in each round."""
+    with (day.folder / name / "rounds.csv").open(newline="") as file:
+        scores = [(float(row["clients_accuracy"]), float(row["clients_loss"])) for row in csv.DictReader(file)]
+    print(name, [accuracy for accuracy, _ in scores])
+    return scores
+
+
+def test_three_devices_with_own_rows_and_a_server_without_any(day: Day) -> None:
+    connect_three(day, [f'{config(day, number)} allow-targets="torch.nn"' for number in range(3)])
     linear = ("model=own", "model._target_=torch.nn.Linear", "+model.in_features=6", "+model.out_features=2")
-    three = (*ROWS[:4], *linear, "+model.bias=false", "clients=3", "clients_per_round=3", "rounds=10", "local.epochs=5")
+    three = (*ROWS[:4], *linear, "+model.bias=false", "clients=3", "clients_per_round=3", *TEN_ROUNDS)
     sums = ("strategy.shared_noise=true", "uplink.bits=null", "uplink.coder=packed", "uplink.max_norm=null")
     found = {}
     for name, words in (
@@ -244,18 +268,37 @@ def test_three_devices_with_own_rows_and_a_server_without_any(day: Day) -> None:
         place = ("evaluation.on=clients", f"hydra.run.dir={day.folder / name}")
         run = day.begin(name, *FEDMRN, "--on", "fedmrn", *three, *words, *place, home=True)
         assert run.wait(1800) == 0, day.log(name)
-        summary = json.loads((day.folder / name / "summary.json").read_text())
-        with (day.folder / name / "rounds.csv").open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        keys = ("weights_sha256", "best_accuracy", "best_round", "final_accuracy", "devices")
-        print(name, {key: summary.get(key) for key in keys})
-        print([row["clients_accuracy"] for row in rows])
         assert (day.folder / name / "best.safetensors").is_file()
-        assert len(rows) == 10
-        found[name] = summary["weights_sha256"], [(row["clients_accuracy"], row["clients_loss"]) for row in rows]
+        found[name] = summary_of(day, name)["weights_sha256"], scores_of(day, name)
+        assert len(found[name][1]) == 10
     assert found["secure"] == found["plain"]  # masks and tallies add exactly; a model with biases would be rounded
-    devices = json.loads((day.folder / "plain" / "summary.json").read_text())["devices"]
-    assert sorted(devices) == ["device-0", "device-1", "device-2"]
-    assert not json.loads((day.folder / "secure" / "summary.json").read_text())["devices"]
+    assert sorted(summary_of(day, "plain")["devices"]) == ["device-0", "device-1", "device-2"]
+    assert not summary_of(day, "secure")["devices"]
     with (day.folder / "plain" / "evaluation.csv").open(newline="") as file:
         assert len(list(csv.DictReader(file))) == 30
+
+
+def write_site(day: Day, number: int, cities: list[str]) -> str:
+    """Write a table of a site and its statistics, and return the path of the table."""
+    random, file = np.random.default_rng(number), day.folder / f"site{number}.csv"
+    ages, city = random.integers(20, 90, 200), random.choice(cities, 200)
+    label = np.where(ages + 30 * (city == "Rome") > 60, "ill", "well")
+    pd.DataFrame({"age": ages, "city": city, "label": label}).to_csv(file, index=False)
+    (day.folder / "sites").mkdir(exist_ok=True)
+    print(finish((*FEDMRN, "data", file.name, "--statistics", f"sites/{number}.json"), day.folder).stdout)
+    return str(file)
+
+
+def test_devices_with_tables_train_as_their_simulation_by_the_statistics_of_sites(day: Day) -> None:
+    cities = (["Bern", "Oslo"], ["Oslo", "Rome"], ["Rome", "Bern"])
+    files = [write_site(day, number, names) for number, names in enumerate(cities)]
+    connect_three(day, [f'data-path="{file}"' for file in files])
+    words = ("dataset=own", "dataset.statistics=sites", "model=mlp", "model.hidden=[16]", "clients=3",
+             "clients_per_round=3", "client_weights=equal", "evaluation.on=clients", *TEN_ROUNDS)  # fmt: skip
+    found = {}
+    for name, where in (("simulated", (f"simulation.data=[{','.join(files)}]",)), ("devices", ("--on", "fedmrn"))):
+        run = day.begin(name, *FEDMRN, *where, *words, f"hydra.run.dir={day.folder / name}", home=True)
+        assert run.wait(1800) == 0, day.log(name)
+        found[name] = summary_of(day, name)["weights_sha256"], scores_of(day, name)
+    assert found["devices"] == found["simulated"]
+    assert found["devices"][1][-1][0] > 0.85
