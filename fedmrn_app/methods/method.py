@@ -317,7 +317,7 @@ class MethodConfig(ABC):
 
     name: ClassVar[str]
     code: ClassVar[int]  # from 1 to 255, see `Method`
-    layouts: ClassVar[Sequence[Mapping[str, int]]] = ({},)  # options for which bodies have a layout of their own
+    layouts: ClassVar[Sequence[Mapping[str, int | str]]] = ({},)  # options for which bodies have a layout of their own
 
     @abstractmethod
     def build(self, run: RunOptions) -> Method:

@@ -1,11 +1,13 @@
-"""The Lloyd-Max quantizers of the standard normal distribution, which have the least mean squared error.
+"""Scalar quantizers of the standard normal distribution, symmetric about zero, whose centroids are the means of cells.
 
-Max 1960, "Quantizing for Minimum Distortion", equations 4 and 5: each centroid is the conditional mean of its cell, and
-each boundary is the midpoint of two centroids. All of them are symmetric about zero.
+`lloyd_max` has the least mean squared error of a number of levels. Max 1960, "Quantizing for Minimum Distortion",
+equations 4 and 5: each boundary is the midpoint of two centroids. `uniform` has cells of equal width, as the published
+code of EDEN has for entropy coding: at the same error the coded levels take 4 to 6 % fewer bits.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache
 
@@ -14,9 +16,9 @@ from numpy.typing import NDArray
 
 from fedmrn_app.layout import Float32Array
 
-_BLOCK = 1 << 15  # elements that are compared at a time, so that temporaries stay in cache
+_BLOCK = 1 << 15  # elements that are quantized at a time, so that temporaries stay in cache
 
-# the positive half, by the number of bits
+# the positive half, by the number of bits; cells in steps of 2^-24
 _CENTROIDS = {
     1: (0.7978845608028654,),
     2: (0.452780034636492, 1.5104176084990955),
@@ -31,21 +33,51 @@ _CELLS = {
     4: (1709298, 1634491, 1488287, 1277822, 1014727, 716615, 410138, 137230),
 }
 
+# the levels above zero; steps are on a grid of 2^-12, so that products with levels are exact
+_STEPS = {2: 1.08251953125, 3: 0.5224609375, 4: 0.259033203125}
+_UNIFORM_CENTROIDS = {
+    2: (0.9829747420842062, 1.9771681709888198, 2.9885101808489076, 4.017042325288798, 5.062140095657575),
+    3: (0.5106985920781204, 1.021482708928011, 1.5324349359149896, 2.043632199708923, 2.5551434611349135,
+        3.067027961382191, 3.5793340986178466, 4.092098945440288, 4.605348358554453, 5.1510875536875025),
+    4: (0.257588159507566, 0.5151769666016227, 0.772767067486836, 1.0303591056107193, 1.2879537203012486,
+        1.5455515454237598, 1.8031532080633113, 2.0607593272384914, 2.3183705126523977, 2.575987363486222,
+        2.833610467240538, 3.091240398629018, 3.348877718528908, 3.6065229729921553, 3.864176692320637,
+        4.121839390208464, 4.379511562953865, 4.637193688742657, 4.8948862270048314, 5.235993136281751),
+}  # fmt: skip
+_UNIFORM_CELLS = {
+    2: (4059295, 818889, 55804, 1260, 9),
+    3: (3025717, 2027698, 1040550, 408846, 122979, 28314, 4989, 672, 69, 6),
+    4: (1672182, 1512923, 1280478, 1013793, 750841, 520197, 337139, 204395, 115918, 61497,
+        30519, 14168, 6153, 2499, 950, 338, 112, 35, 10, 4),
+}  # fmt: skip
+
 
 @dataclass(frozen=True, eq=False)
-class LloydMax:
-    """A quantizer with the levels 0 to 2^bits - 1, in ascending order.
+class Quantizer(ABC):
+    """A quantizer with levels in ascending order.
 
     Attributes:
-        bits: from 1 to 4.
-        centroids: the value of each level, float64 (2^bits,).
-        cells: the probability of each level in steps of 2^-24, int64 (2^bits,); they are integers, so that writer and
+        centroids: the value of each level, float64 (levels,).
+        cells: the probability of each level in steps of 2^-24, int64 (levels,); they are integers, so that writer and
             reader of a coded body have the same.
     """
 
-    bits: int
     centroids: NDArray[np.float64]
     cells: NDArray[np.int64]
+
+    @abstractmethod
+    def quantize(self, x: Float32Array) -> NDArray[np.uint8]:
+        """Return the level of each element of float32 (n,), uint8 (n,)."""
+
+    def values(self, levels: NDArray[np.uint8]) -> Float32Array:
+        """Return the centroid of each level of uint8 (n,), float32 (n,)."""
+        values: Float32Array = np.take(self.centroids.astype(np.float32), levels)
+        return values
+
+
+@dataclass(frozen=True, eq=False)
+class LloydMax(Quantizer):
+    """A quantizer with 2^bits levels, whose boundaries are the midpoints of centroids."""
 
     @property
     def boundaries(self) -> NDArray[np.float64]:
@@ -53,7 +85,7 @@ class LloydMax:
         return (self.centroids[1:] + self.centroids[:-1]) / 2
 
     def quantize(self, x: Float32Array) -> NDArray[np.uint8]:
-        """Return the level of each element of float32 (n,), uint8 (n,): the number of boundaries that it reaches."""
+        """Return the number of boundaries that each element reaches."""
         levels = np.zeros(x.size, np.uint8)
         boundaries = self.boundaries.astype(np.float32)
         for start in range(0, x.size, _BLOCK):
@@ -62,14 +94,38 @@ class LloydMax:
                 out += (part >= boundary).view(np.uint8)
         return levels
 
-    def values(self, levels: NDArray[np.uint8]) -> Float32Array:
-        """Return the centroid of each level of uint8 (n,), float32 (n,)."""
-        values: Float32Array = np.take(self.centroids.astype(np.float32), levels)
-        return values
+
+@dataclass(frozen=True, eq=False)
+class Uniform(Quantizer):
+    """A quantizer with cells of equal width around multiples of it; the outermost ones hold all that lies beyond.
+
+    Attributes:
+        step: width of a cell, of standard deviations.
+    """
+
+    step: float
+
+    def quantize(self, x: Float32Array) -> NDArray[np.uint8]:
+        """Return the nearest multiple of the step; halves go to the even one."""
+        levels, largest = np.empty(x.size, np.uint8), len(self.cells) // 2
+        for start in range(0, x.size, _BLOCK):
+            place = np.rint(x[start : start + _BLOCK] / np.float32(self.step))
+            levels[start : start + _BLOCK] = np.clip(place, -largest, largest) + np.float32(largest)
+        return levels
 
 
 @cache
 def lloyd_max(bits: int) -> LloydMax:
     """Return the quantizer with 2^bits levels, for 1 to 4 bits."""
     half, cells = np.array(_CENTROIDS[bits]), np.array(_CELLS[bits], np.int64)
-    return LloydMax(bits, np.concatenate([-half[::-1], half]), np.concatenate([cells[::-1], cells]))
+    return LloydMax(np.concatenate([-half[::-1], half]), np.concatenate([cells[::-1], cells]))
+
+
+@cache
+def uniform(bits: int) -> Uniform:
+    """Return the quantizer whose levels have an entropy of 2 to 4 bits: 11, 21 or 41 levels."""
+    half, cells = np.array(_UNIFORM_CENTROIDS[bits]), np.array(_UNIFORM_CELLS[bits], np.int64)
+    middle = (1 << 24) - 2 * cells.sum()
+    return Uniform(
+        np.concatenate([-half[::-1], [0.0], half]), np.concatenate([cells[::-1], [middle], cells]), _STEPS[bits]
+    )

@@ -1,6 +1,6 @@
 """The levels of EDEN as bytes.
 
-plain form         b bits per level, the lowest bit first
+plain form         b bits per level, as many as number the levels, the lowest bit first
 coded form         symbols of one lane, with the probabilities of the quantizer's cells, which both sides know
 coded form, lanes  the same in several lanes; written if the plain form has 64 KiB or more
 """
@@ -20,11 +20,11 @@ def encode_eden_levels(levels: NDArray[np.uint8], cells: NDArray[np.int64], code
     """Write levels of shape (d,) in the shorter form, or in the plain form for `packed`.
 
     Args:
-        levels: from 0 to 2^b - 1.
-        cells: the likelihoods of the 2^b levels in any unit, integers below 2^53.
+        levels: numbers of levels, from 0 on.
+        cells: the likelihoods of the 2 to 256 levels in any unit, integers below 2^53.
         coder: which form.
     """
-    bits = np.empty((levels.size, _bits_of(cells)), np.bool_)
+    bits = np.empty((levels.size, _bits_of(cells.size)), np.bool_)
     for place in range(bits.shape[1]):
         bits[:, place] = (levels >> place) & 1
     plain = Body(pack_bits(bits.reshape(-1)))
@@ -42,9 +42,9 @@ def decode_eden_levels(body: Body, count: int, cells: NDArray[np.int64]) -> NDAr
     Raises:
         PayloadError: the body is not what `encode_eden_levels` returns for `count` levels.
     """
-    width = _bits_of(cells)
+    width = _bits_of(cells.size)
     if body.form in (CODED, LANED):
-        if len(body) >= max_eden_bytes(count, width):
+        if len(body) >= max_eden_bytes(count, cells.size):
             raise PayloadError(
                 f"body codes {count} levels of {width} bits in {len(body)} bytes", code="length", value=len(body)
             )
@@ -57,13 +57,15 @@ def decode_eden_levels(body: Body, count: int, cells: NDArray[np.int64]) -> NDAr
     levels = bits[:, 0].copy()
     for place in range(1, width):
         levels |= bits[:, place] << place
+    if count and (largest := int(levels.max())) >= cells.size:
+        raise PayloadError(f"body has level {largest} of {cells.size}", code="range", value=largest)
     return levels
 
 
-def max_eden_bytes(count: int, bits: int) -> int:
-    """Return the largest number of bytes that `count` levels of `bits` bits take."""
-    return packed_size(count * bits)
+def max_eden_bytes(count: int, levels: int) -> int:
+    """Return the largest number of bytes that `count` symbols of so many levels take."""
+    return packed_size(count * _bits_of(levels))
 
 
-def _bits_of(cells: NDArray[np.int64]) -> int:
-    return cells.size.bit_length() - 1
+def _bits_of(levels: int) -> int:
+    return (levels - 1).bit_length()

@@ -17,7 +17,7 @@ from fedmrn_app.methods.eden import quantize_stretch
 from fedmrn_app.methods.fedsparsify import FedSparsify, PrunedTraining
 from fedmrn_app.methods.hadamard import rotate, rotate_back
 from fedmrn_app.methods.method import RunOptions
-from fedmrn_app.methods.quantizers import lloyd_max
+from fedmrn_app.methods.quantizers import lloyd_max, uniform
 from fedmrn_app.methods.topk import keep_largest, kept_count
 from fedmrn_app.noise import Noise
 from fedmrn_app.wire.body import CODED, PLAIN, Body
@@ -43,9 +43,9 @@ def estimates(name: str, x: Float32Array, seeds: int, **options: Any) -> NDArray
     return np.array([estimate(codec, x, seed) for seed in range(seeds)])
 
 
-def eden_error(bits: int) -> float:
+def eden_error(bits: int = 1, levels: str = "lloyd_max") -> float:
     """E(z - Q / (1 - D))^2 = 1 / (1 - D) - 1 of a normal variable z, with E(z Q) = E(Q^2) = 1 - D for its centroids."""
-    quantizer = lloyd_max(bits)
+    quantizer = {"lloyd_max": lloyd_max, "uniform": uniform}[levels](bits)
     power = (quantizer.cells * np.square(quantizer.centroids)).sum() / quantizer.cells.sum()
     return float(1 / power - 1)
 
@@ -68,6 +68,9 @@ def test_stochastic_signs_and_trits_are_unbiased() -> None:
         ("eden", {"bits": 2}, 0.1331, 0.0026),
         ("eden", {"bits": 3}, 0.03578, 0.0007),
         ("eden", {"bits": 4}, 0.00959, 0.0002),
+        ("eden", {"bits": 2, "levels": "uniform"}, 0.09763, 0.002),
+        ("eden", {"bits": 3, "levels": "uniform"}, 0.02275, 0.0005),
+        ("eden", {"bits": 4, "levels": "uniform"}, 0.00559, 0.0001),
     ],
     ids=str,
 )
@@ -82,7 +85,7 @@ def test_rotated_methods_have_the_published_errors(
         return
     x = GAUSSIAN[:20_000]
     assert squared_error(estimates(name, x, 200, **options).mean(0), x) * 200 == pytest.approx(error, rel=0.05)
-    assert name != "eden" or eden_error(options.get("bits", 1)) == pytest.approx(error, rel=1e-3)
+    assert name != "eden" or eden_error(**options) == pytest.approx(error, rel=1e-3)
 
 
 def test_signs_are_scaled_by_tensor() -> None:
@@ -177,6 +180,21 @@ def test_eden_is_unbiased_in_every_direction(bits: int, size: int) -> None:
     along = off @ np.stack([x * (place < size // 3), x * (place >= size // 3), place == size // 2, *random]).T
     assert (np.abs(along.mean(0)) < 4 * along.std(0) / np.sqrt(seeds)).all()
     assert np.square(off).sum() / seeds == pytest.approx(eden_error(bits) * np.square(x).sum(), rel=0.05)
+
+
+@pytest.mark.parametrize(("bits", "gain"), [(2, 0.0586), (3, 0.0505), (4, 0.0402)])
+def test_uniform_levels_are_shorter_at_the_same_error(bits: int, gain: float) -> None:
+    """Bits at the error of Lloyd-Max levels, on the line through both kinds: 6 dB are a bit."""
+    plain, finer = (make_method("eden", bits=bits, levels=levels).codec for levels in ("lloyd_max", "uniform"))
+    sizes = [bits_a_weight(codec, "random") for codec in (plain, finer)]
+    more = math.log2(1 + 1 / eden_error(bits, "uniform")) - math.log2(1 + 1 / eden_error(bits))
+    assert 1 - (sizes[1] - more / 2) / sizes[0] == pytest.approx(gain, abs=0.004)
+
+
+def test_uniform_levels_of_one_bit_are_refused_with_a_way_out() -> None:
+    with pytest.raises(ConfigError, match=r"set strategy\.bits to 2, 3 or 4") as refused:
+        make_method("eden", levels="uniform")
+    assert refused.value.key == "strategy.levels"
 
 
 @pytest.mark.parametrize("bits", BITS)

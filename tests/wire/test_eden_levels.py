@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedmrn_app.methods.quantizers import lloyd_max
+from fedmrn_app.methods.quantizers import lloyd_max, uniform
 from fedmrn_app.wire.body import CODED, LANED, PLAIN, Body
 from fedmrn_app.wire.eden_levels import decode_eden_levels, encode_eden_levels, max_eden_bytes
 from fedmrn_app.wire.entropy import categorical
@@ -24,7 +24,7 @@ def test_plain_levels_have_their_lowest_bit_first(bits: int) -> None:
     whole = sum(int(level) << (bits * place) for place, level in enumerate(levels))
     body = encode_eden_levels(levels, lloyd_max(bits).cells, "packed")
     assert body.form == PLAIN
-    assert bytes(body.data) == whole.to_bytes(max_eden_bytes(77, bits), "little")
+    assert bytes(body.data) == whole.to_bytes(max_eden_bytes(77, 1 << bits), "little")
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])
@@ -33,7 +33,7 @@ def test_both_forms_round_trip(bits: int, count: int) -> None:
     cells = lloyd_max(bits).cells
     for levels in (normal_levels(bits, count), np.full(count, (1 << bits) - 1, np.uint8), np.zeros(count, np.uint8)):
         packed, auto = encode_eden_levels(levels, cells, "packed"), encode_eden_levels(levels, cells, "auto")
-        assert len(auto) <= len(packed) == max_eden_bytes(count, bits)
+        assert len(auto) <= len(packed) == max_eden_bytes(count, 1 << bits)
         for body in (packed, auto):
             read = decode_eden_levels(body, count, cells)
             assert read.dtype == np.uint8
@@ -79,3 +79,22 @@ def test_malformed_bodies_are_refused() -> None:
     ]
     for body, code in wrong:
         assert refusal(decode_eden_levels, body, COUNT, cells) == code
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_uniform_levels_round_trip_in_both_forms_and_take_their_entropy(bits: int) -> None:
+    quantizer = uniform(bits)
+    levels = quantizer.quantize(GAUSSIAN)
+    packed, auto = (encode_eden_levels(levels, quantizer.cells, coder) for coder in ("packed", "auto"))
+    for body in (packed, auto):
+        assert np.array_equal(decode_eden_levels(body, levels.size, quantizer.cells), levels)
+    assert len(packed) == max_eden_bytes(levels.size, len(quantizer.cells))
+    assert 8 * len(auto) / levels.size == pytest.approx(bits, rel=0.002)
+    assert codes_every_symbol(categorical(quantizer.cells.astype(np.float64)), len(quantizer.cells))
+
+
+def test_numbers_beyond_the_last_level_are_refused() -> None:
+    cells = uniform(2).cells  # 11 levels, whose numbers have four bits
+    body = encode_eden_levels(np.full(8, 10, np.uint8), cells, "packed")
+    assert refusal(decode_eden_levels, Body(b"\xaa" * 3 + b"\xba"), 8, cells) == "range"
+    assert decode_eden_levels(body, 8, cells).tolist() == [10] * 8
