@@ -95,7 +95,7 @@ def look_at(table: Table, name: str, place: Place) -> Found:
         return Found("no value")
     if kind not in ("whole number", "number", "text"):
         return Found(kind)
-    if kind == "number" and not _whole(column):
+    if kind == "number" and not whole(column):
         return Found("number")
     with place.reading():
         different = compute.count_distinct(column, mode="only_valid").as_py()
@@ -137,7 +137,7 @@ def _text(count: int, different: int, named: bool, unique: bool) -> Found:
     return Found("category" if few else "text", note)
 
 
-def _whole(column: Any) -> bool:
+def whole(column: Any) -> bool:
     """Return whether numbers are whole, as pandas stores them in a column that once had gaps."""
     from pyarrow import types
 

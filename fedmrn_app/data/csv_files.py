@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -48,10 +49,13 @@ def read_csv_files(files: Sequence[Path], place: Place, values: Sequence[str] | 
 
 
 def _read(file: Path, place: Place) -> Any:
-    from pyarrow import ArrowException
+    from pyarrow import ArrowException, types
     from pyarrow import csv as arrow
 
     with place.reading():
+        with file.open("rb") as content:
+            if content.read(2) in (BOM_UTF16_LE, BOM_UTF16_BE):
+                raise place.error("encoding", f"{file.name} is in UTF-16; {_way_to_recode('utf-16')}")
         with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
             first = lines.readline()
         size = file.stat().st_size
@@ -62,17 +66,29 @@ def _read(file: Path, place: Place) -> Any:
     if values := [name.strip() for name in names if _is_number(name)]:
         problem = f"the first line of {file.name} holds values, such as {values[0]}, and not the names of the columns"
         raise place.error("names", f"{problem}; add a line of names")
+    if strange := [name for name in names if "\ufffd" in name]:
+        raise place.error("encoding", f"the name {strange[0]} in {file.name} is not UTF-8; {_way_to_recode('latin-1')}")
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise place.error("names", f"{file.name} has two columns called {twice!r}; rename one")
     try:
-        return arrow.read_csv(
+        table = arrow.read_csv(
             file,
             read_options=arrow.ReadOptions(block_size=min(size + 1, _LARGEST_BLOCK)),
             parse_options=arrow.ParseOptions(delimiter=separator, newlines_in_values=True),
         ).rename_columns([name.strip() for name in names])
     except (ArrowException, ValueError) as error:
         raise place.error("unreadable", f"{file.name} cannot be read as CSV: {first_line(error)}") from error
+    for name, kind in zip(names, table.schema.types, strict=True):
+        if types.is_binary(kind):  # so PyArrow reads text that is not UTF-8
+            problem = f"column {name.strip()} of {file.name} has text that is not UTF-8"
+            raise place.error("encoding", f"{problem}; {_way_to_recode('latin-1')}")
+    return table
+
+
+def _way_to_recode(encoding: str) -> str:
+    read = f"pandas.read_csv(FILE, encoding='{encoding}', sep=None, engine='python')"
+    return f"{read}.to_csv(FILE, index=False) saves it in UTF-8"
 
 
 def _is_number(text: str) -> bool:

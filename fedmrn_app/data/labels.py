@@ -48,7 +48,7 @@ class Labels:
 def encode_labels(values: NDArray[Any], place: Place, declared: tuple[str, ...] | None = None) -> Labels:
     """Return labels (n,) or (n, 1) from whole numbers, from booleans, or from texts in alphabetical order.
 
-    Numbers may stand for `declared` names.
+    Numbers may stand for `declared` names, and may be stored as decimals, as pandas does beside gaps.
 
     Raises:
         DataError: another shape or type, a number below 0 or without a name, or no rows.
@@ -59,6 +59,8 @@ def encode_labels(values: NDArray[Any], place: Place, declared: tuple[str, ...] 
     if values.dtype.kind == "U":
         names, index = np.unique(values, return_inverse=True)
         return Labels(index.astype(np.int64), tuple(map(str, names)))
+    if values.dtype.kind == "f" and bool(np.all(values == np.rint(values)) and np.all(np.abs(values) < MAX_LABEL)):
+        values = values.astype(np.int64)
     if values.dtype.kind not in "biu":
         raise place.error("type", decimals(f"labels are {values.dtype}", place))
     if declared is None and np.array_equal(np.unique(values), [-1, 1]):
@@ -107,7 +109,9 @@ def _one_for_each_row(values: NDArray[Any], place: Place) -> NDArray[Any]:
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.ndim != 1:
-        raise place.error("shape", f"labels have shape {values.shape}; each row must have one number or text")
+        problem = f"labels have shape {values.shape}; each row must have one number or text"
+        one_hot = values.ndim == 2 and values.dtype.kind in "biuf" and bool(np.all((values != 0).sum(1) == 1))
+        raise place.error("shape", f"{problem}{'; y.argmax(1) makes it of one-hot rows' if one_hot else ''}")
     if not len(values):
         raise place.error("empty", "has no rows")
     return values

@@ -203,10 +203,15 @@ def _form_of(x: NDArray[Any], name: str, query: RowQuery) -> Form:
         return query.form
     if x.ndim == 2 and x.dtype.kind in "fb":
         return "table"
+    ways = ""
+    if x.ndim > 2 and x.dtype.kind in "fb":
+        ways = f"; {name}.reshape(len({name}), -1) is a table, which a model of yours may shape again"
+        if x.ndim < 5:
+            ways += f", and (255 * {name}).astype('uint8') images where values are from 0 to 1"
     raise query.place.error(
         "type",
         f"{name} is {x.dtype} of shape {x.shape}; images must be uint8 (n, height, width) or with channels, a table "
-        "float (n, columns), text ids whole numbers (n, length)",
+        f"float (n, columns), text ids whole numbers (n, length){ways}",
     )
 
 

@@ -25,7 +25,9 @@ from fedmrn_app.data.columns import (
     plan_columns,
     read_column,
     refuse_unused,
+    whole,
 )
+from fedmrn_app.data.copies import refuse_copies
 from fedmrn_app.data.features import Features, find_categories, numbers_of, texts_of
 from fedmrn_app.data.images import ImageForm, stack_images
 from fedmrn_app.data.labels import Labels, decimals, describe_labels, encode_labels, encode_quantity, listed
@@ -59,6 +61,8 @@ def columns_rows(table: Table, query: RowQuery) -> OpenRows:
     if query.form == "image":
         raise query.place.error("column", f"no column holds images; its columns are {listed(column_names(table))}")
     plan = plan_columns(table, (label, *([query.group_column] if query.group_column else [])), query)
+    if query.feature_columns is None and not plan.text:
+        refuse_copies(table, list(plan.kinds.items()), labels, query)
     return (_text_rows if plan.text else _number_rows)(table, plan, labels, groups, used, query)
 
 
@@ -217,7 +221,7 @@ def _labels(table: Table, name: str, query: RowQuery) -> Labels:
         return encode_quantity(numbers_of(column, place), place)
     if is_text(kind):
         return encode_labels(np.array(column.to_pylist(), np.str_), place)
-    if not (types.is_integer(kind) or types.is_boolean(kind)):
+    if not (types.is_integer(kind) or types.is_boolean(kind) or whole(column)):
         raise place.error("type", decimals(f"column {name} is {kind}", place))
     with place.reading():
         feature = Features.from_arrow_schema(table.schema).get(name)

@@ -1,7 +1,7 @@
 """Compare other frameworks' compression of one client's update with `method="quantized"` at the same error.
 
 Usage: python scripts/tools/pipelines.py [UPDATE.npz ...] [--names NAME ...] [--nncodec PYTHON]
-    [--summary | --figure OUT.svg]
+    [--summary | --factors | --figure OUT.svg]
 
 Without an UPDATE, as `save_updates.py` keeps them, the update is that of one client of examples/quickstart: the 8x8
 digits, 10 local epochs. Written here in NumPy, at OpenFL's default settings: KC (k-means with 6 clusters, then gzip of
@@ -17,6 +17,11 @@ of `nn.encode`: for each of six steps there is a row for the options that do bes
 near an error, in brackets with the best ones of `nn.encode`, and than the best of all other codecs. `--figure`
 draws bytes over errors, a panel for each update. It shows the results of a codec that none of its other settings beats
 in both bytes and error.
+
+`--factors` prints bits per weight at four errors: of NNCodec on the tensors, of NNCodec on the leading singular vectors
+of each tensor, of `quantized`, and the limit for factors of normal values. The limit is reverse water-filling: of a
+direction with singular value s in a tensor of m rows and n columns, vectors with relative errors e and f take m / 2
+log2(1 / e) + n / 2 log2(1 / f) bits and leave s^2 (e + f). NNCodec is given the directions that the limit keeps.
 
 An error is 1 - <x, x'>^2 / (||x||^2 ||x'||^2), the squared error at the best length of x', as a share. Only the
 tensors of two and more dimensions are coded, the vector in memory order. `quantized` knows nothing of earlier rounds,
@@ -60,6 +65,7 @@ CLUSTERS = 6
 RANKS = 1, 2, 4, 8
 OURS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"EDEN, bits={bits}": ("eden", {"bits": bits}) for bits in (1, 2, 3, 4)},
+    **{f"EDEN, uniform, bits={bits}": ("eden", {"bits": bits, "levels": "uniform"}) for bits in (2, 3, 4)},
     "DRIVE": ("drive", {}),
     **{f"Top-k, ratio={ratio}": ("topk", {"ratio": ratio}) for ratio in (0.01, 0.1)},
 }
@@ -68,17 +74,29 @@ NNCODEC = """
 import contextlib, io, json, sys, numpy as np
 from importlib.metadata import version
 from nncodec import nnc
-folder, sets, steps, least = sys.argv[1], *map(json.loads, sys.argv[2:])
-tensors = dict(np.load(folder + "/update.npz"))
-x = np.concatenate([tensor.ravel() for tensor in tensors.values()]).astype(float)
+folder, plan, sets, steps, least = sys.argv[1], *map(json.loads, sys.argv[2:])
+tensors, x = dict(np.load(folder + "/tensors.npz")), np.load(folder + "/x.npy").astype(float)
+lengths = {key: tensors.pop(key)[:, None] for key in list(tensors) if key.endswith("length")}
+
+
+def vector(tensors):
+    parts = []
+    for name, form, size in plan:
+        if form == "factors":
+            left, right = (tensors[name + side].astype(float) for side in (".left.weight", ".right.weight"))
+            parts.append(((left / lengths[name + ".length"]).T @ right).ravel())
+        else:
+            parts.append(tensors[name + ".weight"].ravel() if form == "tensor" else np.zeros(size))
+    return np.concatenate(parts).astype(float)
+
+
 found = []
 for name, options in sets.items():
     for qp in steps:
         copies = {key: tensor.copy() for key, tensor in tensors.items()}
         with contextlib.redirect_stdout(io.StringIO()):
             data = nnc.compress(copies, folder + "/coded", qp, row_skipping=True, return_bitstream=True, **options)
-            decoded = nnc.decompress(data)
-        y = np.concatenate([decoded[key].ravel() for key in tensors]).astype(float)
+            y = vector(nnc.decompress(data))
         error = 1 - (x @ y) ** 2 / ((x @ x) * (y @ y)) if y.any() else 1
         if error < 1:
             found.append((qp, (f"NNCodec {version('nncodec')}, {name}", len(data), error)))
@@ -113,6 +131,7 @@ def main() -> None:
     parser.add_argument("--names", nargs="+", help="names of the updates; default: those of their files")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--summary", action="store_true", help="print one row per update; needs --nncodec")
+    form.add_argument("--factors", action="store_true", help="print bits of factors and their limit; needs --nncodec")
     form.add_argument("--figure", type=Path, metavar="OUT.svg", help="draw bytes over errors")
     arguments = parser.parse_args()
     updates = [saved(path) for path in arguments.updates] or [quickstart_update()]
@@ -130,6 +149,15 @@ def main() -> None:
         table = Table("update", "weights", *(f"NNCodec, {aim}" for aim in AIMS), "others, 0.1 to 0.6", "others")
         for update in updates:
             table.add_row(update.name, f"{update.x.size:,}", *summary(update, arguments.nncodec))
+        console.print(table)
+        return
+    if arguments.factors:
+        if arguments.nncodec is None:
+            parser.error("--factors needs --nncodec")
+        table = Table("update", "error", "NNCodec", "NNCodec on factors", "quantized", "limit")
+        for update in updates:
+            for row in factor_rows(update, arguments.nncodec):
+                table.add_row(update.name, *row)
         console.print(table)
         return
     for update in updates:
@@ -224,6 +252,99 @@ def low_rank(update: Update, rank: int) -> Coded:
     return size, np.concatenate(parts).astype(np.float32)
 
 
+@dataclass(frozen=True, eq=False)
+class Direction:
+    """A singular value of a tensor with its vectors, of m and n elements."""
+
+    tensor: int
+    value: float
+    left: NDArray[np.float64]
+    right: NDArray[np.float64]
+
+    def at(self, level: float) -> tuple[float, float]:
+        """Return bits and squared error at a price of bits, of the cheaper choice of sending it or not."""
+        power = self.value**2
+        errors = [size * level / power for size in (self.left.size, self.right.size)]
+        bits = sum(size / 2 * -np.log2(e) for size, e in zip((self.left.size, self.right.size), errors, strict=True))
+        if max(errors) >= 1 or 2 * np.log(2) * level * bits + power * sum(errors) > power:
+            return 0.0, power
+        return float(bits), power * sum(errors)
+
+
+def directions(update: Update) -> list[Direction]:
+    """Return all directions of the tensors of an update."""
+    found = []
+    for tensor, (part, shape) in enumerate(zip(update.layout.split(update.x), update.layout.shapes, strict=True)):
+        u, s, vt = np.linalg.svd(part.reshape(shape[0], -1).astype(np.float64), full_matrices=False)
+        found += [Direction(tensor, s[k], u[:, k], vt[k]) for k in range(s.size) if s[k] > 1e-9 * s[0]]
+    return found
+
+
+def limit(found: list[Direction], aim: float) -> tuple[float, float]:
+    """Return the bits of all factors at a share `aim` of the squared norm, and the level of their errors."""
+    power = sum(each.value**2 for each in found)
+    low, high = 1e-12 * power, power
+    for _ in range(100):
+        level = float(np.sqrt(low * high))
+        low, high = (low, level) if sum(each.at(level)[1] for each in found) > aim * power else (level, high)
+    return sum(each.at(low)[0] for each in found), low
+
+
+def factored(update: Update, found: list[Direction], level: float, python: str) -> list[Row]:
+    """Return results of NNCodec on the factors that are kept at a level; a float16 per direction is their length."""
+    tensors, plan, extra = dict[str, Any](), list[tuple[str, str, int]](), 0
+    parts = list(zip(update.layout.split(update.x), update.layout.shapes, strict=True))
+    for tensor, (part, shape) in enumerate(parts):
+        kept = [each for each in found if each.tensor == tensor and each.at(level)[0]]
+        form = "zeros"
+        if kept and len(kept) * (shape[0] + part.size // shape[0]) >= part.size:
+            form, tensors[f"{tensor}.weight"] = "tensor", part.reshape(shape[0], -1)
+        elif kept:
+            form, extra = "factors", extra + 2 * len(kept)
+            tensors[f"{tensor}.left.weight"] = np.stack([each.value * each.left for each in kept]).astype(np.float32)
+            tensors[f"{tensor}.right.weight"] = np.stack([each.value * each.right for each in kept]).astype(np.float32)
+            tensors[f"{tensor}.length"] = np.array([each.value for each in kept])
+        plan.append((str(tensor), form, part.size))
+    rows = run_nncodec(python, update.x, tensors, plan, NN_ENCODE | WITH_PRICE, range(-4, 17))
+    return [(name, size + extra, e) for _, (name, size, e) in rows]
+
+
+def factor_rows(update: Update, python: str) -> Iterator[tuple[str, ...]]:
+    """Yield for each error the bits per weight of NNCodec, the same on factors, `quantized`, and the limit."""
+    found = directions(update)
+    plain = [row for _, row in nncodec(update, python, NN_ENCODE | WITH_PRICE, range(17, -9, -1), 0.8 * AIMS[-1])]
+    for aim in AIMS:
+        bits, level = limit(found, aim)
+        cells = []
+        for rows in (plain, [row for times in (0.5, 1, 2) for row in factored(update, found, times * level, python)]):
+            cells.append(8 * interpolated(rows, aim) / update.x.size)
+        cells += [
+            8 * interpolated([("", *sized(update, each)) for each in (0.97 * aim, 1.03 * aim)], aim) / update.x.size
+        ]
+        yield (
+            f"{aim:g}",
+            *(f"{cell:.4f} ({cell * update.x.size / bits:.2f})" for cell in cells),
+            f"{bits / update.x.size:.4f}",
+        )
+
+
+def sized(update: Update, aim: float) -> tuple[int, float]:
+    """Return bytes and error of `quantized` at about an error."""
+    size, decoded = by_method(update, "quantized", {"error": aim})
+    return size, error(update.x, decoded)
+
+
+def interpolated(rows: list[Row], aim: float) -> float:
+    """Return the bytes at an error between the shortest results near it, on a line of logarithms; nan for none."""
+    points = shortest([(e, size) for _, size, e in rows])
+    below, above = [each for each in points if each[0] <= aim], [each for each in points if each[0] >= aim]
+    if not below or not above:
+        return float("nan")
+    (e, size), (f, other) = below[-1], above[0]
+    share = np.log(aim / e) / np.log(f / e) if f > e else 0
+    return float(np.exp((1 - share) * np.log(size) + share * np.log(other)))
+
+
 def saved(path: Path) -> Update:
     """Return an update that `save_updates.py` kept."""
     kept = np.load(path)
@@ -280,15 +401,31 @@ def nncodec(
 
     The step doubles with each four; zero is about the root mean square of the update.
     """
-    tensors = {}
+    tensors, parts = dict[str, Vector](), list[Vector]()
     for tensor, (part, shape) in enumerate(zip(update.layout.split(update.x), update.layout.shapes, strict=True)):
         wide = len(shape) == 4  # in memory the channels come last
         part = part.reshape([shape[place] for place in (0, 2, 3, 1)] if wide else shape)
         tensors[f"{tensor}.weight"] = np.ascontiguousarray(part.transpose(0, 3, 1, 2) if wide else part)
-    middle = round(4 * np.log2(np.sqrt(np.mean(np.square(update.x)))))
+        parts.append(tensors[f"{tensor}.weight"].ravel())
+    plan = [(str(tensor), "tensor", part.size) for tensor, part in enumerate(parts)]
+    return run_nncodec(python, np.concatenate(parts), tensors, plan, sets, steps, least)
+
+
+def run_nncodec(
+    python: str,
+    x: Vector,
+    tensors: dict[str, Vector],
+    plan: list[tuple[str, str, int]],
+    sets: dict[str, dict[str, Any]],
+    steps: Iterable[int],
+    least: float = 0,
+) -> list[tuple[int, Row]]:
+    """Return results of NNCodec on tensors of which `plan` makes x; steps are relative to the root mean square of x."""
+    middle = round(4 * np.log2(np.sqrt(np.mean(np.square(x)))))
     with tempfile.TemporaryDirectory() as folder:
-        np.savez(f"{folder}/update.npz", **tensors)  # type: ignore[arg-type]
-        sent = [json.dumps(value) for value in (sets, [middle + step for step in steps], least)]
+        np.savez(f"{folder}/tensors.npz", **tensors)  # type: ignore[arg-type]
+        np.save(f"{folder}/x.npy", x)
+        sent = [json.dumps(value) for value in (plan, sets, [middle + step for step in steps], least)]
         run = subprocess.run([python, "-c", NNCODEC, folder, *sent], check=True, stdout=subprocess.PIPE, text=True)
     return [(step, (name, size, e)) for step, (name, size, e) in json.loads(run.stdout)]
 

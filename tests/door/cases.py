@@ -34,9 +34,9 @@ def parquet_of(**columns: Any) -> Make:
     return make
 
 
-def csv_of(separator: str = ",", index: bool = False, **columns: Any) -> Make:
+def csv_of(separator: str = ",", index: bool = False, encoding: str = "utf-8", **columns: Any) -> Make:
     def make(folder: Path) -> Path:
-        frame(**columns).to_csv(folder / "rows.csv", index=index, sep=separator)
+        frame(**columns).to_csv(folder / "rows.csv", index=index, sep=separator, encoding=encoding)
         return folder / "rows.csv"
 
     return make

@@ -56,6 +56,7 @@ MEDMNIST = {
 }
 UNNAMED = {"Unnamed: 0": np.arange(ROWS), "a": NOISE[:, 0], "label": np.sort(LABELS)}
 PRICES = [f"{x:.2f}".replace(".", ",") for x in NOISE[:, 0]]
+NAMED = np.where(LABELS == 1, "well", "ill")
 AGES = {"a": NOISE[:, 0], "label": RANDOM.permutation(np.arange(ROWS) % 60) + 17}
 
 # the case, its rows, the settings, what becomes of each column, and the rows of each split
@@ -234,6 +235,27 @@ WORK: list[tuple[str, Make, dict[str, Any], dict[str, str], dict[str, int]]] = [
         {"train": 96, "test": 24},
     ),
     (
+        "classes as decimals",
+        csv_of(a=NOISE[:, 0], label=LABELS.astype(float)),
+        {},
+        {"a": "number input", "label": "number label"},
+        {"train": 96, "test": 24},
+    ),
+    (
+        "a name of the label that is not used",
+        csv_of(a=NOISE[:, 0], label=LABELS, label_text=NAMED),
+        {"ignore": ["label_text"]},
+        {"a": "number input", "label": "whole numbers label", "label_text": "category not used"},
+        {"train": 96, "test": 24},
+    ),
+    (
+        "an input that goes with the label",
+        csv_of(a=NOISE[:, 0], label=LABELS, symptom=NAMED),
+        {"kinds": {"symptom": "category"}},
+        {"a": "number input", "label": "whole numbers label", "symptom": "category input"},
+        {"train": 96, "test": 24},
+    ),
+    (
         "many classes by number",
         parquet_of(**AGES),
         {"classes": 60},
@@ -282,6 +304,24 @@ REFUSED: list[tuple[str, Make, dict[str, Any], str]] = [
         {"group_column": "site"},
         "group",
     ),
+    ("the label's name beside its number", csv_of(a=NOISE[:, 0], label=LABELS, label_text=NAMED), {}, "ambiguous"),
+    (
+        "the label twice",
+        parquet_of(a=NOISE[:, 0], label=LABELS, target_id=1 - LABELS),
+        {"label_column": "label"},
+        "ambiguous",
+    ),
+    (
+        "text in Latin-1",
+        csv_of(encoding="latin-1", a=NOISE[:, 0], city=["Zürich"] * ROWS, label=LABELS),
+        {},
+        "encoding",
+    ),
+    ("a name in Latin-1", csv_of(encoding="latin-1", Größe=NOISE[:, 0], label=LABELS), {}, "encoding"),
+    ("text in UTF-16", csv_of(encoding="utf-16", a=NOISE[:, 0], label=LABELS), {}, "encoding"),
+    ("labels with fractions", parquet_of(a=NOISE[:, 0], label=LABELS + 0.5), {}, "type"),
+    ("labels of one-hot rows", arrays(x=NOISE, y=np.eye(2)[LABELS]), {}, "shape"),
+    ("series", arrays(x=NOISE.reshape(ROWS, 3, 2), y=LABELS), {}, "type"),
     ("images of several modes", mixed_images, {}, "shape"),
     ("images of 16 bits", deep_images, {}, "image"),
     ("labels for none", parquet_of(a=NOISE[:, 0], label=np.arange(ROWS) % 3 - 1), {}, "label"),
