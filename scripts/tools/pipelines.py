@@ -18,10 +18,11 @@ near an error, in brackets with the best ones of `nn.encode`, and than the best 
 draws bytes over errors, a panel for each update. It shows the results of a codec that none of its other settings beats
 in both bytes and error.
 
-`--factors` prints bits per weight at four errors: of NNCodec on the tensors, of NNCodec on the leading singular vectors
-of each tensor, of `quantized`, and the limit for factors of normal values. The limit is reverse water-filling: of a
-direction with singular value s in a tensor of m rows and n columns, vectors with relative errors e and f take m / 2
-log2(1 / e) + n / 2 log2(1 / f) bits and leave s^2 (e + f). NNCodec is given the directions that the limit keeps.
+`--factors` prints near four errors how many times shorter `quantized` is than NNCodec on the tensors and on the leading
+singular vectors of each tensor, and how many times the limit for factors of normal values it takes. The limit is
+reverse water-filling: of a direction with singular value s in a tensor of m rows and n columns, vectors with relative
+errors e and f take m / 2 log2(1 / e) + n / 2 log2(1 / f) bits and leave s^2 (e + f). NNCodec is given about the
+directions that the limit keeps.
 
 An error is 1 - <x, x'>^2 / (||x||^2 ||x'||^2), the squared error at the best length of x', as a share. Only the
 tensors of two and more dimensions are coded, the vector in memory order. `quantized` knows nothing of earlier rounds,
@@ -154,7 +155,7 @@ def main() -> None:
     if arguments.factors:
         if arguments.nncodec is None:
             parser.error("--factors needs --nncodec")
-        table = Table("update", "error", "NNCodec", "NNCodec on factors", "quantized", "limit")
+        table = Table("update", "error", "NNCodec", "NNCodec on factors", "times the limit")
         for update in updates:
             for row in factor_rows(update, arguments.nncodec):
                 table.add_row(update.name, *row)
@@ -174,15 +175,20 @@ def summary(update: Update, python: str) -> Iterator[str]:
     """Yield how many times shorter `quantized` is than NNCodec near each error, and than the others."""
     coded = [row for _, row in nncodec(update, python, NN_ENCODE | WITH_PRICE, range(17, -9, -1), 0.8 * AIMS[-1])]
     for aim in AIMS:
-        near = {name: [row for row in coded if row[0] == name and 0.8 < row[2] / aim < 1.25] for name, *_ in coded}
-        nearest = [min(rows, key=lambda row: abs(row[2] - aim)) for rows in near.values() if rows]
-        times = [(times_shorter(update, row), "lambda" in row[0]) for row in nearest]
+        times = times_near(update, coded, aim)
         plain = [ratio for ratio, priced in times if not priced]
         yield f"{min(times)[0]:.2f} ({min(plain):.2f})" if plain else f"{min(times)[0]:.2f}" if times else "none"
     rows = [(times_shorter(update, row), row) for row in others(update)]
     for chosen in [pair for pair in rows if 0.09 < pair[1][2] < 0.65], rows:
         ratio, (name, _, e) = min(chosen)
         yield f"{ratio:.2f}, {name}, {e:.2f}"
+
+
+def times_near(update: Update, coded: list[Row], aim: float) -> list[tuple[float, bool]]:
+    """Return for each codec how many times shorter `quantized` is than its result near an error, and if priced."""
+    near = {name: [row for row in coded if row[0] == name and 0.8 < row[2] / aim < 1.25] for name, *_ in coded}
+    nearest = [min(rows, key=lambda row: abs(row[2] - aim)) for rows in near.values() if rows]
+    return [(times_shorter(update, row), "lambda" in row[0]) for row in nearest]
 
 
 def curves(update: Update, python: str | None) -> dict[str, list[tuple[float, int]]]:
@@ -310,39 +316,19 @@ def factored(update: Update, found: list[Direction], level: float, python: str) 
 
 
 def factor_rows(update: Update, python: str) -> Iterator[tuple[str, ...]]:
-    """Yield for each error the bits per weight of NNCodec, the same on factors, `quantized`, and the limit."""
+    """Yield for each error how many times shorter `quantized` is than NNCodec, with and without factors, and the limit.
+
+    The last is how many times the limit `quantized` takes.
+    """
     found = directions(update)
     plain = [row for _, row in nncodec(update, python, NN_ENCODE | WITH_PRICE, range(17, -9, -1), 0.8 * AIMS[-1])]
     for aim in AIMS:
-        bits, level = limit(found, aim)
-        cells = []
-        for rows in (plain, [row for times in (0.5, 1, 2) for row in factored(update, found, times * level, python)]):
-            cells.append(8 * interpolated(rows, aim) / update.x.size)
-        cells += [
-            8 * interpolated([("", *sized(update, each)) for each in (0.97 * aim, 1.03 * aim)], aim) / update.x.size
-        ]
-        yield (
-            f"{aim:g}",
-            *(f"{cell:.4f} ({cell * update.x.size / bits:.2f})" for cell in cells),
-            f"{bits / update.x.size:.4f}",
-        )
-
-
-def sized(update: Update, aim: float) -> tuple[int, float]:
-    """Return bytes and error of `quantized` at about an error."""
-    size, decoded = by_method(update, "quantized", {"error": aim})
-    return size, error(update.x, decoded)
-
-
-def interpolated(rows: list[Row], aim: float) -> float:
-    """Return the bytes at an error between the shortest results near it, on a line of logarithms; nan for none."""
-    points = shortest([(e, size) for _, size, e in rows])
-    below, above = [each for each in points if each[0] <= aim], [each for each in points if each[0] >= aim]
-    if not below or not above:
-        return float("nan")
-    (e, size), (f, other) = below[-1], above[0]
-    share = np.log(aim / e) / np.log(f / e) if f > e else 0
-    return float(np.exp((1 - share) * np.log(size) + share * np.log(other)))
+        level = limit(found, aim)[1]
+        factors = [row for times in (0.5, 1, 2) for row in factored(update, found, times * level, python)]
+        cells = [min(times for times, _ in times_near(update, rows, aim)) for rows in (plain, factors)]
+        size, decoded = quantized(update, aim)
+        cells.append(8 * size / limit(found, error(update.x, decoded))[0])
+        yield f"{aim:g}", *(f"{cell:.2f}" for cell in cells)
 
 
 def saved(path: Path) -> Update:
