@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -82,3 +83,12 @@ def release() -> str:
         return version("fedmrn")
     except PackageNotFoundError:  # a checkout on the import path
         return "a checkout"
+
+
+def releases() -> str:
+    """Return the versions that `--version` prints: of this package, of Flower and of PyTorch where it is installed."""
+    found = [f"fedmrn {release()}"]
+    for name, package in (("Flower", "flwr"), ("PyTorch", "torch")):
+        with suppress(PackageNotFoundError):
+            found.append(f"{name} {version(package)}")
+    return ", ".join(found)

@@ -15,6 +15,7 @@ from rich.console import Console
 from fedmrn_app.deploy import changes, device, register, server, service_files, status
 from fedmrn_app.deploy.certificates import read_device_key
 from fedmrn_app.deploy.folder import DEFAULT_FOLDER, Federation, create, load, opened, renew_server
+from fedmrn_app.environment import releases
 from fedmrn_app.errors import ConfigError, FedMRNError
 from fedmrn_app.runtime.connection import add_connection, check_name
 
@@ -133,6 +134,7 @@ def _print_files(files: Sequence[Path]) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fedmrn-deploy", description="Run fedmrn on real devices.")
+    parser.add_argument("--version", action="version", version=releases(), help="print the versions, and end")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     init = commands.add_parser("init", help="make the authority, the server's certificate and the devices' keys")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from fedmrn_app.environment import releases
 from fedmrn_app.errors import FedMRNError, needs_extra
 from fedmrn_app.report import tables
 from fedmrn_app.report.archive import keep_runs
@@ -32,6 +33,7 @@ from fedmrn_app.report.time_to_target import table_of_times
 def main() -> int:
     """Run `fedmrn-report`; return 0, or 2 after an error."""
     parser = argparse.ArgumentParser(prog="fedmrn-report", description="Print finished runs as one Markdown table.")
+    parser.add_argument("--version", action="version", version=releases(), help="print the versions, and end")
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="folder of a run, or of several runs")
     add_kinds(parser)
     parser.add_argument("--page", type=Path, metavar="FOLDER", help="write report.html, report.md and figures there")

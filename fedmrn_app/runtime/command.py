@@ -6,6 +6,7 @@ import os
 import resource
 import sys
 
+from fedmrn_app.environment import releases
 from fedmrn_app.flower.shared_workers import start_early
 
 _NEEDED = 4 << 30  # bytes of addresses that PyTorch takes with its threads
@@ -13,6 +14,9 @@ _NEEDED = 4 << 30  # bytes of addresses that PyTorch takes with its threads
 
 def main() -> None:
     """Start the worker processes, and run the command; see `cli.main`."""
+    if sys.argv[1:] == ["--version"]:
+        print(releases())
+        return
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # for models and tasks of the user's own, in the workers too
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
