@@ -147,4 +147,18 @@ def _summarize(run: ServerRun, commit: str | None) -> None:
         f"done: final {headline.replace('_', ' ')} {summary[f'final_{headline}']:.4f}, "
         f"weights {summary['weights_sha256'][:12]}"
     )
+    if line := _nothing_learned(run, summary[f"final_{headline}"]):
+        run.report(line)
     folder.finish(summary)
+
+
+def _nothing_learned(run: ServerRun, final: float) -> str | None:
+    """Return a line where a constant answer would be as good as the final model, whose metric can look high."""
+    task, test = run.progress.task, run.progress.splits.test
+    constant = None if test is None else task.constant_score(test)
+    if constant is None or task.sign() * (final - constant) > 0:
+        return None
+    method = run.protocol.method.name
+    plain = "" if method == "fedavg" else f", or strategy=fedavg, which shows whether {method} is the cause"
+    what = f"the model is no better than the same answer for all rows ({task.metrics[0]} {constant:.4f})"
+    return f"{what}; try another local.lr, more rounds{plain}"

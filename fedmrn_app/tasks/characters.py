@@ -26,7 +26,7 @@ from fedmrn_app.data.cache import Arrays, cached_arrays
 from fedmrn_app.data.hub import read_split
 from fedmrn_app.data.place import Place
 from fedmrn_app.errors import DataError
-from fedmrn_app.tasks.task import Report, Rows, Samples, Split, Task, convert
+from fedmrn_app.tasks.task import Report, Rows, Samples, Split, Task, convert, largest_share
 from fedmrn_app.validation import Count, Range
 
 # LEAF's 80 letters, in its order
@@ -112,6 +112,10 @@ class Characters(Task):
     def batch(self, x: Tensor, y: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """Return windows (b, window) and targets (b,) as int64; there is no augmentation."""
         return x.long(), y.long()
+
+    def constant_score(self, samples: Samples) -> float:
+        """Return the accuracy of always naming the most frequent character."""
+        return largest_share(samples.y[:])
 
     def local(self, path: str) -> Characters:
         """Return the same task on a device's own rows, in either layout, all of them for training.

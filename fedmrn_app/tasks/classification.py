@@ -19,7 +19,7 @@ from fedmrn_app.data.site_statistics import SiteStatistics
 from fedmrn_app.data.summary import SplitRows
 from fedmrn_app.tasks.labelled_rows import CROP_PADDING as CROP_PADDING
 from fedmrn_app.tasks.labelled_rows import LabelledRows, OnDevice
-from fedmrn_app.tasks.task import Report, Split, convert
+from fedmrn_app.tasks.task import Report, Samples, Split, convert, largest_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +50,10 @@ class Classification(LabelledRows):
         names = self.names or tuple(map(str, range(int(self.classes or 0))))
         counts = np.bincount(labels, minlength=len(names)).tolist()
         return SplitRows(split, len(labels), use, dict(zip(names, counts, strict=True)))
+
+    def constant_score(self, samples: Samples) -> float:
+        """Return the accuracy of always naming the largest class."""
+        return largest_share(samples.y[:])
 
     def local(self, path: str) -> Classification:
         """Return the same task on a device's rows, in any form; `load` checks them against what was measured."""

@@ -24,7 +24,7 @@ from fedmrn_app.data.statistics import standard
 from fedmrn_app.data.summary import SplitRows
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.tasks.labelled_rows import LabelledRows, OnDevice
-from fedmrn_app.tasks.task import Report, Split, convert
+from fedmrn_app.tasks.task import Report, Samples, Split, convert
 from fedmrn_app.validation import Positive
 
 _SCALE = ("target_mean", "target_std")
@@ -98,6 +98,10 @@ class Regression(LabelledRows):
             "rmse": scale * math.sqrt(squared / count) if squared >= 0 else math.nan,
             "mae": scale * absolute / count,
         }
+
+    def constant_score(self, samples: Samples) -> float:
+        """Return the R2 of the labels' mean, which is 0."""
+        return 0.0
 
     def local(self, path: str) -> Regression:
         """Return the same task on a device's rows, in any form; `load` checks them against what was measured."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -127,6 +128,10 @@ class Task(ABC):
         """
         return None
 
+    def constant_score(self, samples: Samples) -> float | None:
+        """Return the headline metric of the best answer that is the same for all samples; None if it is not known."""
+        return None
+
     @classmethod
     def sign(cls) -> float:
         """Return 1 where more of the headline metric is better, and -1 where less is."""
@@ -150,6 +155,11 @@ class Task(ABC):
 def convert(task: Task, kind: type[T], **changes: Any) -> T:
     """Return a task of a subclass with the same fields, except for the changes."""
     return kind(**{field.name: getattr(task, field.name) for field in fields(task)} | changes)
+
+
+def largest_share(labels: NDArray[Any]) -> float:
+    """Return the share of the most frequent of some labels (n,), integers from 0."""
+    return float(np.bincount(labels).max() / len(labels))
 
 
 def shape_of(outputs: Any) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -19,6 +20,7 @@ from fedmrn_app.flower import local_run, shared_workers
 from fedmrn_app.flower.local_run import gpu_places, run_local, worker_count
 from fedmrn_app.results.checkpoint import read_state
 from fedmrn_app.results.progress import Progress
+from tests.own_rows import write_npz
 from tests.paths import ROOT
 from tests.reference import reference_run
 from tests.run_folder import rows_on_disk
@@ -115,6 +117,22 @@ def test_an_unexpected_error_is_one_line_and_its_traceback_is_in_the_log(
         run_local(values, config, tmp_path)
     assert "ZeroDivisionError: a bug" in str(caught.value)
     assert "in fail" in (tmp_path / "flower.log").read_text()
+
+
+@pytest.mark.parametrize(("rate", "learned"), [("1e-6", False), ("0.3", True)])
+def test_a_model_that_is_no_better_than_a_constant_answer_has_a_line(rate: str, learned: bool, tmp_path: Path) -> None:
+    """Of rows of which four of five have one class, an accuracy of 0.8 tells nothing."""
+    labels = (np.arange(200) % 5 == 0).astype(np.int64)
+    x = np.random.default_rng(0).normal(size=(200, 4)) + 4 * labels[:, None]
+    rows = f"dataset.path={write_npz(tmp_path / 'rows.npz', x=x, y=labels)}"
+    words = ("dataset=own", rows, "model=mlp", "model.hidden=[]", "strategy=fedavg", f"local.lr={rate}", *SMALL)
+    values, config, _ = resolve_from_data(compose_values((*words, "simulation.processes=0")))
+    run_local(values, config, tmp_path / "run")
+    line = (
+        "the model is no better than the same answer for all rows (accuracy 0.8000); try another local.lr, more rounds"
+    )
+    log = (tmp_path / "run" / "run.log").read_text()
+    assert (line in log, "strategy=fedavg," in log) == (not learned, False)
 
 
 @pytest.mark.slow
