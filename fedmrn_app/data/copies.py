@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -44,18 +43,14 @@ def _copies(
     classes, index = np.unique(labels.index, return_inverse=True)
     if labels.values is not None or len(labels) < MIN_ROWS or len(classes) < 2:
         return
+    with query.place.reading():
+        first = table.head(_FIRST, columns=[name for name, kind in features if kind != "vector"])
+        few = {name for name in first.column_names if len(first.column(name).unique()) <= len(classes)}
     for name, kind in features:
-        if kind == "vector":
-            continue
-        column = read_column(table, name, query.place)
-        if column.null_count or _values(column[:_FIRST]) > len(classes):
+        if name not in few or (column := read_column(table, name, query.place)).null_count:
             continue
         values = column.combine_chunks().dictionary_encode()
         codes = values.indices.to_numpy(zero_copy_only=False).astype(np.int64)
         pairs = len(np.unique(codes * len(classes) + index))
         if len(values.dictionary) == len(classes) == pairs:
             yield name, kind
-
-
-def _values(column: Any) -> int:
-    return len(column.unique())
