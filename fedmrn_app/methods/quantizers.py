@@ -33,7 +33,7 @@ _CELLS = {
     4: (1709298, 1634491, 1488287, 1277822, 1014727, 716615, 410138, 137230),
 }
 
-# the levels above zero; steps are on a grid of 2^-12, so that products with levels are exact
+# the levels above zero; steps are on a grid of 2^-12, and so exact in float32
 _STEPS = {2: 1.08251953125, 3: 0.5224609375, 4: 0.259033203125}
 _UNIFORM_CENTROIDS = {
     2: (0.9829747420842062, 1.9771681709888198, 2.9885101808489076, 4.017042325288798, 5.062140095657575),

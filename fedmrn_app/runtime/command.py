@@ -14,7 +14,7 @@ _NEEDED = 4 << 30  # bytes of addresses that PyTorch takes with its threads
 
 def main() -> None:
     """Start the worker processes, and run the command; see `cli.main`."""
-    if sys.argv[1:] == ["--version"]:
+    if "--version" in sys.argv[1:]:
         print(releases())
         return
     if os.getcwd() not in sys.path:
