@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmrn_app.data.csv_files import read_csv_files
 from fedmrn_app.data.images import SUFFIXES, ImageForm, stack_images
 from fedmrn_app.data.labels import Labels, listed
 from fedmrn_app.data.place import Place
@@ -16,6 +15,7 @@ from fedmrn_app.data.rows import Entry, OpenRows, RowQuery, Splits, way_to_ignor
 from fedmrn_app.data.samples import Rows
 from fedmrn_app.data.splits import WORDS, split_of_name
 from fedmrn_app.data.table_rows import columns_rows, group_entry
+from fedmrn_app.data.text_files import read_text_files
 from fedmrn_app.errors import needs_extra
 
 METADATA = "metadata.csv"  # beside images, with their file names, as the hub's imagefolder has it
@@ -200,7 +200,7 @@ def _open_metadata(folder: Path, query: RowQuery) -> OpenRows:
         import pyarrow
         from pyarrow import dataset
 
-    table = read_csv_files([folder / METADATA], query.place)
+    table = read_text_files([folder / METADATA], query.place)
     if FILE_COLUMN not in table.column_names:
         columns = listed(table.column_names)
         raise query.place.error("column", f"{METADATA} has no column {FILE_COLUMN}; its columns are {columns}")

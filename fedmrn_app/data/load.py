@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.data.cache import Arrays, cached_arrays
-from fedmrn_app.data.csv_files import TEXT_SUFFIXES
 from fedmrn_app.data.digits import DIGITS_TEST_SIZE, read_digits
 from fedmrn_app.data.hub import read_split
 from fedmrn_app.data.image_folders import holds_metadata, image_folder_splits
@@ -23,9 +22,10 @@ from fedmrn_app.data.rows import Entry, Form, OpenRows, RowQuery, Splits
 from fedmrn_app.data.samples import Report, Rows, Split
 from fedmrn_app.data.table_rows import columns_rows
 from fedmrn_app.data.tables import FOLDER, open_tables, plain_folders
+from fedmrn_app.data.text_files import TEXT_SUFFIXES
 from fedmrn_app.errors import DataError
 
-FORMS = "a folder of images by class, parquet or CSV files, a folder of datasets.save_to_disk, or .npz files"
+FORMS = "a folder of images by class, parquet, CSV or JSONL files, a folder of datasets.save_to_disk, or .npz files"
 FORM_WORDS: Mapping[Form, str] = {"image": "images", "table": "a table", "ids": "rows of ids"}
 SHAPE_KEYS: Mapping[Form | None, tuple[str, ...]] = {  # configuration keys of the shape of a row
     "image": ("channels", "height", "width"),

@@ -1,4 +1,4 @@
-"""Labelled rows in named columns: parquet and CSV files, folders written by `save_to_disk`, and data sets of the hub.
+"""Labelled rows in named columns: parquet, CSV and JSONL files, folders of `save_to_disk`, and data sets of the hub.
 
 All of them are opened as a `pyarrow.dataset.Dataset`, which reads a column when it is asked for.
 """
@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedmrn_app.data.csv_files import TEXT_SUFFIXES, read_csv_files
 from fedmrn_app.data.place import Place, first_line
 from fedmrn_app.data.splits import split_of_file, split_of_name, splits_of_names
+from fedmrn_app.data.text_files import TEXT_SUFFIXES, read_text_files
 from fedmrn_app.errors import needs_extra
 
 Table = Any  # a pyarrow.dataset.Dataset
@@ -21,7 +21,7 @@ SAVED_FILES = ("dataset_dict.json", "state.json")  # of `DatasetDict.save_to_dis
 
 
 def open_tables(path: Path, place: Place, *, by_folder: bool = False) -> Mapping[str, Callable[[], Table]]:
-    """Return the splits of parquet or CSV files or of a saved data set, none where a folder holds none of them.
+    """Return the splits of parquet, CSV or JSONL files or of a saved data set, none where a folder holds none of them.
 
     Args:
         path: of a file or a folder.
@@ -98,7 +98,7 @@ def _saved_tables(path: Path, place: Place) -> dict[str, Callable[[], Table]]:
 
 
 def _open_files(files: list[Path], root: Path, place: Place, *, by_folder: bool = False) -> Table:
-    """Open parquet or CSV files as one table; folders such as `label=cat/` are columns, as Hive writes them.
+    """Open parquet, CSV or JSONL files as one table; folders such as `label=cat/` are columns, as Hive writes them.
 
     Raises:
         DataError: a file cannot be read, or a column has types in several files that have no common one.
@@ -109,7 +109,7 @@ def _open_files(files: list[Path], root: Path, place: Place, *, by_folder: bool 
 
     if files[0].suffix.lower() in TEXT_SUFFIXES:
         folders = [file.relative_to(root).parts[0] for file in files] if by_folder else None
-        return dataset.dataset(read_csv_files(files, place, folders, FOLDER))
+        return dataset.dataset(read_text_files(files, place, folders, FOLDER))
     names = [str(file) for file in files]
     columns = dataset.partitioning(flavor="hive")
     if by_folder:

@@ -42,6 +42,20 @@ def csv_of(separator: str = ",", index: bool = False, encoding: str = "utf-8", *
     return make
 
 
+def json_lines_of(**columns: Any) -> Make:
+    def make(folder: Path) -> Path:
+        frame(**columns).to_json(folder / "rows.jsonl", orient="records", lines=True)
+        return folder / "rows.jsonl"
+
+    return make
+
+
+def broken_json(folder: Path) -> Path:
+    """One list of records in a file whose name promises lines."""
+    frame(a=NOISE[:, 0], label=LABELS).to_json(folder / "rows.jsonl", orient="records")
+    return folder / "rows.jsonl"
+
+
 def reviews() -> dict[str, Any]:
     """The columns of SST-2."""
     words = (("bad", "dull", "poor"), ("good", "fine", "great"))

@@ -1,4 +1,4 @@
-"""Tables in text files: values separated by commas, semicolons, tabs or bars, with a line of names."""
+"""Tables in text files: CSV with commas, semicolons, tabs or bars and a line of names, and JSON lines."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 from fedmrn_app.data.place import Place, first_line
 from fedmrn_app.errors import needs_extra
 
-TEXT_SUFFIXES = (".csv", ".tsv")
+JSON_LINES = ".jsonl"
+TEXT_SUFFIXES = (".csv", ".tsv", JSON_LINES)
 _SEPARATORS = ",;\t|"
 _LARGEST_BLOCK = (1 << 31) - 1  # bytes that PyArrow reads at once
 
 
-def read_csv_files(files: Sequence[Path], place: Place, values: Sequence[str] | None = None, column: str = "") -> Any:
+def read_text_files(files: Sequence[Path], place: Place, values: Sequence[str] | None = None, column: str = "") -> Any:
     """Return the rows of all files as one `pyarrow.Table`.
 
     Types are found from all values of a file, not from its first ones.
@@ -28,12 +29,12 @@ def read_csv_files(files: Sequence[Path], place: Place, values: Sequence[str] | 
         column: the name of this column.
 
     Raises:
-        DataError: a file cannot be read, has no line of names, or has other columns than the first.
+        DataError: a file cannot be read, is CSV without a line of names, or has other columns than the first.
     """
     with needs_extra("data", place.key, place.value):
         import pyarrow
 
-    tables = [_read(file, place) for file in files]
+    tables = [(_read_json if file.suffix.lower() == JSON_LINES else _read_csv)(file, place) for file in files]
     for file, table in zip(files, tables, strict=True):
         if set(table.column_names) != set(tables[0].column_names):
             odd = sorted(set(table.column_names) ^ set(tables[0].column_names))
@@ -48,7 +49,15 @@ def read_csv_files(files: Sequence[Path], place: Place, values: Sequence[str] | 
         return pyarrow.concat_tables(tables, promote_options="permissive")
 
 
-def _read(file: Path, place: Place) -> Any:
+def _read_json(file: Path, place: Place) -> Any:
+    from pyarrow import json
+
+    with place.reading(f"read as JSON with an object on each line ({file.name})"):
+        block = min(file.stat().st_size + 1, _LARGEST_BLOCK)
+        return json.read_json(file, read_options=json.ReadOptions(block_size=block))
+
+
+def _read_csv(file: Path, place: Place) -> Any:
     from pyarrow import ArrowException, types
     from pyarrow import csv as arrow
 
