@@ -32,8 +32,8 @@ def refuse_copies(table: Table, features: Sequence[tuple[str, ColumnKind]], labe
     if found:
         names = [name for name, _ in found]
         keep = ",".join(f"{name}:{kind}" for name, kind in found)
-        what = f"column{'s' * (len(found) > 1)} {listed(names)} would tell the label, a value for each class"
-        keeps = f"dataset.kinds={{{keep}}} keeps what is no copy of it"
+        what = f"column{'s' * (len(found) > 1)} {listed(names)} would tell the label: each class has one value"
+        keeps = f"dataset.kinds={{{keep}}} makes an input of what is not a copy"
         raise query.place.error("ambiguous", f"{what}; {way_to_ignore(names)}; {keeps}")
 
 

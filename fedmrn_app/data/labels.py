@@ -48,7 +48,7 @@ class Labels:
 def encode_labels(values: NDArray[Any], place: Place, declared: tuple[str, ...] | None = None) -> Labels:
     """Return labels (n,) or (n, 1) from whole numbers, from booleans, or from texts in alphabetical order.
 
-    Numbers may stand for `declared` names, and may be stored as decimals, as pandas does beside gaps.
+    Numbers may stand for `declared` names, and may be stored as floating-point numbers, as pandas does beside gaps.
 
     Raises:
         DataError: another shape or type, a number below 0 or without a name, or no rows.
@@ -111,7 +111,8 @@ def _one_for_each_row(values: NDArray[Any], place: Place) -> NDArray[Any]:
     if values.ndim != 1:
         problem = f"labels have shape {values.shape}; each row must have one number or text"
         one_hot = values.ndim == 2 and values.dtype.kind in "biuf" and bool(np.all((values != 0).sum(1) == 1))
-        raise place.error("shape", f"{problem}{'; y.argmax(1) makes it of one-hot rows' if one_hot else ''}")
+        way = "; the rows are one-hot, and y.argmax(1) gives their numbers" if one_hot else ""
+        raise place.error("shape", f"{problem}{way}")
     if not len(values):
         raise place.error("empty", "has no rows")
     return values
