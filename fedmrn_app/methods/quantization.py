@@ -18,13 +18,12 @@ from fedmrn_app.wire.factors import (
     expected_bits,
     expected_loss,
     fit,
-    inner_product,
     inverse_norms,
     matrix_shape,
     spectrum,
-    square_sum,
     unit_vectors,
 )
+from fedmrn_app.wire.sums import inner_product, square_sum
 
 Exponents = NDArray[np.int8]
 Offsets = NDArray[np.int8]

@@ -71,7 +71,10 @@ class Quantizer(ABC):
 
     def values(self, levels: NDArray[np.uint8]) -> Float32Array:
         """Return the centroid of each level of uint8 (n,), float32 (n,)."""
-        values: Float32Array = np.take(self.centroids.astype(np.float32), levels)
+        values, centroids = np.empty(levels.size, np.float32), self.centroids.astype(np.float32)
+        for start in range(0, levels.size, _BLOCK):
+            part = slice(start, start + _BLOCK)
+            np.take(centroids, levels[part], out=values[part], mode="clip")  # other modes copy the result
         return values
 
 

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.layout import Float32Array, Layout, memory_order, placed, slices
+from fedmrn_app.plugin.comparison import find_tied, is_same
+from fedmrn_app.wire.primitives import all_finite
 
 Values = Mapping[str, NDArray[np.generic]]
 
@@ -64,7 +66,9 @@ def check_finite(sent: Values, trained: Values) -> None:
     """
     for name, after in trained.items():
         before = sent[name]
-        if not np.issubdtype(after.dtype, np.inexact) or np.array_equal(before, after, equal_nan=True):
+        if not np.issubdtype(after.dtype, np.inexact) or (all_finite(before) and all_finite(after)):
+            continue
+        if is_same(before, after):
             continue
         for what, array in (("was sent", before), ("came back", after)):
             wrong = int(np.count_nonzero(~np.isfinite(array)))
@@ -160,12 +164,11 @@ class Parts:
 
     def update(self, base: Values, trained: Values) -> Float32Array:
         """Return the differences of the coded tensors, float32 (d,); those of float64 arrays are taken in float64."""
-        changes = []
-        for name in self.coded:
-            order = memory_order(base[name].shape)
-            before, after = (_at_least_float32(values[name]).transpose(order) for values in (base, trained))
-            changes.append(after - before)
-        return _join(changes)
+        update = np.empty(self.layout.count, np.float32)
+        for name, part in zip(self.coded, self.layout.split(update), strict=True):
+            before, after = (_at_least_float32(values[name]) for values in (base, trained))
+            np.subtract(after, before, out=_in_shape(part, before.shape), casting="same_kind")
+        return update
 
     def moved_in_float64(self, values: Values, update: Float32Array) -> dict[str, NDArray[np.generic]]:
         """Return the coded tensors of float64 plus their updates, float32 (d,), which are added in float64."""
@@ -194,7 +197,7 @@ class Parts:
         """
         changed = dict(values)
         for name, part in zip(self.coded, self.layout.split(vector), strict=True):
-            changed[name] = _in_shape(part, values[name].shape).astype(values[name].dtype)
+            changed[name] = _in_shape(part, values[name].shape).astype(values[name].dtype, copy=False)
         for name, place in zip(self.dense, slices(self.dense_sizes), strict=True):
             changed[name] = dense[place].reshape(values[name].shape).astype(values[name].dtype)
         places = slices(values[name].nbytes for name in self.exact)
@@ -210,23 +213,6 @@ class Parts:
 def _in_shape(part: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     """Return the elements of a coded tensor in its shape."""
     return placed(part, shape).transpose(np.argsort(memory_order(shape)))
-
-
-def find_tied(name: str, values: Values, others: Sequence[str]) -> str | None:
-    """Return the first of other tensors that holds the same values; None if none does."""
-    return next((other for other in others if other != name and np.array_equal(values[other], values[name])), None)
-
-
-def is_unmoved(before: NDArray[np.generic], after: NDArray[np.generic]) -> bool:
-    """Return whether a tensor is as it was sent, or as a bfloat16 model holds what it was sent in float32."""
-    if np.array_equal(before, after, equal_nan=np.issubdtype(before.dtype, np.inexact)):
-        return True
-    if before.dtype != np.float32 or after.dtype != np.float32:
-        return False
-    # Adding half of the last place that stays, and a bit for ties to even, rounds to the upper 16 bits.
-    bits = before.view(np.uint32)
-    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) & 0xFFFF0000
-    return bool(np.array_equal(rounded, after.view(np.uint32)))
 
 
 def _at_least_float32(array: NDArray[np.generic]) -> NDArray[Any]:

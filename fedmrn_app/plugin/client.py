@@ -21,14 +21,13 @@ from fedmrn_app.plugin.arrays import (
     Values,
     Way,
     check_finite,
-    find_tied,
-    is_unmoved,
     to_record,
     to_values,
     usual_ways,
 )
 from fedmrn_app.plugin.bounded import pack_bounded
 from fedmrn_app.plugin.client_round import ClientRound, RoundContent, in_sent_types, no_masks, read_bound
+from fedmrn_app.plugin.comparison import find_tied, is_same, is_unmoved
 from fedmrn_app.plugin.difference import check_returned, distance, moved_towards
 from fedmrn_app.plugin.fidelity import evened
 from fedmrn_app.plugin.reply_form import ReplyForm, base_key, default_key, ways_for_reply
@@ -319,7 +318,7 @@ def _choose_ways(client_round: ClientRound, form: ReplyForm, trained: Values) ->
             if name in learned:
                 continue
             other = find_tied(name, base, learned)
-            tied = other is not None and np.array_equal(trained[other], trained[name])
+            tied = other is not None and is_same(trained[other], trained[name])
             ways[number] = Way.TIED if tied else Way.DENSE | from_zero
         start = np.zeros_like(before) if from_zero else before
         sent_as_is = () if task.forms else (Way.EXACT,)

@@ -18,6 +18,7 @@ import numpy as np
 
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.plugin.scales import MAX_EXPONENT, Exponents, rescaled
+from fedmrn_app.wire.sums import square_sum
 
 FIRST_ROUNDS = 2  # with two bits
 FEW_CLIENTS = 4  # fewer than these send two bits
@@ -57,7 +58,7 @@ def evened(x: Float32Array, layout: Layout) -> tuple[Float32Array, Exponents]:
     Returns:
         The update, float32 (d,), and the logarithms to base 2 of what its tensors were divided by, int8 (t,).
     """
-    norms = [float(np.square(part, dtype=np.float64).sum()) for part in layout.split(x)]
+    norms = [square_sum(part) for part in layout.split(x)]
     sizes = [math.sqrt(norm / max(1, size)) for norm, size in zip(norms, layout.sizes, strict=True)]
     found = [round(math.log2(size)) if 0 < size < math.inf else 0 for size in sizes]
     exponents: Exponents = np.clip(found, -MAX_EXPONENT, MAX_EXPONENT).astype(np.int8)

@@ -15,7 +15,8 @@ from fedmrn_app.exchange.messages import one_line, remote_reason
 from fedmrn_app.methods.method import Method
 from fedmrn_app.methods.rate_control import least_mask_bits, mask_bits
 from fedmrn_app.plugin.arrays import Values, checked_ways, only_arrays, to_record, to_values, usual_ways
-from fedmrn_app.plugin.reply_form import ReplyForm, base_key, default_key, is_difference
+from fedmrn_app.plugin.comparison import is_difference, is_same
+from fedmrn_app.plugin.reply_form import ReplyForm, base_key, default_key
 from fedmrn_app.plugin.scales import read_exponents
 from fedmrn_app.plugin.settings import (
     BESIDE,
@@ -27,6 +28,7 @@ from fedmrn_app.plugin.settings import (
     ClientTask,
     RoundContext,
 )
+from fedmrn_app.wire.primitives import all_finite
 
 # By the arrays, how they are sent back, the form of the reply, and masks or none; with what is coded from.
 Contexts = dict[tuple[int, bytes, ReplyForm, bool], tuple[RoundContext, Values]]
@@ -183,7 +185,7 @@ def add_rounding(content: RecordDict, exact: Values, received: Values, *, differ
     key, record = only_arrays(content)
     values = to_values(record)
     for name, value in values.items():
-        if not np.issubdtype(value.dtype, np.floating) or np.array_equal(exact[name], received[name]):
+        if not np.issubdtype(value.dtype, np.floating) or is_same(exact[name], received[name]):
             continue
         if not differences and not is_difference(received[name], value):
             rounding = cast(NDArray[Any], exact[name]) - cast(NDArray[Any], received[name])
@@ -210,10 +212,10 @@ def check_plain(content: RecordDict, records: Mapping[str, Values]) -> None:
             if shapes[0] != shapes[1] and not single and (before is None or before.size):
                 reason = f"{name}: was sent with the shape {shapes[0]} and came back with {shapes[1]}"
                 raise PayloadError(reason, code="shape", key=name, value=shapes[1])
-            if before is not None and np.issubdtype(after.dtype, np.inexact):
-                unmoved = np.array_equal(before, after, equal_nan=np.issubdtype(before.dtype, np.inexact))
-                if not unmoved and not np.isfinite(cast(NDArray[Any], after)).all():
-                    raise PayloadError(f"{name}: is not finite", code="not-finite", key=name)
+            if before is None or not np.issubdtype(after.dtype, np.inexact) or all_finite(after):
+                continue
+            if not is_same(before, after):
+                raise PayloadError(f"{name}: is not finite", code="not-finite", key=name)
 
 
 def add_counts(content: RecordDict, uplink: int, downlink: int, parameters: int) -> None:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.plugin.arrays import FROM_ZERO, Values, Way, usual_ways
+from fedmrn_app.plugin.comparison import is_difference
 from fedmrn_app.plugin.vectors import way_of_vector
 
 _TYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16")
@@ -144,13 +145,6 @@ def ways_for_reply(base: Values, trained: Values, *, differences: bool = False) 
         if ways[number] in (Way.CODED, Way.DENSE, Way.BOUNDED) and (differences or is_difference(before, after)):
             ways[number] |= FROM_ZERO
     return ways
-
-
-def is_difference(before: NDArray[np.generic], after: NDArray[np.generic]) -> bool:
-    """Return whether an array is at most half as long as its difference from what was sent."""
-    x, y = before.reshape(-1).astype(np.float64), after.reshape(-1).astype(np.float64)
-    with np.errstate(invalid="ignore", over="ignore"):
-        return bool(4 * float(y @ y) < float(np.square(y - x).sum()))
 
 
 def base_key(key: str, arrays: Values, records: Mapping[str, Values], *, alone: bool) -> str | None:

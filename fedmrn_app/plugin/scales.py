@@ -91,11 +91,13 @@ class OwnScales:
         return [norm / math.sqrt(max(1, size)) for norm, size in zip(norms, self._layout.sizes, strict=True)]
 
 
-def rescaled(vector: Float32Array, layout: Layout, exponents: Exponents, sign: int) -> Float32Array:
-    """Return a vector with each tensor times 2^(sign e), float32 (d,)."""
-    scaled = vector.copy()
-    for tensor, exponent in zip(layout.split(scaled), exponents, strict=True):
-        tensor *= np.float32(2.0 ** (sign * int(exponent)))
+def rescaled(
+    vector: Float32Array, layout: Layout, exponents: Exponents, sign: int, out: Float32Array | None = None
+) -> Float32Array:
+    """Return a vector with each tensor times 2^(sign e), float32 (d,), in `out` if it is given."""
+    scaled = np.empty_like(vector) if out is None else out
+    for part, tensor, exponent in zip(layout.split(scaled), layout.split(vector), exponents, strict=True):
+        np.multiply(tensor, np.float32(2.0 ** (sign * int(exponent))), out=part)
     return scaled
 
 

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.exchange.messages import FIELD
 from fedmrn_app.layout import Float32Array, slices
-from fedmrn_app.plugin.arrays import Parts, Values, Way, find_tied, usual_ways
+from fedmrn_app.plugin.arrays import Parts, Values, Way, usual_ways
+from fedmrn_app.plugin.comparison import find_tied
 from fedmrn_app.plugin.settings import RECORD, SECURE
 from fedmrn_app.secure.fields import Field, Fields, Words, bits_for
 

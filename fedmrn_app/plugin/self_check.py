@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedmrn_app.plugin.arrays import Values
+from fedmrn_app.plugin.comparison import parts_of
 
 LEAST_LENGTH = 0.5  # of what arrives of an update, as a share of it
 LENGTHENED = 0.125  # shares below this one are not lengthened, because their noise would be too
@@ -56,11 +57,16 @@ def shares_that_arrive(names: Sequence[str], base: Values, trained: Values, deco
     """
     found = {}
     for name in names:
-        before, after, arrived = (np.asarray(values[name], np.float64).ravel() for values in (base, trained, decoded))
-        update = after - before
-        square = float(update @ update)
-        if square > NEGLIGIBLE**2 * float(before @ before):
-            found[name] = float((arrived - before) @ update) / square
+        length = square = along = 0.0
+        with np.errstate(over="ignore", invalid="ignore"):
+            for before, after, arrived in parts_of(base[name], trained[name], decoded[name]):
+                start = before.astype(np.float64)
+                update, moved = after - start, arrived - start
+                square += float(np.square(update).sum())
+                along += float(np.multiply(update, moved, out=moved).sum())
+                length += float(np.square(start, out=start).sum())
+        if square > NEGLIGIBLE**2 * length:
+            found[name] = along / square
     return found
 
 

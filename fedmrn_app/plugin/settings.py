@@ -26,6 +26,7 @@ from fedmrn_app.plugin.bounded import unpack_bounded
 from fedmrn_app.plugin.scales import SCALES, Exponents, rescaled
 from fedmrn_app.validation import build, nearest
 from fedmrn_app.wire.dense import DENSE_BITS
+from fedmrn_app.wire.primitives import all_finite
 
 DEFAULT_METHOD = "eden"  # of the methods that need no change in the training; see `plugin/fidelity.py`
 SIZED_METHOD = "quantized"  # the same where options are given, such as a size
@@ -289,7 +290,7 @@ class RoundContext:
         """
         parts = Parts.of(values, ways)
         vector, dense = parts.vector(values), parts.dense_vector(values)
-        if not (np.isfinite(vector).all() and np.isfinite(dense).all()):
+        if not (all_finite(vector) and all_finite(dense)):
             raise PayloadError("the arrays that the server sent are not finite", code="not-finite")
         if not parts.coded:  # most codecs code no empty vector
             method = replace(method, codec=Floats(), error_feedback=False)
@@ -341,8 +342,9 @@ class RoundContext:
             upload.contribution.add_to(vector, np.float32(1))
         else:
             upload.contribution.add_to(update, np.float32(1))
-            update = update if exponents is None else rescaled(update, parts.layout, exponents, 1)
-            vector = self.context.vector + update
+            if exponents is not None:
+                rescaled(update, parts.layout, exponents, 1, out=update)
+            vector = np.add(self.context.vector, update, out=None if wide else update)
         found = parts.replaced(values, vector, upload.dense, exact)
         if wide and update is not None:
             found |= parts.moved_in_float64(values, update)

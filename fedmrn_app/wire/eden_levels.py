@@ -24,16 +24,16 @@ def encode_eden_levels(levels: NDArray[np.uint8], cells: NDArray[np.int64], code
         cells: the likelihoods of the 2 to 256 levels in any unit, integers below 2^53.
         coder: which form.
     """
+    most = max_eden_bytes(levels.size, cells.size)
+    if coder != "packed":
+        lanes = lanes_of(most)
+        coded = encode_symbols([(levels, categorical(cells.astype(np.float64)))], lanes)
+        if len(coded) < most:  # readers refuse coded bodies that are not shorter
+            return Body(coded, CODED if lanes == 1 else LANED)
     bits = np.empty((levels.size, _bits_of(cells.size)), np.bool_)
     for place in range(bits.shape[1]):
         bits[:, place] = (levels >> place) & 1
-    plain = Body(pack_bits(bits.reshape(-1)))
-    if coder == "packed":
-        return plain
-    lanes = lanes_of(len(plain))
-    coded = encode_symbols([(levels, categorical(cells.astype(np.float64)))], lanes)
-    form = CODED if lanes == 1 else LANED
-    return min(plain, Body(coded, form), key=len)  # readers refuse coded bodies that are not shorter
+    return Body(pack_bits(bits.reshape(-1)))
 
 
 def decode_eden_levels(body: Body, count: int, cells: NDArray[np.int64]) -> NDArray[np.uint8]:

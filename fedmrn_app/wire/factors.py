@@ -20,6 +20,7 @@ from fedmrn_app.kernels.row_counts import row_bits, row_costs, row_counts
 from fedmrn_app.layout import Float32Array, Shape
 from fedmrn_app.wire.primitives import all_finite
 from fedmrn_app.wire.singular import Directions, Float64Array, SingularVectors
+from fedmrn_app.wire.sums import square_sum
 
 MAX_RANK = 255
 _LEAST = 0.05  # of a squared step: components with less energy per element are never tried
@@ -30,7 +31,6 @@ _SIZE_BITS, _OCTAVE_BITS = 1.5, 1.2  # of a level of 1, its sign included, and o
 _CODED = 0.95  # bits of coded levels over their entropy row by row, as in updates of CNNs and an LSTM
 # matrices of which estimates see every ninth row only
 _SAMPLED, _ROWS = 1 << 22, 9
-_PART = 1 << 17  # elements of a vector that are widened to float64 at a time
 _CLEAR = 1.2  # ratio of two costs, of which one is estimated so, that decides
 
 
@@ -154,19 +154,6 @@ def _of_sample(rows: Float32Array, sum_of: Callable[[Float32Array], float]) -> f
 def _largest(*vectors: Float32Array) -> float:
     """Return the largest element of vectors."""
     return max(float(np.abs(rows).max()) for rows in vectors)
-
-
-def square_sum(x: Float32Array) -> float:
-    """Return the sum of the squares of a vector (d,), in float64, in parts that stay in cache."""
-    if x.size <= _PART:
-        return float(np.square(x, dtype=np.float64).sum())
-    return sum(float(np.square(x[start : start + _PART], dtype=np.float64).sum()) for start in range(0, x.size, _PART))
-
-
-def inner_product(x: Float32Array, y: Float32Array) -> float:
-    """Return the inner product of two vectors (d,), in float64, in parts that stay in cache."""
-    parts = (slice(start, start + _PART) for start in range(0, x.size, _PART))
-    return sum(float(np.multiply(x[part], y[part], dtype=np.float64).sum()) for part in parts)
 
 
 def spectrum(matrix: Float32Array) -> Spectrum | None:

@@ -1,0 +1,69 @@
+"""What became of an array: whether it came back as it was sent, moved, or is a difference itself.
+
+Arrays are compared in parts that stay in cache, and a comparison ends at the first part that decides it. Arrays of
+hundred million values are so compared at about the speed at which memory is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_PART = 1 << 15  # values
+
+
+def is_same(before: NDArray[np.generic], after: NDArray[np.generic]) -> bool:
+    """Return whether arrays have the same shape and values, where NaN equals NaN."""
+    return before.shape == after.shape and all(_are_equal(x, y) for x, y in parts_of(before, after))
+
+
+def is_unmoved(before: NDArray[np.generic], after: NDArray[np.generic]) -> bool:
+    """Return whether a tensor is as it was sent, or as a bfloat16 model holds what it was sent in float32."""
+    if before.shape != after.shape:
+        return False
+    same, rounded = True, before.dtype == after.dtype == np.float32
+    for x, y in parts_of(before, after):
+        same = same and _are_equal(x, y)
+        rounded = rounded and bool(np.array_equal(_in_bfloat16(x), y.view(np.uint32)))
+        if not (same or rounded):
+            return False
+    return True
+
+
+def is_difference(before: NDArray[np.generic], after: NDArray[np.generic]) -> bool:
+    """Return whether an array is at most half as long as its difference from what was sent."""
+    length = difference = 0.0
+    with np.errstate(invalid="ignore", over="ignore"):
+        for x, y in parts_of(before, after):
+            wide: NDArray[np.float64] = y.astype(np.float64)
+            length += float(np.square(wide).sum())
+            wide -= x
+            difference += float(np.square(wide, out=wide).sum())
+        return 4 * length < difference
+
+
+def find_tied(name: str, values: Mapping[str, NDArray[np.generic]], others: Sequence[str]) -> str | None:
+    """Return the first of other tensors that holds the same values; None if none does."""
+    return next((other for other in others if other != name and is_same(values[other], values[name])), None)
+
+
+def parts_of(*arrays: NDArray[Any]) -> Iterator[tuple[NDArray[Any], ...]]:
+    """Yield the values of arrays of one size, part by part."""
+    flat = [array.reshape(-1) for array in arrays]
+    return (tuple(x[start : start + _PART] for x in flat) for start in range(0, flat[0].size, _PART))
+
+
+def _are_equal(x: NDArray[Any], y: NDArray[Any]) -> bool:
+    same = x == y
+    return bool(same.all()) or bool((same | ((x != x) & (y != y))).all())
+
+
+def _in_bfloat16(x: NDArray[np.float32]) -> NDArray[np.uint32]:
+    """Return the bits of float32 values that are rounded to the upper 16 bits, uint32 (n,)."""
+    bits: NDArray[Any] = x.view(np.uint32)
+    # adding half of the last place that stays, and a bit for ties to even
+    rounded: NDArray[np.uint32] = (bits + (0x7FFF + ((bits >> 16) & 1))) & 0xFFFF0000
+    return rounded
