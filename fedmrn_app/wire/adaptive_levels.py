@@ -31,6 +31,7 @@ _HEAD = struct.Struct("<BI")
 _PART = 1 << 15  # elements that are converted at a time, so that temporaries stay in cache
 _FIRST_STEP = 24  # units of the logarithm of the odds that a step of the first byte stands for
 _PRICE_PER_BIT = UNIT * math.log(2) / UNIT**2  # a bit has UNIT log(2) units, a square step UNIT^2 square units
+_LARGE = int(0.8 * UNIT)
 _MAX_WIDTH = (2 * MAX_LEVEL).bit_length()
 
 
@@ -158,7 +159,7 @@ def max_level_bytes(count: int) -> int:
 
 
 def _checksum(levels: Levels) -> int:
-    return zlib.crc32(levels.astype("<i2").tobytes())
+    return zlib.crc32(np.ascontiguousarray(levels, "<i2").data)
 
 
 def _codes(levels: Levels) -> NDArray[np.int32]:
@@ -176,7 +177,8 @@ def _width(codes: NDArray[np.int32]) -> int:
 
 def _encode(values: NDArray[np.int32], layout: Layout, trends: Trends, price: int) -> CodedLevels:
     # about half of the elements that reach 0.8 steps stand in blocks of their own
-    rate = 4.5 * np.count_nonzero(np.abs(values) > 0.8 * UNIT) / max(1, values.size)
+    parts = (values[start : start + _PART] for start in range(0, values.size, _PART))
+    rate = 4.5 * sum(np.count_nonzero(np.abs(part) > _LARGE) for part in parts) / max(1, values.size)
     odds = math.log((1 - rate) / rate) if 0 < rate < 0.5 else 0.0 if rate else math.inf
     first = min(127, round(min(odds, 1e3) * UNIT / _FIRST_STEP))
     levels, words = level_coder.encode(values, trends, coded_shapes(layout), price, first * _FIRST_STEP)
