@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fedmrn_app.data.images import SUFFIXES, ImageForm, stack_images
 from fedmrn_app.data.labels import Labels, listed
+from fedmrn_app.data.other_kinds import first_other, way_to_read
 from fedmrn_app.data.place import Place
 from fedmrn_app.data.rows import Entry, OpenRows, RowQuery, Splits, way_to_ignore
 from fedmrn_app.data.samples import Rows
@@ -76,6 +77,9 @@ def _open_folder(folder: Path, query: RowQuery) -> OpenRows:
         return _open_groups(folder, query)
     classes = [one for one in _folders(folder) if one.name not in query.ignore]
     if not classes:
+        if other := first_other(folder.iterdir()):
+            problem = f"holds {other.name}, of a kind that is not read, and no folder for each class"
+            raise query.place.error("kind", f"{problem}{way_to_read(other)}")
         raise query.place.error(
             "empty", f"{folder} has no folder for each class, such as cat/ and dog/ with images each"
         )

@@ -18,6 +18,7 @@ from fedmrn_app.data.image_folders import holds_metadata, image_folder_splits
 from fedmrn_app.data.images import SUFFIXES, by
 from fedmrn_app.data.labels import Labels, fit_labels
 from fedmrn_app.data.npz import npz_files, npz_splits
+from fedmrn_app.data.other_kinds import way_to_read
 from fedmrn_app.data.rows import Entry, Form, OpenRows, RowQuery, Splits
 from fedmrn_app.data.samples import Report, Rows, Split
 from fedmrn_app.data.table_rows import columns_rows
@@ -172,7 +173,8 @@ def open_splits(query: RowQuery) -> Splits:
         if path.is_file() and path.suffix.lower() == ".npz":
             return npz_splits(path, query)
         if path.is_file() and path.suffix.lower() not in (".parquet", *TEXT_SUFFIXES):
-            raise place.error("kind", f"is a file of an unknown kind ('{path.suffix}'); it must be {FORMS}")
+            problem = f"is a file of a kind that is not read ('{path.suffix}'); it must be {FORMS}"
+            raise place.error("kind", f"{problem}{way_to_read(path)}")
         if path.is_dir() and not any(path.iterdir()):
             raise place.error("empty", f"the folder is empty; it must hold {FORMS}")
         if path.is_dir() and holds_metadata(path):
