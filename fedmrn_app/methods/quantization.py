@@ -11,6 +11,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmrn_app.kernels.level_tables import MAX_LEVEL
 from fedmrn_app.kernels.outer_products import product
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.wire.adaptive_levels import CodedLevels, Levels, Trends, quantize
@@ -81,6 +82,7 @@ class Quantization:
         elements: levels of the elements of tensors, or of the right vectors where a tensor has factors.
         ranks: the number of factors of each tensor; none where no tensor has any.
         left: levels of the left vectors; None where no tensor has factors.
+        rest: squared error that factors of these numbers leave with any step, as a share of the squared norm.
     """
 
     step: float
@@ -89,6 +91,7 @@ class Quantization:
     elements: LevelPart
     ranks: Ranks = ()
     left: LevelPart | None = None
+    rest: float = 0.0
 
     @property
     def size(self) -> int:
@@ -184,6 +187,20 @@ class UpdateQuantizer:
         )
         return sum(lost) / self._square
 
+    def finest(self, ranks: Ranks) -> float:
+        """Return the smallest step at which no level of these factors, or of elements, is beyond the largest one."""
+        largest = [
+            max(float(x.max(initial=0)), -float(x.min(initial=0))) if found is None or not rank else found.largest(rank)
+            for found, rank, x in zip(self._spectra, ranks, self.layout.split(self.even), strict=True)
+        ]
+        return max(largest, default=0.0) / MAX_LEVEL
+
+    def _rest(self, ranks: Ranks) -> float:
+        """Return `Quantization.rest`."""
+        parts = zip(self._steps.each(ranks), self._spectra, ranks, strict=True)
+        lost = (share**2 * found.rest(rank) for share, found, rank in parts if found is not None and rank)
+        return sum(lost) / self._square
+
     def at(self, step: float, ranks: Ranks | None = None) -> Quantization:
         """Return the update quantized with a step; with the factors that are worth sending, unless `ranks` says."""
         ranks = self.ranks(step) if ranks is None else ranks
@@ -242,7 +259,7 @@ class UpdateQuantizer:
             "least_mse": shorter,
             "auto": part_of_length(error, self._half_length) * unbiased,
         }
-        return Quantization(step, scale[self._scale], error, elements, ranks, left)
+        return Quantization(step, scale[self._scale], error, elements, ranks, left, self._rest(ranks) if ranks else 0.0)
 
 
 def part_of_length(error: float, half_length: float) -> float:

@@ -23,6 +23,8 @@ _ESTIMATES, _ROUGH_ESTIMATES = 8, 5
 _FARTHEST = 3.0  # largest change of the logarithm of a step at once
 _GROWTH = 1.08  # of a size's logarithm with that of the expected one, as in updates of CNNs and an LSTM
 _EXACT = 1e-6  # error below which more bits gain nothing
+_FINE = 1e-4  # error below which they gain nothing where at least half of it is in directions that are not sent
+_ABSURD, _LONG = 4.0, 1 << 20  # times the wanted size, and bytes, above which an attempt is not worth its time
 _SHORT = 1000  # bytes; what factors cost in ranks and lengths is not in the estimate of what they are worth
 
 
@@ -50,7 +52,12 @@ class Aim:
 
     def is_met(self, found: Quantization, away: float) -> bool:
         """Return whether no other attempt is needed after one that is `away`."""
-        return abs(away) < self.tolerance or (away < 0 and found.error <= self.enough)
+        enough = max(self.enough, min(2 * found.rest, _FINE)) if self.enough > 0 else self.enough
+        return abs(away) < self.tolerance or (away < 0 and found.error <= enough)
+
+    def is_absurd(self, expected: float) -> bool:
+        """Return whether a size that is expected is so far beyond the wanted one that an attempt would tell no more."""
+        return expected > max(_ABSURD * self.wanted, _LONG)
 
 
 def search(quantizer: UpdateQuantizer, *, error: float | None = None, size: float = 0.0) -> Quantization:
@@ -84,6 +91,7 @@ def search(quantizer: UpdateQuantizer, *, error: float | None = None, size: floa
     # another step may be worth other factors; with the same ones for all steps sizes are smooth in it
     chosen = found.ranks or no_ranks
     expected = partial(quantizer.expected_size, ranks=chosen)
+    aim = replace(aim, finest=quantizer.finest(chosen))
     found = closest(partial(quantizer.at, ranks=chosen), aim, (found.step, start[1]), known=found, expected=expected)
     if found.ranks and found.size < _SHORT:
         other = closest(elements, replace(aim, most=found.error), start)
@@ -225,11 +233,14 @@ def _approach(
         step = secant.step
         if step == before:  # the finest, and still too small
             return
+        size = 0.0 if expected is None else expected(step)
+        if aim.is_absurd(size) and trial + 1 < trials:
+            secant.move(math.log(size / aim.wanted))
+            continue
         found = known if known and not trial else attempt(step)
         away = aim.away(found)
         yield found, away
         if expected is None:
             secant.move(away)
         else:
-            wanted = expected(step) * math.exp(-away / _GROWTH)
-            secant.move(away, partial(expected_step, expected, wanted, (step, start[1])))
+            secant.move(away, partial(expected_step, expected, size * math.exp(-away / _GROWTH), (step, start[1])))

@@ -114,12 +114,19 @@ class Spectrum:
             return expected_bits(self.matrix, step)
         return expected_bits(self.scaled_left(rank), step) + expected_bits(self.right(rank), step)
 
+    def rest(self, rank: int) -> float:
+        """Return the squared norm of what is in none of the first `rank` products."""
+        return max(self._square - float(self.energies(rank).sum()), 0.0)
+
+    def largest(self, rank: int) -> float:
+        """Return the largest element of the vectors of the first `rank` products."""
+        return _largest(self.scaled_left(rank), self.right(rank))
+
     def expected_loss(self, step: float, rank: int) -> float:
         """Return about the squared error of the matrix as `rank` products, or as elements for 0."""
         if rank == 0:
             return expected_loss(self.matrix, step)
-        rest = max(self._square - float(self.energies(rank).sum()), 0.0)
-        return rest + expected_loss(self.scaled_left(rank), step) + expected_loss(self.right(rank), step)
+        return self.rest(rank) + expected_loss(self.scaled_left(rank), step) + expected_loss(self.right(rank), step)
 
 
 def expected_loss(rows: Float32Array, step: float) -> float:

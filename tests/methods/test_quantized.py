@@ -389,3 +389,28 @@ def test_a_wide_matrix_of_low_rank_is_never_tried_element_by_element(monkeypatch
         assert len(tried) <= 6, bits
         assert found.size <= 1.02 * bits * x.size / 8
         assert found.error < most, bits
+
+
+@pytest.mark.parametrize(("noise", "bits"), [(3e-3, 0.5), (3e-3, 2.5), (1e-2, 3.0), (1e-3, 1.4)])
+def test_a_size_with_room_for_more_than_the_directions_of_an_update_costs_neither_time_nor_error(
+    noise: float, bits: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finer steps would clip the factors, or code all elements for what the noise adds."""
+    side, rank, rng = 1024, 16, np.random.default_rng(0)
+    left = rng.standard_normal((side, rank)) * np.geomspace(1, 0.05, rank)
+    x = left @ rng.standard_normal((rank, side)) + noise * rng.standard_normal((side, side))
+    sizes: list[int] = []
+    plain = UpdateQuantizer.at
+
+    def at(quantizer: UpdateQuantizer, step: float, ranks: Ranks | None = None) -> Quantization:
+        found = plain(quantizer, step, ranks)
+        sizes.append(found.size)
+        return found
+
+    monkeypatch.setattr(UpdateQuantizer, "at", at)
+    codec, known = UniformLevels(bits, None, "auto"), np.zeros(side * side, np.int8)
+    found = codec.search(x.astype(np.float32).reshape(-1), Layout(((side, side),)), known)
+    assert found.error < 1e-4
+    assert found.size <= 1.02 * bits * x.size / 8
+    assert max(sizes) <= 4 * bits * x.size / 8
+    assert len(sizes) <= 3
