@@ -18,15 +18,17 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedmrn_app.errors import PayloadError
 from fedmrn_app.kernels.signs import multiply_by_signs
 from fedmrn_app.layout import Float32Array, Layout
-from fedmrn_app.methods.hadamard import block_lengths, rotate, rotate_back_in_place, stretch_lengths, stretches_of
+from fedmrn_app.methods.contribution import Contribution
+from fedmrn_app.methods.hadamard import block_lengths, rotate, stretch_lengths, stretches_of
 from fedmrn_app.methods.method import Codec, CodecLimits, Method, MethodConfig, RunOptions
+from fedmrn_app.methods.rotated import READ_COPIES, RotatedContribution, finite_rotate_back, repeated, surely_finite
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.wire.body import Body
-from fedmrn_app.wire.primitives import all_finite, pack_bits, pack_floats, packed_bits, packed_size, unpack_scales
+from fedmrn_app.wire.primitives import pack_bits, pack_floats, packed_bits, packed_size, unpack_scales
 
 DriveScale = Literal["least_mse", "unbiased"]
 
@@ -75,18 +77,41 @@ class RotatedSigns(Codec):
 
     def decode(self, body: Body, context: SharedContext, seed: int) -> Float32Array:
         """Scale the signs and rotate back."""
+        scales, lengths, signs = self._parts(body, context.count)
+        rotated = np.repeat(scales, lengths)
+        multiply_by_signs(rotated, signs)
+        return finite_rotate_back(rotated, seed)
+
+    def read(self, body: Body, context: SharedContext, seed: int) -> Contribution:
+        """Check the body, whose signs are rotated back while they are added."""
+        scales, lengths, signs = self._parts(body, context.count)
+        if not surely_finite(scales):
+            return super().read(body, context, seed)
+
+        def coordinates(start: int, stop: int) -> Float32Array:
+            rotated = repeated(scales, lengths, start, stop)
+            multiply_by_signs(rotated, signs[start // 8 : packed_size(stop)])
+            return rotated
+
+        return RotatedContribution(coordinates, seed, context.count)
+
+    def _parts(self, body: Body, count: int) -> tuple[Float32Array, list[int], NDArray[np.uint8]]:
+        """Return the value of a positive sign in each stretch, the lengths of the stretches, and the packed signs.
+
+        Raises:
+            PayloadError: the body is not one of `encode`.
+        """
         body.must_be_plain()  # signs of rotated weights cannot be predicted
-        lengths, blocks = stretch_lengths(context.count), block_lengths(context.count)
-        if len(body.data) == 4 * len(blocks) + packed_size(context.count):
+        lengths, blocks = stretch_lengths(count), block_lengths(count)
+        if len(body.data) == 4 * len(blocks) + packed_size(count):
             lengths = blocks  # fedmrn 0.1 wrote one scale per block, four bytes fewer where the last has two stretches
         scales, rest = unpack_scales(body.data, len(lengths))
-        rotated = np.repeat(scales * np.float32(self.centroid), lengths)
-        multiply_by_signs(rotated, packed_bits(rest, context.count))
-        return finite_rotate_back(rotated, seed)
+        return scales * np.float32(self.centroid), lengths, packed_bits(rest, count)
 
     def limits(self, layout: Layout) -> CodecLimits:
         """Allow one bit per weight and 32 per stretch."""
-        return CodecLimits(max_bytes=4 * len(stretch_lengths(layout.count)) + packed_size(layout.count))
+        size = 4 * len(stretch_lengths(layout.count)) + packed_size(layout.count)
+        return CodecLimits(max_bytes=size, read_copies=READ_COPIES)
 
     def _scale(self, y: Float32Array) -> float:
         """Return the scale of a stretch y, float32 (n,), zero for y = 0."""
@@ -104,16 +129,3 @@ class DriveSigns(RotatedSigns):
     def scale_of(self, norm1: float, square: float, size: int) -> float:
         """Return norm1 / n or norm2^2 / norm1 (section 4 and theorem 3 of the paper)."""
         return norm1 / size if self.scale == "least_mse" else square / norm1
-
-
-def finite_rotate_back(rotated: Float32Array, seed: int) -> Float32Array:
-    """Return the update of decoded coordinates, float32 (d,), in their memory.
-
-    Raises:
-        PayloadError: the update is not finite.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        rotate_back_in_place(rotated, seed)
-    if not all_finite(rotated):
-        raise PayloadError("body has scales so large that the update is not finite", code="not-finite")
-    return rotated

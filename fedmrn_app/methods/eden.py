@@ -23,10 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.layout import Float32Array, Layout
-from fedmrn_app.methods.drive import RotatedSigns, finite_rotate_back
+from fedmrn_app.methods.contribution import Contribution
+from fedmrn_app.methods.drive import RotatedSigns
 from fedmrn_app.methods.hadamard import rotate, stretch_lengths, stretches_of
 from fedmrn_app.methods.method import Codec, CodecLimits, Method, MethodConfig, RunOptions, conflict
 from fedmrn_app.methods.quantizers import Quantizer, lloyd_max, uniform
+from fedmrn_app.methods.rotated import RotatedContribution, finite_rotate_back, repeated, surely_finite
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import generate_noise
 from fedmrn_app.seeds import mix
@@ -105,17 +107,41 @@ class EdenLevels(Codec):
 
     def decode(self, body: Body, context: SharedContext, seed: int) -> Float32Array:
         """Scale the centroids and rotate back."""
-        quantizer, lengths = self.quantizer, stretch_lengths(context.count)
-        scales, rest = unpack_scales(body.data, len(lengths))
-        rotated = quantizer.values(decode_eden_levels(Body(rest, body.form), context.count, quantizer.cells))
+        scales, levels = self._parts(body, context.count)
+        rotated = self.quantizer.values(levels)
         with np.errstate(over="ignore"):  # the result is checked
-            rotated *= np.repeat(scales, lengths)
+            rotated *= np.repeat(scales, stretch_lengths(context.count))
         return finite_rotate_back(rotated, seed)
+
+    def read(self, body: Body, context: SharedContext, seed: int) -> Contribution:
+        """Decode the levels, which are rotated back while they are added."""
+        scales, levels = self._parts(body, context.count)
+        quantizer, lengths = self.quantizer, stretch_lengths(context.count)
+        with np.errstate(over="ignore"):
+            if not surely_finite(scales * np.float32(np.abs(quantizer.centroids).max())):
+                return super().read(body, context, seed)
+
+        def coordinates(start: int, stop: int) -> Float32Array:
+            rotated = quantizer.values(levels[start:stop])
+            rotated *= repeated(scales, lengths, start, stop)
+            return rotated
+
+        return RotatedContribution(coordinates, seed, context.count)
+
+    def _parts(self, body: Body, count: int) -> tuple[Float32Array, NDArray[np.uint8]]:
+        """Return the scales of the stretches, and the levels of the coordinates.
+
+        Raises:
+            PayloadError: the body is not one of `encode`.
+        """
+        scales, rest = unpack_scales(body.data, len(stretch_lengths(count)))
+        return scales, decode_eden_levels(Body(rest, body.form), count, self.quantizer.cells)
 
     def limits(self, layout: Layout) -> CodecLimits:
         """Allow a level per weight in its plain form, and 32 bits per stretch."""
         scales = 4 * len(stretch_lengths(layout.count))
-        return CodecLimits(max_bytes=scales + max_eden_bytes(layout.count, len(self.quantizer.cells)))
+        size = scales + max_eden_bytes(layout.count, len(self.quantizer.cells))
+        return CodecLimits(max_bytes=size, read_copies=1.0)
 
 
 @dataclass(frozen=True)

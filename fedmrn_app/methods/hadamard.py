@@ -61,33 +61,54 @@ def rotate_back(y: Float32Array, seed: int) -> Float32Array:
     return x
 
 
-def rotate_back_in_place(y: Float32Array, seed: int) -> None:
-    """Replace y by R^-1 y."""
-    for window, signs in _blocks(y, seed):
+def rotate_back_in_place(y: Float32Array, seed: int, first: int = 0, count: int | None = None) -> None:
+    """Replace y by R^-1 y, or a part of y by the same part of R^-1 y.
+
+    Args:
+        y: float32; with `first` and `count` the elements of a vector from `first` on: whole blocks, or all to its end.
+        seed: of R.
+        first: a multiple of `BLOCK`.
+        count: number of elements of the whole vector.
+    """
+    count = first + y.size if count is None else count
+    for window, signs in _blocks(y, seed, first):
         walsh_hadamard(window[None])
         window *= signs
-    for window, signs in reversed(_last_windows(y, seed)):
-        walsh_hadamard(window[None])
-        window *= signs
+    if first + y.size == count:
+        for window, signs in reversed(_last_windows(y, seed, first)):
+            walsh_hadamard(window[None])
+            window *= signs
 
 
-def _blocks(y: Float32Array, seed: int) -> Iterator[tuple[Float32Array, Float32Array]]:
-    """Yield views of the whole blocks of `y`, each (BLOCK,), with their signs, all of which use the same memory."""
+def _blocks(y: Float32Array, seed: int, first: int = 0) -> Iterator[tuple[Float32Array, Float32Array]]:
+    """Yield views of the whole blocks of `y`, each (BLOCK,), with their signs, all of which use the same memory.
+
+    Args:
+        y: the elements of a vector from `first` on.
+        seed: of the signs.
+        first: a multiple of `BLOCK`.
+    """
     signs = np.empty(BLOCK, np.float32)
-    for start, part in _SIGNS.blocks(seed, y.size - y.size % BLOCK):
+    for start, part in _SIGNS.blocks(seed, first + y.size - y.size % BLOCK, first):
         place = start % BLOCK
         signs[place : place + part.size] = part
         if place + part.size == BLOCK:
-            yield y[start + part.size - BLOCK : start + part.size], signs
+            yield y[start - place - first : start - place - first + BLOCK], signs
 
 
-def _last_windows(y: Float32Array, seed: int) -> list[tuple[Float32Array, Float32Array]]:
-    """Return views of both windows of a last block of `y`, each (2^k,), with their signs."""
+def _last_windows(y: Float32Array, seed: int, first: int = 0) -> list[tuple[Float32Array, Float32Array]]:
+    """Return views of both windows of a last block of `y`, each (2^k,), with their signs.
+
+    Args:
+        y: the elements of a vector from `first` on, to its end.
+        seed: of the signs.
+        first: a multiple of `BLOCK`.
+    """
     n = y.size % BLOCK
     if not n:
         return []
     end, size = y.size - n, 1 << (n.bit_length() - 1)
     # a second set for the overlap
-    signs = np.concatenate([part.copy() for _, part in _SIGNS.blocks(seed, y.size + n, end)])
-    first = (y[end : end + size], signs[:size])
-    return [first] if size == n else [first, (y[y.size - size :], signs[n : n + size])]
+    signs = np.concatenate([part.copy() for _, part in _SIGNS.blocks(seed, first + y.size + n, first + end)])
+    lower = (y[end : end + size], signs[:size])
+    return [lower] if size == n else [lower, (y[y.size - size :], signs[n : n + size])]
