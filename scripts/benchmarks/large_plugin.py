@@ -1,6 +1,6 @@
 """The plug-in on a transformer of 124 million weights, beside plain Flower: seconds and memory, round by round.
 
-Usage: python -m scripts.benchmarks.large_plugin [--method quantized] [--lora] [--rounds 2] [--layers 12]
+Usage: python -m scripts.benchmarks.large_plugin [--method default] [--lora] [--rounds 2] [--layers 12] [--repeats 1]
 
 The model is GPT-2 as `transformers` makes it from its configuration, without a download. Two clients of Flower take a
 step each round, in one process. Flower's FedAvg runs plain and with the plug-in, alternately. `--lora` trains adapters
@@ -23,6 +23,7 @@ from flwr.serverapp.strategy import FedAvg
 from fedmrn_app.flower.local_grid import LocalGrid
 from fedmrn_app.plugin import Compressed, compress_uplink
 
+_PLAIN = "plain Flower"
 _CLIENTS, _TOKENS, _BATCH = 2, 32, 2
 
 
@@ -71,12 +72,20 @@ def client_app(model: Any, mods: list[Any], seconds: list[float]) -> ClientApp:
     return app
 
 
-def run(method: str | None, layers: int, rounds: int, *, lora: bool) -> dict[str, float]:
-    """Return the processor's seconds of a run per client and round: of training, and of all else."""
+def run(method: str, layers: int, rounds: int, *, lora: bool) -> dict[str, float]:
+    """Return the processor's seconds of a run per client and round: of training, and of all else.
+
+    Args:
+        method: `plain Flower`, `default` for what the plug-in chooses, or the plug-in's method.
+        layers: of the transformer.
+        rounds: of the run.
+        lora: whether adapters are trained.
+    """
+    plain = method == _PLAIN
     model, trained = new_model(layers, lora=lora), list[float]()
-    app = client_app(model, [] if method is None else [compress_uplink], trained)
+    app = client_app(model, [] if plain else [compress_uplink], trained)
     inner = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_train_nodes=_CLIENTS, min_available_nodes=_CLIENTS)
-    strategy: Any = inner if method is None else Compressed(inner, method)
+    strategy: Any = inner if plain else Compressed(inner, None if method == "default" else method)
     state = trained_state(model)
     start = time.process_time()
     with LocalGrid(app, _CLIENTS) as grid:
@@ -96,7 +105,7 @@ def run(method: str | None, layers: int, rounds: int, *, lora: bool) -> dict[str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The plug-in on a large transformer beside plain Flower.")
-    parser.add_argument("--method", default="quantized")
+    parser.add_argument("--method", default="default")
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=2)
@@ -104,9 +113,9 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for _ in range(arguments.repeats):
-        for method in (None, arguments.method):  # plain first: the peak of the process never falls
+        for method in (_PLAIN, arguments.method):  # plain first: the peak of the process never falls
             found = run(method, arguments.layers, arguments.rounds, lora=arguments.lora)
-            print(json.dumps({"method": method or "plain Flower", "lora": arguments.lora, **found}), flush=True)
+            print(json.dumps({"method": method, "lora": arguments.lora, **found}), flush=True)
 
 
 if __name__ == "__main__":
