@@ -45,7 +45,15 @@ SERVER = {
         "fedmrn_app.federation.downlink:LatticeBroadcast.fill",
         "fedmrn_app.federation.server:OpenRound.context",
     ],
-    "decoding": ["fedmrn_app.federation.server:OpenRound.read_early", "fedmrn_app.flower.strategy:close_round"],
+    "decoding": [
+        "fedmrn_app.federation.server:OpenRound.read_early",
+        "fedmrn_app.flower.strategy:close_round",
+        # what its threads do
+        "fedmrn_app.federation.outliers:check_upload",
+        "fedmrn_app.methods.contribution:VectorContribution.add_to",
+        "fedmrn_app.methods.mask_decoding:MaskedNoise.add_to",
+        "fedmrn_app.methods.rotated:RotatedContribution.add_to",
+    ],
     "server's step": ["fedmrn_app.federation.server:server_step"],
     _COPY: [
         *(f"fedmrn_app.flower.local_grid:{name}" for name in ("pack", "unpack")),
