@@ -233,11 +233,11 @@ def _approach(
         step = secant.step
         if step == before:  # the finest, and still too small
             return
-        size = 0.0 if expected is None else expected(step)
-        if aim.is_absurd(size) and trial + 1 < trials:
+        size, first = 0.0 if expected is None else expected(step), known if trial == 0 else None
+        if first is None and aim.is_absurd(size) and trial + 1 < trials:
             secant.move(math.log(size / aim.wanted))
             continue
-        found = known if known and not trial else attempt(step)
+        found = first or attempt(step)
         away = aim.away(found)
         yield found, away
         if expected is None:
