@@ -152,6 +152,12 @@ class Budget:
         most = max(remaining - (left - 1) * RESERVE * least, equal)
         return max(min(wanted, most, max(MOST, equal), self.longest), least)
 
+    @property
+    def is_even(self) -> bool:
+        """Whether a schedule with fine rounds has room for none, so that all rounds have equal shares."""
+        has_fine = self.schedule in ("front", "both_ends")
+        return has_fine and self.bits < self.longest and self.share(BudgetState()) <= self.bits
+
     def left(self, state: BudgetState) -> float:
         """Return the bits per parameter that are left for all rounds to come; NaN if their number is not known."""
         return self.bits * self.rounds - state.spent if self.rounds else math.nan

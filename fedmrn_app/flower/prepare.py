@@ -191,9 +191,14 @@ def _residual_notes(config: Config, method: Method, folder: RunFolder, report: R
 
 def budget_lines(protocol: RunProtocol) -> list[str]:
     """Return lines for the log where replies cannot be as short as their budget, or masks of few weights learn less."""
-    control, budget, lines = protocol.method.rate_control, protocol.budget, []
+    control, budget, lines = protocol.method.rate_control, protocol.budget, list[str]()
+    if budget is not None and budget.is_even:
+        lines.append(
+            f"uplink.schedule={budget.schedule}: all rounds have equal shares, because replies take at least about "
+            f"{budget.least:.2f} bits per parameter, and uplink.budget={budget.bits:g} leaves nothing for fine rounds"
+        )
     if control is None:
-        return []
+        return lines
     key, bits = ("bits", control.bits) if budget is None else ("budget", budget.bits)
     if bits < (least := least_reply_bits(protocol)):
         lines.append(

@@ -36,6 +36,21 @@ def test_a_line_says_what_a_budget_costs(words: tuple[str, ...], said: list[str]
     assert bool(lines) == bool(said)
 
 
+@pytest.mark.parametrize("schedule", ["front", "both_ends", "constant", "auto"])
+@pytest.mark.parametrize("room", [1.02, 3.0])
+def test_a_line_says_that_a_budget_has_no_room_for_fine_rounds(schedule: str, room: float) -> None:
+    words = ("model=mlp", "model.hidden=[1024]", "uplink.bits=null", f"uplink.schedule={schedule}", "rounds=20")
+    protocol = build_worker(load_config((*words, "uplink.budget=1"))).model()[1]
+    assert protocol.budget is not None
+    protocol = replace(protocol, budget=replace(protocol.budget, bits=room * protocol.budget.least))
+    lines = [line for line in budget_lines(protocol) if line.startswith("uplink.schedule")]
+    if room > 2 or schedule not in ("front", "both_ends"):
+        assert lines == []
+    else:
+        assert len(lines) == 1
+        assert lines[0].startswith(f"uplink.schedule={schedule}: all rounds have equal shares")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
