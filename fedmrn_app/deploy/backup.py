@@ -148,6 +148,22 @@ def _unpacked(file: Path, parent: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _extract(archive: tarfile.TarFile, folder: Path) -> None:
+    """Extract files and folders, none of which may lie outside of `folder`.
+
+    Raises:
+        TarError: another member is found.
+    """
+    if hasattr(tarfile, "data_filter"):
+        archive.extractall(folder, filter="data")
+        return
+    for member in archive:  # before Python 3.11.4, which Debian 12 has
+        inside = (folder / member.name).resolve().is_relative_to(folder.resolve())
+        if not inside or not (member.isfile() or member.isdir()):
+            raise tarfile.ExtractError(f"{member.name} is no file inside of it")
+        archive.extract(member, folder)
+
+
 def _unpack(file: Path, folder: Path) -> None:
     """Unpack a backup, and check what it holds.
 
@@ -156,7 +172,7 @@ def _unpack(file: Path, folder: Path) -> None:
     """
     try:
         with tarfile.open(file.expanduser(), "r:gz") as archive:
-            archive.extractall(folder, filter="data")
+            _extract(archive, folder)
         if not (folder / SETTINGS).is_file():
             raise ConfigError(f"{file}: is no backup of a federation", code="no-backup", value=str(file))
         load(folder)

@@ -6,6 +6,7 @@ notes what their replies have taken, with Flower's framing.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ from fedmrn_app.plugin.replies import Spent
 from fedmrn_app.plugin.settings import PluginSettings
 
 _FRAMING = 400  # bytes of a reply beside its arrays, before one is seen
+_log = logging.getLogger("flwr")
 _SIZES = ("bits", "error", "ratio")  # options of methods that the budget replaces
 
 
@@ -64,6 +66,12 @@ class RunBudget:
             self.count = max(1, sizes[Way.CODED])
             outside = 8 * _FRAMING + settings.dense_bits * sizes[Way.DENSE] + 64 * sizes[Way.EXACT]
             self.beside = outside / self.parameters
+            if (budget := self._budget(control)).is_even:
+                _log.warning(
+                    "schedule=%s: all rounds have equal shares, because replies take at least about %.2f bits per "
+                    "parameter, and budget=%g leaves nothing for fine rounds",
+                    self.schedule, budget.least, self.bits,
+                )  # fmt: skip
         self.share = self.upcoming(control)
         if control is not None:
             return replace(settings, bits=self.share)
@@ -71,6 +79,9 @@ class RunBudget:
 
     def upcoming(self, control: RateControl | None) -> float:
         """Return the bits per parameter that a reply of the next round is to take, for the arrays of the last one."""
+        return self._budget(control).share(self.spent)
+
+    def _budget(self, control: RateControl | None) -> Budget:
         least = beside = self.beside or 0.0
         power, longest = ERROR_POWER, math.inf
         if control is not None:
@@ -78,8 +89,7 @@ class RunBudget:
             longest = beside + most_mask_bits(control.signed) * self.count / self.parameters
             power = error_power()
         masks = control is not None
-        budget = Budget(self.bits, self.schedule, self.rounds, beside, least, longest, power, masks)
-        return budget.share(self.spent)
+        return Budget(self.bits, self.schedule, self.rounds, beside, least, longest, power, masks)
 
     def body_bits(self, share: float) -> float:
         """Return the bits per coded weight that a reply of so many bits per parameter leaves for the method's body."""

@@ -226,11 +226,14 @@ def test_a_backup_of_a_running_server_comes_back(federation: Federation, tmp_pat
     assert not list(federation.path.glob("fedmrn-backup-*"))
 
 
-@pytest.mark.parametrize("damage", ["cut", "other", "none", "escape", "no-state"])
+@pytest.mark.parametrize("damage", ["cut", "other", "none", "escape", "link", "no-state"])
+@pytest.mark.parametrize("has_filter", [True, False])
 def test_a_backup_that_is_none_is_refused_and_changes_nothing(
-    damage: str, federation: Federation, tmp_path: Path
+    damage: str, has_filter: bool, federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "b.tar.gz"
+    if not has_filter:  # as before Python 3.11.4
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
     if damage == "other":
         other = create(tmp_path / "other", ["127.0.0.1"], 1)
         database(other, 1).close()
@@ -242,6 +245,11 @@ def test_a_backup_that_is_none_is_refused_and_changes_nothing(
         with tarfile.open(file, "w:gz") as archive:
             archive.add(federation.path / "federation.json", "federation.json")
             archive.add(federation.authority, "../outside.crt")
+    elif damage == "link":
+        (tmp_path / "link").symlink_to("/etc")
+        with tarfile.open(file, "w:gz") as archive:
+            archive.add(federation.path / "federation.json", "federation.json")
+            archive.add(tmp_path / "link", "devices")
     else:
         backup.backup(federation, file)
     if damage == "cut":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -125,3 +126,13 @@ def test_budgets_that_cannot_be_met_are_refused(options: Any, key: str, code: st
         Compressed(inner(), **options)
     assert (refused.value.key, refused.value.code) == (key, code)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("budget", "said"), [(0.1, 0), (1.2, 0), (0.5, 1)])
+def test_a_line_says_that_a_budget_has_no_room_for_fine_rounds(
+    budget: float, said: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    bits, *_ = bits_of_run(6, method="fedmrn", budget=budget, schedule="front")
+    lines = [line for line in caplog.messages if line.startswith("schedule=front: all rounds have equal shares")]
+    assert len(lines) == said, bits
