@@ -11,9 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from fedmrn_app.data.labels import listed
+from fedmrn_app.data.labels import are_whole, listed
 from fedmrn_app.data.place import Place
 from fedmrn_app.data.rows import ColumnKind, Entry, RowQuery, way_to_ignore
 
@@ -138,13 +136,10 @@ def _text(count: int, different: int, named: bool, unique: bool) -> Found:
 
 
 def whole(column: Any) -> bool:
-    """Return whether numbers are whole, as pandas stores them in a column that once had gaps."""
+    """Return whether a column of decimals holds whole numbers."""
     from pyarrow import types
 
-    if not types.is_floating(column.type):
-        return False
-    values = column.to_numpy()
-    return bool(np.all(np.isfinite(values)) and np.all(values == np.floor(values)))
+    return types.is_floating(column.type) and are_whole(column.to_numpy())
 
 
 def _consecutive(column: Any) -> bool:

@@ -59,7 +59,7 @@ def encode_labels(values: NDArray[Any], place: Place, declared: tuple[str, ...] 
     if values.dtype.kind == "U":
         names, index = np.unique(values, return_inverse=True)
         return Labels(index.astype(np.int64), tuple(map(str, names)))
-    if values.dtype.kind == "f" and bool(np.all(values == np.rint(values)) and np.all(np.abs(values) < MAX_LABEL)):
+    if values.dtype.kind == "f" and are_whole(values) and np.all(np.abs(values) < MAX_LABEL):
         values = values.astype(np.int64)
     if values.dtype.kind not in "biu":
         raise place.error("type", decimals(f"labels are {values.dtype}", place))
@@ -70,6 +70,11 @@ def encode_labels(values: NDArray[Any], place: Place, declared: tuple[str, ...] 
         negative = "; labels below 0 often stand for none: leave such rows out, or store the labels as text"
         raise place.error("label", f"row {row} has the label {index[row]}{negative if index[row] < 0 else ''}")
     return Labels(index, declared, declared is not None)
+
+
+def are_whole(values: NDArray[Any]) -> bool:
+    """Return whether floating-point numbers are finite and whole, as pandas stores integers beside gaps."""
+    return bool(np.all(np.isfinite(values)) and np.all(values == np.floor(values)))
 
 
 def encode_quantity(values: NDArray[Any], place: Place) -> Labels:

@@ -132,7 +132,8 @@ def _columns(opened: OpenRows, x: NDArray[Any], place: Place) -> Iterator[Column
         return
     kinds, categories = opened.kinds or {}, opened.categories or {}
     start = 0
-    for name, width in (opened.widths or dict)().items():
+    widths = {} if opened.widths is None else opened.widths()
+    for name, width in widths.items():
         category, part = kinds[name] == "category", found[start : start + width]
         yield Column(
             name=name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,9 @@ def _read_csv(file: Path, place: Place) -> Any:
 
     with place.reading():
         with file.open("rb") as content:
-            if content.read(2) in (BOM_UTF16_LE, BOM_UTF16_BE):
+            if content.peek(2)[:2] in (BOM_UTF16_LE, BOM_UTF16_BE):
                 raise place.error("encoding", f"{file.name} is in UTF-16; {_way_to_recode('utf-16')}")
-        with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
-            first = lines.readline()
+            first = TextIOWrapper(content, "utf-8-sig", "replace", newline="").readline()
         size = file.stat().st_size
     separator = max(_SEPARATORS, key=first.count)
     names = next(csv.reader([first.strip()], delimiter=separator), [])
