@@ -58,8 +58,9 @@ def test_results_stand_on_these_pages() -> None:
     docs = [f"docs/{stem}.md" for stem in ("results", "results_digits", "results_fashion_mnist", "results_settings")]
     tables = [
         f"results/{stem}.md"
-        for stem in ("cifar10/tables", "claims", "digits/tables", "fashion_mnist/settings", "fashion_mnist/tables")
+        for stem in ("budget/short", "cifar10/tables", "claims", "digits/tables", "fashion_mnist/settings")
     ]
+    tables.append("results/fashion_mnist/tables.md")
     assert [name(file) for file in FILES] == ["README.md", *docs, *tables]
 
 
