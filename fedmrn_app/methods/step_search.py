@@ -36,7 +36,8 @@ class Aim:
         wanted: the size to reach, in bytes.
         tolerance: difference of the logarithms at which an attempt is taken.
         finest: smallest step to try, with which the largest element has the largest level.
-        enough: error at which an attempt of a smaller size is taken; negative for none.
+        enough: error at which an attempt of a smaller size is taken, or `_FINE` where at least half of the error is in
+            directions that are not sent; negative for none.
         most: error above which a result is of no use, so that the search ends where a larger size has more.
     """
 
@@ -72,8 +73,8 @@ def search(quantizer: UpdateQuantizer, *, error: float | None = None, size: floa
     rms = root_mean_square(x)
     if not rms > SMALLEST or not math.isfinite(rms):  # the server refuses a scale that is not finite
         return quantizer.zeros(0.0 if rms <= SMALLEST else math.nan)
-    finest = max(float(x.max()), -float(x.min())) / MAX_LEVEL
     no_ranks = (0,) * len(quantizer.layout.shapes)
+    finest = quantizer.finest(no_ranks)
     elements = partial(quantizer.at, ranks=no_ranks)
     if error is not None:
         octave = expected_octave(quantizer, error, rms, finest)

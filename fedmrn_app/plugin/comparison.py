@@ -1,7 +1,7 @@
 """What became of an array: whether it came back as it was sent, moved, or is a difference itself.
 
-Arrays are compared in parts that stay in cache, and a comparison ends at the first part that decides it. Arrays of
-hundred million values are so compared at about the speed at which memory is read.
+Arrays are compared in parts that stay in cache, and a comparison ends at the first part that decides it, so that large
+arrays need no temporaries of their size.
 """
 
 from __future__ import annotations
