@@ -26,7 +26,7 @@ finds the same ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -38,6 +38,7 @@ from fedmrn_app.kernels.mask_rans import GRAIN, STEPS, Evidence
 from fedmrn_app.layout import Float32Array, Layout
 
 T = TypeVar("T", bound=np.generic)
+Piece = tuple[slice, Evidence, NDArray[np.uint8]]  # runs of a part, their side information and bits as they are coded
 _BLOCK = 1 << 15  # elements at a time, so that temporaries stay in cache
 
 _MIN_SAMPLE, _SAMPLE_RATIO = 1 << 13, 64  # coefficients are fitted to 1/64 of a part's bits, at least 8,192
@@ -177,26 +178,25 @@ class BitPredictor:
         density -= np.float32(counts.sum()) / np.float32(part.first * part.runs)
         self._row_density = np.repeat(density, part.runs_per_row)
 
-    def fit(self, block: Evidence, bits: NDArray[np.uint8]) -> NDArray[np.float16]:
+    def fit(self, pieces: Iterable[Piece]) -> NDArray[np.float16]:
         """Return the curvature and the coefficients of the part, fitted to a sample of its bits by ridge regression.
 
         Args:
-            block: the side information of all runs of the part.
-            bits: the bits as they are coded, 0 and 1, (runs, width).
+            pieces: those of all runs of the part, in their order.
         """
-        step = stride(bits.size, max(_MIN_SAMPLE, bits.size // _SAMPLE_RATIO))
-
-        def sample(values: NDArray[T]) -> NDArray[T]:
-            return values.reshape(-1)[::step]
-
-        is_set, size = sample(bits).view(np.bool_), sample(block.size)
+        width = self._part.last - self._part.first
+        count = self._part.runs * width
+        step = stride(count, max(_MIN_SAMPLE, count // _SAMPLE_RATIO))
+        samples = [_sample(block, bits, slice(-runs.start * width % step, None, step)) for runs, block, bits in pieces]
+        is_set = np.concatenate([bits for _, bits in samples])
+        size, sign, trend = _joined([one for one, _ in samples])
         typical = float(size[is_set].mean(dtype=np.float64)) if is_set.any() else 1.0
         curvature = np.float16(min(1 / (3 * typical), 1000) if 0 < typical < _SMALL else 0)
-        predictors = [] if block.trend is None else [sample(block.trend)]
+        predictors = [] if trend is None else [trend]
         if self._part.first > 0:
-            run = np.arange(0, bits.size, step) // bits.shape[1]
+            run = np.arange(0, count, step) // width
             effect = self._run_effect[run]
-            predictors += [effect if block.sign is None else effect * sample(block.sign), self._row_density[run]]
+            predictors += [effect if sign is None else effect * sign, self._row_density[run]]
         x = np.empty((3 + 2 * len(predictors), is_set.size), np.float32)
         x[0] = 1
         np.divide(size * np.float32(1 + curvature), size * np.float32(curvature) + 1, out=x[1])
@@ -234,6 +234,24 @@ class BitPredictor:
         counts, effects = mask_rans.count_runs(block, bits)
         for sums, found in ((self._counts, counts), (self._effects, effects)):
             sums.setdefault(part.tensor, np.zeros(part.runs, np.int64))[runs] += found
+
+
+def _sample(block: Evidence, bits: NDArray[np.uint8], places: slice) -> tuple[Evidence, NDArray[np.bool_]]:
+    """Return copies of some elements of a piece: sizes, signs and trends, float32 (n,), and bits, bool (n,)."""
+
+    def chosen(values: NDArray[T]) -> NDArray[T]:
+        return values.reshape(-1)[places].copy()  # a view would hold the whole piece
+
+    sign, trend = (None if values is None else chosen(values) for values in (block.sign, block.trend))
+    return Evidence(chosen(block.size), sign, trend), chosen(bits).view(np.bool_)
+
+
+def _joined(samples: Sequence[Evidence]) -> tuple[Float32Array, Float32Array | None, Float32Array | None]:
+    """Return the sizes, signs and trends of samples one after the other; None for what the first does not have."""
+    signs = [one.sign for one in samples if one.sign is not None]
+    trends = [one.trend for one in samples if one.trend is not None]
+    size = np.concatenate([one.size for one in samples])
+    return size, np.concatenate(signs) if signs else None, np.concatenate(trends) if trends else None
 
 
 def stride(count: int, wanted: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +19,11 @@ from fedmrn_app.errors import PayloadError
 from fedmrn_app.kernels import mask_rans
 from fedmrn_app.kernels.mask_rans import LOWEST, Evidence
 from fedmrn_app.wire.body import CODED, Body, Coder
-from fedmrn_app.wire.mask_model import BitPredictor, SideInfoSource, all_parts
+from fedmrn_app.wire.mask_model import BitPredictor, Part, Piece, SideInfoSource, all_parts
 from fedmrn_app.wire.primitives import pack_bits, packed_size, unpack_bits
 
 _CHECKSUM = struct.Struct("<I")
+_KEPT = 4  # pieces of a part
 
 
 def pack_mask(bits: NDArray[np.bool_], side_info: Callable[[], SideInfoSource], coder: Coder) -> Body:
@@ -50,21 +51,22 @@ def code_mask(bits: NDArray[np.bool_], side_info: SideInfoSource) -> bytes:
     predictor = BitPredictor()
     coefficients, coded = [], []
     for part in all_parts(side_info.layout):
-        runs = slice(0, part.runs)
-        block = side_info.read(part, runs)
-        symbols = _inverted(part.view(octets), block)
+        pieces = _Pieces(part, octets, side_info)
         predictor.begin(part)
-        coefficients.append(predictor.fit(block, symbols))
-        coded.append((symbols.reshape(-1), predictor.probabilities(runs, block, coefficients[-1])))
-        predictor.learn(runs, block, symbols)
+        coefficients.append(predictor.fit(pieces))
+        for runs, block, symbols in pieces:
+            coded.append((symbols.reshape(-1), predictor.probabilities(runs, block, coefficients[-1])))
+            predictor.learn(runs, block, symbols)
     states = np.full(mask_rans.lanes_of(bits.size), LOWEST, np.uint32)
-    words = np.empty(bits.size, np.uint16)
-    start = words.size
-    for symbols, probabilities in reversed(coded):  # the coder is a stack: what is pushed last is read first
-        start = mask_rans.encode(symbols, probabilities, states, words, start)
+    written = []
+    room = np.empty(max((symbols.size for symbols, _ in coded), default=0), np.uint16)
+    while coded:  # the coder is a stack: what is pushed last is read first
+        symbols, probabilities = coded.pop()
+        start = mask_rans.encode(symbols, probabilities, states, room, room.size)
+        written.append(room[start:].astype("<u2"))
     checksum = _CHECKSUM.pack(zlib.crc32(pack_bits(bits)))
-    stream = states.astype("<u4").tobytes() + words[start:].astype("<u2").tobytes()
-    return np.concatenate(coefficients).tobytes() + checksum + stream
+    fitted = np.concatenate(coefficients).tobytes()
+    return b"".join([fitted, checksum, states.astype("<u4").tobytes(), *reversed(written)])
 
 
 def decode_mask(body: bytes | memoryview, side_info: SideInfoSource) -> NDArray[np.bool_]:
@@ -100,6 +102,25 @@ def decode_mask(body: bytes | memoryview, side_info: SideInfoSource) -> NDArray[
             key="uplink.coder",
         )
     return bits
+
+
+class _Pieces:
+    """The side information and the bits of one part as they are coded, piece by piece; they can be read twice.
+
+    Only those of a short part are kept. To find them again takes less time than to fill new memory with them.
+    """
+
+    def __init__(self, part: Part, octets: NDArray[np.uint8], side_info: SideInfoSource) -> None:
+        self._part, self._octets, self._side_info = part, octets, side_info
+        runs = list(part.pieces())
+        self._kept = list(map(self._read, runs)) if len(runs) <= _KEPT else None
+
+    def __iter__(self) -> Iterator[Piece]:
+        return iter(self._kept) if self._kept is not None else map(self._read, self._part.pieces())
+
+    def _read(self, runs: slice) -> Piece:
+        block = self._side_info.read(self._part, runs)
+        return runs, block, _inverted(self._part.view(self._octets)[runs], block)
 
 
 def _split(

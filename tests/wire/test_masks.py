@@ -1,5 +1,6 @@
 """Coded masks: exact, short where bits can be predicted, and hostile ones are refused."""
 
+import dataclasses
 from functools import partial
 
 import numpy as np
@@ -12,6 +13,7 @@ from fedmrn_app.errors import PayloadError
 from fedmrn_app.layout import Layout, Shape
 from fedmrn_app.learning.flat import state_sha256
 from fedmrn_app.noise import generate_noise
+from fedmrn_app.wire import mask_model
 from fedmrn_app.wire.body import CODED, CODERS, PLAIN, Body
 from fedmrn_app.wire.mask_model import SideInformation
 from fedmrn_app.wire.masks import code_mask, decode_mask, pack_mask, unpack_mask
@@ -39,6 +41,21 @@ def test_round_trip(fields: tuple[str, ...], density: float) -> None:
     side = SideInformation(LAYOUT, whole.size, **{field: getattr(whole, field) for field in fields})
     bits = draw(np.full(whole.size.size, density))
     assert np.array_equal(decode_mask(code_mask(bits, side), side), bits)
+
+
+@pytest.mark.parametrize("fields", [(), ("sign", "drift", "inverted")])
+def test_long_parts_have_the_same_bytes_in_one_piece_and_in_many(
+    fields: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = Layout((*SHAPES, (300, 400)))  # coefficients are fitted to every seventh bit of the last tensor
+    whole = dataclasses.replace(noisy_side(layout.shapes), inverted=draw(np.full(layout.count, 0.2), 1))
+    side = SideInformation(layout, whole.size, **{field: getattr(whole, field) for field in fields})
+    bits = draw(0.5 - 0.4 * whole.size)
+    body = code_mask(bits, side)
+    monkeypatch.setattr(mask_model, "_PIECE", 1000)
+    assert max(len(list(part.pieces())) for part in mask_model.all_parts(layout)) == 38
+    assert code_mask(bits, side) == body
+    assert np.array_equal(decode_mask(body, side), bits)
 
 
 @pytest.mark.parametrize("shapes", [((1, 1),), ((3, 5),), ((9, 1), (1, 9)), ((2, 1, 3, 3),), ((300, 400),), SHAPES])
