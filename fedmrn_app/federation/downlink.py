@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from fedmrn_app.errors import PayloadError, VersionError
 from fedmrn_app.federation.protocol import GlobalState, Order, RunProtocol
 from fedmrn_app.federation.versions import Version, Versions
-from fedmrn_app.layout import Float32Array
+from fedmrn_app.layout import Float32Array, slices
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.wire.downlink import LATTICE_FINE, Elementwise, pack_downlink, unpack_downlink
-from fedmrn_app.wire.lattice import Lattice, LatticeRule
+from fedmrn_app.wire.lattice import Lattice, LatticeRule, Tensors
 from fedmrn_app.wire.lattice_code import decode_lattice, encode_lattice
 
 Held = NDArray[np.bool_] | None  # weights that a client holds, bool (d,); None for all
@@ -203,7 +203,7 @@ class LatticeDownlink(Downlink):
 
     def lattice(self, state: GlobalState, held: Held) -> Lattice:
         """Round the global model, or the part that a client holds, to the lattice around the initial model."""
-        return Lattice.rounded(_joined(state.vector, state.dense, held), self._initial(held), self.rule(held))
+        return Lattice.rounded(self._tensors(state.vector, state.dense, held), self._initial(held), self.rule(held))
 
     def encode(self, lattice: Lattice, held: Held, base: Lattice | None = None) -> bytes:
         """Return the bytes of a lattice; `base` is one that the client holds."""
@@ -223,18 +223,18 @@ class LatticeDownlink(Downlink):
         Raises:
             PayloadError: the lattice holds values that are not finite.
         """
-        values = lattice.values(self._initial(held), self.rule(held).sizes)
+        values = lattice.values(self._initial(held))
         count = values.size - sum(self.protocol.dense_sizes)
         context = self.protocol.context(values[:count], held)
         if held is None:
-            context = replace(context, moved=lattice.moved(self.rule(held).sizes)[:count])
+            context = replace(context, moved=lattice.moved(self.protocol.layout.sizes))
         return context, values[count:]
 
     def read(self, order: Order, held: Held, last: Version | None = None) -> Download:
         """Check and decode an order, see `Downlink.read`."""
         if not isinstance(order.vector, bytes) or order.dense is not None:
             raise PayloadError("the global model has arrays, expected coded bytes", code="order")
-        lattice = self.decode(order.vector, held, _base_lattice(order, last))
+        lattice = self.decode(order.vector, held, _base_lattice(order, last)).compact()
         context, dense = self.values(lattice, held)
         return Download(context.with_scale(order.scale, order.bits), dense, Version(order.server_round, lattice))
 
@@ -242,9 +242,16 @@ class LatticeDownlink(Downlink):
         """Return an empty record of the versions that clients keep."""
         return Versions(sum(self.rule(None).sizes), partial(self.decode, held=None))
 
-    def _initial(self, held: Held) -> Float32Array:
+    def _initial(self, held: Held) -> Tensors:
+        return self._tensors(self.protocol.initial, self.protocol.initial_dense, held)
+
+    def _tensors(self, vector: Float32Array, dense: Float32Array, held: Held) -> Tensors:
+        """Return the elements of each tensor that is sent; no copies of a whole model."""
         protocol = self.protocol
-        return protocol.initial_model if held is None else _joined(protocol.initial, protocol.initial_dense, held)
+        parts = protocol.layout.split(vector)
+        if held is not None:
+            parts = [part[mask] for part, mask in zip(parts, protocol.layout.split(held), strict=True)]
+        return parts + [dense[part] for part in slices(protocol.dense_sizes)]
 
 
 class LatticeBroadcast(Broadcast):
@@ -337,7 +344,3 @@ def _base_lattice(order: Order, last: Version | None) -> Lattice | None:
             value=order.base,
         )
     return last.lattice
-
-
-def _joined(vector: Float32Array, dense: Float32Array, held: Held) -> Float32Array:
-    return np.concatenate([vector if held is None else vector[held], dense])

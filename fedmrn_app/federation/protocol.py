@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
-from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -115,7 +114,7 @@ class RunProtocol(ServerSettings):
             least = least_mask_bits(self.layout.count)
             rate_state = control.first(max(least, self.body_bits(self.reply_bits(budget_state))))
             rate_state = self.limited(rate_state, self.initial)
-        return GlobalState(self.initial.copy(), self.initial_dense.copy(), rate_state, budget_state=budget_state)
+        return GlobalState(self.initial, self.initial_dense, rate_state, budget_state=budget_state)
 
     def limited(self, rate_state: Float32Array | None, vector: Float32Array) -> Float32Array | None:
         """Return the state of the rate control with a scale that the weights of the next round bear."""
@@ -158,11 +157,6 @@ class RunProtocol(ServerSettings):
     def initial_dense(self) -> Float32Array:
         """The dense part before the first round, float32 (m,)."""
         return np.zeros(sum(self.dense_sizes), np.float32) if self.first_dense is None else self.first_dense
-
-    @cached_property
-    def initial_model(self) -> Float32Array:
-        """The global vector and the dense part before the first round, float32 (d + m,)."""
-        return np.concatenate([self.initial, self.initial_dense])
 
 
 @dataclass(frozen=True)

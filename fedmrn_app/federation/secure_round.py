@@ -59,7 +59,9 @@ def round_binding(
     """
     digest = hashlib.sha256(f"fedmrn secure binding {purpose} {number} {seed} {context.scale!r}".encode())
     # distances from the initial model where there are any, whose last bits do not depend on the processor
-    vector = context.vector if context.moved is None else context.moved
+    vector = context.vector
+    if (moved := context.moved) is not None:
+        vector = np.concatenate([moved(tensor, slice(None)) for tensor in range(len(context.layout.sizes))])
     for part in (hashlib.sha256(config).digest(), vector + np.float32(0), dense + np.float32(0)):
         data = part if isinstance(part, bytes) else np.ascontiguousarray(part, "<f4").tobytes()
         digest.update(len(data).to_bytes(8, "little") + data)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Protocol
@@ -126,6 +126,11 @@ class OpenRound:
         """Free the memory of what `context` and `read_early` have computed; it is computed again when it is needed."""
         self._context = None
         self._early.clear()
+
+    def release(self) -> None:
+        """Free the memory of all that the round has computed, once it is closed."""
+        self.release_context()
+        self.__dict__.pop("_broadcast", None)
 
     def read_early(self, client: int, data: bytes) -> None:
         """Check and decode a reply while others are awaited, unless all replies together would take much memory."""
@@ -382,23 +387,35 @@ def _sum_once(
         summed.report.lowered = lowered_shares(counted_samples(opened.protocol, stated), weights)
         summed.weighted = expected
     for clients in pool.batches([client for client in opened.clients if client not in late]):
-        checked = pool.map(partial(_check, opened, replies, summed), clients)
-        usable: dict[int, CheckedUpload] = {}
-        for client, upload in zip(clients, checked, strict=True):
-            if isinstance(upload, PayloadError):
-                summed.report.failed.append(FailedReply(client, str(upload)))
-                continue
-            usable[client] = upload
-            summed.report.used.append(opened.used_reply(client, upload))
-            for processor in summed.processors:
-                processor.observe(client, upload)
-        try:
-            pool.add(list(usable.values()), sums.total, sums.dense)
-        except AdditionError as failed:
-            client = list(usable)[failed.index]
-            summed.broken[client] = codec_error(opened.protocol, failed.error)
-            return summed
+        _add_batch(opened, replies, clients, summed, pool)
+        if summed.broken:
+            break
     return summed
+
+
+def _add_batch(
+    opened: OpenRound,
+    replies: Mapping[int, bytes | PayloadError],
+    clients: Sequence[int],
+    summed: _Summed,
+    pool: ReducePool,
+) -> None:
+    """Check, transform and add the replies of some clients, in this order; a call of its own frees their memory."""
+    checked = pool.map(partial(_check, opened, replies, summed), clients)
+    usable: dict[int, CheckedUpload] = {}
+    for client, upload in zip(clients, checked, strict=True):
+        if isinstance(upload, PayloadError):
+            summed.report.failed.append(FailedReply(client, str(upload)))
+            continue
+        usable[client] = upload
+        summed.report.used.append(opened.used_reply(client, upload))
+        for processor in summed.processors:
+            processor.observe(client, upload)
+    try:
+        pool.add(list(usable.values()), summed.sums.total, summed.sums.dense)
+    except AdditionError as failed:
+        client = list(usable)[failed.index]
+        summed.broken[client] = codec_error(opened.protocol, failed.error)
 
 
 def _check(

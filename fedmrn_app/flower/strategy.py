@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -76,6 +76,11 @@ class _Round:
         """Decode a payload while the round waits for others."""
         if isinstance(answer.payload, bytes):
             self.opened.read_early(answer.request.client, answer.payload)
+
+    def release(self) -> None:
+        """Free the memory of the replies, and of what the round has computed, once it is closed."""
+        self.answers.clear()
+        self.opened.release()
 
     def payloads(self) -> dict[int, bytes | PayloadError]:
         """Return payloads, and why there is none, of the clients that the round asks."""
@@ -163,6 +168,7 @@ class PayloadStrategy(Strategy):
         """
         self._timeout = self._timeout or RoundTimeout(timeout)
         result = Result(arrays=initial_arrays)
+        del initial_arrays  # which may be large
 
         def evaluate(number: int) -> None:
             metrics = None if evaluate_fn is None else evaluate_fn(number, result.arrays)
@@ -301,9 +307,9 @@ class PayloadStrategy(Strategy):
             BudgetSpent: the round would exceed privacy.epsilon.
         """
         self._connect(grid)
-        known = self._state is not None and self._state[0] is arrays
-        state = self._state[1] if self._state is not None and known else unpack_state(arrays)
-        self._round = self._open(state, server_round)
+        if self._state is None or self._state[0] is not arrays:
+            self._state = arrays, unpack_state(arrays)
+        self._round = self._open(self._state[1], server_round)
         return self._messages(self._round)
 
     def _messages(self, current: _Round) -> Iterator[Message]:
@@ -333,12 +339,13 @@ class PayloadStrategy(Strategy):
 
     def _closed(self, finished: FinishedRound) -> tuple[ArrayRecord, MetricRecord]:
         """Keep a closed round, and return its state and metrics."""
-        self.last = finished
-        if self._round is not None:  # its replies may be as large as the model
-            self._round.answers.clear()
+        if self._round is not None:
+            self._round.release()
             self._round = None
+        self.last = None
         free_messages(4 * finished.state.vector.size)
         packed = pack_state(finished.state)
+        self.last = finished = replace(finished, state=unpack_state(packed))  # views of the arrays' bytes
         self._state = packed, finished.state
         report, uplink, downlink = finished.report, finished.uplink, finished.downlink
         metrics = MetricRecord({

@@ -69,6 +69,8 @@ def local_sgd(
                 update(step)
             model.dense_step(lr)
             total += loss
+    if model.graphs is None:  # which replay into the same memory
+        model.zero_grads()
     return float(total) / len(batches)
 
 

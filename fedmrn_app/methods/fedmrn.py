@@ -150,7 +150,7 @@ class MaskedTraining(LocalTraining):
         """Train `u`, float32 (d,), from zero."""
         steps = len(local.batches)
         n = to_tensor(local.context.noise(self.noise, local.seed)).to(model.device)
-        w = model.weights.clone()
+        w = to_tensor(local.context.vector).to(model.device)  # what the model holds
         u = torch.zeros_like(w)
         step_on = masked_step(self.kind, Vectors(u, n, w, model.weights))
 

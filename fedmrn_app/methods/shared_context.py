@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -35,8 +36,9 @@ class SharedContext:
         scale: scale of the noise in this round; None for that of the distribution.
         bits: bits per masked weight that a body is to take in this round; None for what the codec's options say. Only
             the client needs it.
-        moved: how far each weight is from its initial value, float32 (d,), where that was sent. None for the difference
-            of `vector` and `initial`, whose last bits depend on the processor that computed `initial`.
+        moved: returns how far a part of a tensor, given by its number, is from its initial value, as a new array,
+            float32 (k,), where that was sent. None for the difference of `vector` and `initial`, whose last bits depend
+            on the processor that computed `initial`.
     """
 
     layout: Layout
@@ -46,7 +48,7 @@ class SharedContext:
     _: KW_ONLY
     scale: float | None = None
     bits: float | None = None
-    moved: Float32Array | None = None
+    moved: Callable[[int, slice], Float32Array] | None = None
     _noise: tuple[Noise, int, Float32Array] | None = field(default=None, init=False, repr=False)
     _drift: Float32Array | None = field(default=None, init=False, repr=False)
     _trends: Trends | None = field(default=None, init=False, repr=False)
@@ -105,7 +107,7 @@ class SharedContext:
 
         with self._lock:  # several threads may decode replies; one of them computes it
             if self._drift is None:
-                self._drift = softsign(self._moved(slice(None)), self.layout)
+                self._drift = softsign(self._all_moved(), self.layout)
             return self._drift
 
     @property
@@ -120,25 +122,24 @@ class SharedContext:
             return self._trends
 
     def _new_trends(self) -> Trends:
-        from fedmrn_app.wire.adaptive_levels import trends_of  # Numba takes most of what an import loads
-        from fedmrn_app.wire.mask_model import softsign_sample, softsign_scale
+        from fedmrn_app.wire.adaptive_levels import trends_by_parts, trends_of  # Numba takes most of an import
 
-        if self._drift is not None:
-            return trends_of(self._drift)
-        found = np.empty(self.count, np.int8)
-        for tensor in self.layout.slices:
-            count = tensor.stop - tensor.start
-            chosen = softsign_sample(count)
-            scale = softsign_scale(self._moved(slice(tensor.start, tensor.stop, chosen.step)))
-            for start in range(tensor.start, tensor.stop, _BLOCK):
-                part = slice(start, min(start + _BLOCK, tensor.stop))
-                moved = self._moved(part)
-                found[part] = trends_of(np.divide(moved, np.abs(moved) + scale, out=moved))
+        return trends_by_parts(self.layout, self._moved) if self._drift is None else trends_of(self._drift)
+
+    def _all_moved(self) -> Float32Array:
+        found = np.empty(self.count, np.float32)
+        for tensor, out in enumerate(self.layout.split(found)):
+            for start in range(0, out.size, _BLOCK):
+                part = slice(start, start + _BLOCK)
+                out[part] = self._moved(tensor, part)
         return found
 
-    def _moved(self, part: slice) -> Float32Array:
-        """Return how far some weights are from their initial values, float32 (n,), as a new array."""
-        return self.vector[part] - self.initial[part] if self.moved is None else self.moved[part].copy()
+    def _moved(self, tensor: int, part: slice) -> Float32Array:
+        """Return how far some weights of a tensor are from their initial values, float32 (k,), as a new array."""
+        if self.moved is not None:
+            return self.moved(tensor, part)
+        place = self.layout.slices[tensor]
+        return self.vector[place][part] - self.initial[place][part]
 
     def motion(self) -> SideInformation:
         """Return as side information how far each weight has moved so far, which hints at how far it will move."""

@@ -9,20 +9,27 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.layout import Float32Array, slices
 from fedmrn_app.wire.primitives import finite
+from fedmrn_app.wire.sums import pairwise_square_sum
+
+T = TypeVar("T", bound=np.generic)
 
 FAR = (1 << 30) - 1  # largest count: finite weights stay far below, and the difference of two fits int32
 _MIN_NORMAL = float(np.finfo(np.float32).tiny)
 _MAX_STEP = 2  # RMS of the differences; fine-tuning is as accurate as in float32 with 2, and loses accuracy with 4
 _COUNT_TYPES = ("int8", "int16", "int32")  # types in which counts are kept
+_PART = 1 << 15  # elements at a time, so that temporaries stay in cache
+
+Tensors = Sequence[Float32Array]  # the elements of each of T tensors, (n_0,), (n_1,) ...
 
 
 @dataclass(frozen=True)
@@ -48,13 +55,15 @@ class LatticeRule:
     step: float
     fine: float
 
-    def step_of(self, tensor: int, reference: Float32Array, moved: NDArray[np.float64]) -> np.float32:
-        """Return the step of one tensor; it changes by powers of two, and rarely."""
-        rms = _root_mean_square(moved)
+    def step_of(self, tensor: int, reference: Callable[[], float], rms: float) -> np.float32:
+        """Return the step of one tensor, from the RMS of its reference and of the differences.
+
+        It changes by powers of two, and rarely.
+        """
         relative = self.fine
         if tensor < self.masked:
             relative = self.step * math.sqrt(self.sizes[tensor] * self.masked / max(1, sum(self.sizes[: self.masked])))
-            step = _root_mean_square(reference.astype(np.float64)) * relative
+            step = reference() * relative
             if step >= _MIN_NORMAL:
                 while 0 < _MAX_STEP * rms < step:
                     step /= 2
@@ -71,53 +80,59 @@ class Lattice:
 
     Attributes:
         steps: float32 (T,), the step of each tensor, finite and above 0.
-        counts: int32 (n,), the number of steps of each element from the reference.
+        counts: (n,), the number of steps of each element from the reference; int32, or a smaller type in a lattice that
+            is only read.
     """
 
     steps: Float32Array
-    counts: NDArray[np.int32]
+    counts: NDArray[Any]
 
     @classmethod
-    def rounded(cls, vector: Float32Array, reference: Float32Array, rule: LatticeRule) -> Lattice:
+    def rounded(cls, vector: Tensors, reference: Tensors, rule: LatticeRule) -> Lattice:
         """Round a vector to the nearest lattice points.
 
         Args:
-            vector: float32 (n,), finite.
-            reference: float32 (n,), which both sides have.
+            vector: finite.
+            reference: which both sides have.
             rule: how the steps are chosen.
         """
-        steps, counts = np.empty(len(rule.sizes), np.float32), np.empty(vector.size, np.int32)
-        for tensor, part in enumerate(slices(rule.sizes)):
-            moved = vector[part].astype(np.float64) - reference[part]
-            steps[tensor] = rule.step_of(tensor, reference[part], moved)
-            np.rint(np.divide(moved, np.float64(steps[tensor]), out=moved), out=moved)
-            counts[part] = np.clip(moved, -FAR, FAR, out=moved)
+        steps, counts = np.empty(len(rule.sizes), np.float32), np.empty(sum(rule.sizes), np.int32)
+        for tensor, (new, old, out) in enumerate(zip(vector, reference, _split(counts, rule.sizes), strict=True)):
+            of_reference = partial(_root_mean_square, partial(_wide, old), old.size)
+            rms = _root_mean_square(partial(difference, new, old), new.size)
+            steps[tensor] = rule.step_of(tensor, of_reference, rms)
+            for start in range(0, new.size, _PART):
+                part = slice(start, start + _PART)
+                moved = difference(new, old, part)
+                np.rint(np.divide(moved, np.float64(steps[tensor]), out=moved), out=moved)
+                out[part] = np.clip(moved, -FAR, FAR, out=moved)
         return cls(steps, counts)
 
-    def values(self, reference: Float32Array, sizes: Sequence[int]) -> Float32Array:
+    def values(self, reference: Tensors) -> Float32Array:
         """Return the vector, float32 (n,).
 
         Raises:
             PayloadError: it is not finite.
         """
-        vector = self.moved(sizes)
+        sizes = [part.size for part in reference]
+        vector = self.counts.astype(np.float32)
         with np.errstate(over="ignore", invalid="ignore"):  # the result is checked
-            vector += reference
+            for part, step, old in zip(_split(vector, sizes), self.steps, reference, strict=True):
+                part *= step
+                part += old
         return finite(vector, "lattice")
 
-    def moved(self, sizes: Sequence[int]) -> Float32Array:
-        """Return how far each element is from the reference, float32 (n,); it may not be finite."""
-        moved = self.counts.astype(np.float32)
-        with np.errstate(over="ignore"):
-            for step, part in zip(self.steps, slices(sizes), strict=True):
-                moved[part] *= step
-        return moved
+    def moved(self, sizes: Sequence[int]) -> Moved:
+        """Return how far the elements of the first tensors are from the reference, for tensors of these sizes."""
+        return Moved(_split(self.counts, sizes), self.steps)
 
     @cached_property
     def checksum(self) -> int:
-        """CRC-32 of the steps and counts."""
-        steps, counts = self.steps.astype("<f4", copy=False), self.counts.astype("<i4", copy=False)
-        return zlib.crc32(counts.data, zlib.crc32(steps.data))
+        """CRC-32 of the steps and of the counts as int32."""
+        found = zlib.crc32(self.steps.astype("<f4", copy=False).data)
+        for start in range(0, self.counts.size, _PART):
+            found = zlib.crc32(self.counts[start : start + _PART].astype("<i4", copy=False).data, found)
+        return found
 
     def to_array(self) -> NDArray[np.int32]:
         """Return the steps' bits and the counts, int32 (T + n,)."""
@@ -128,24 +143,61 @@ class Lattice:
         """Return the lattice of T tensors whose `to_array` is given."""
         return cls(array[:tensors].view(np.float32), array[tensors:])
 
+    def compact(self) -> Lattice:
+        """Return the lattice with counts in the smallest type that holds them, which is only read."""
+        largest = max(int(self.counts.max(initial=0)), -int(self.counts.min(initial=0)))
+        dtype = next(name for name in _COUNT_TYPES if largest <= np.iinfo(name).max)
+        return Lattice(self.steps, self.counts.astype(dtype, copy=False))
+
     def kept(self) -> dict[str, bytes]:
         """Return the content as bytes, the counts in the smallest type that holds them, under the type's name."""
-        largest = np.abs(self.counts).max(initial=0)
-        dtype = next(name for name in _COUNT_TYPES if name == "int32" or largest <= np.iinfo(name).max)
-        return {"steps": self.steps.astype("<f4").tobytes(), dtype: self.counts.astype(dtype).tobytes()}
+        counts = self.compact().counts
+        return {"steps": self.steps.astype("<f4").tobytes(), str(counts.dtype): counts.tobytes()}
 
     @classmethod
     def from_kept(cls, kept: Mapping[str, bytes]) -> Lattice:
-        """Return the lattice that `kept` returned the content of; the caller compares the checksum.
+        """Return the compact lattice that `kept` returned the content of; the caller compares the checksum.
 
         Raises:
             KeyError: an entry is missing.
             ValueError: an entry is malformed.
         """
         dtype = next((name for name in _COUNT_TYPES if name in kept), "int32")
-        counts = np.frombuffer(kept[dtype], dtype).astype(np.int32)
-        return cls(np.frombuffer(kept["steps"], "<f4").astype(np.float32), counts)
+        return cls(np.frombuffer(kept["steps"], "<f4").astype(np.float32), np.frombuffer(kept[dtype], dtype))
 
 
-def _root_mean_square(values: NDArray[np.float64]) -> float:
-    return float(np.sqrt(np.mean(np.square(values)))) if values.size else 0.0
+@dataclass(frozen=True, eq=False)
+class Moved:
+    """How far the elements of a lattice are from the reference, made where they are needed.
+
+    Attributes:
+        counts: the numbers of steps of each tensor.
+        steps: of the tensors, float32.
+    """
+
+    counts: Sequence[NDArray[Any]]
+    steps: Float32Array
+
+    def __call__(self, tensor: int, part: slice = slice(None)) -> Float32Array:
+        """Return the distances of a part of a tensor as a new array, float32 (k,); they may not be finite."""
+        found = self.counts[tensor][part].astype(np.float32)
+        with np.errstate(over="ignore"):
+            found *= self.steps[tensor]
+        return found
+
+
+def difference(new: Float32Array, old: Float32Array, part: slice) -> NDArray[np.float64]:
+    """Return a part of the difference of two vectors, float64 (k,)."""
+    return np.subtract(new[part], old[part], dtype=np.float64)
+
+
+def _wide(values: Float32Array, part: slice) -> NDArray[np.float64]:
+    return values[part].astype(np.float64)
+
+
+def _root_mean_square(values: Callable[[slice], NDArray[np.float64]], count: int) -> float:
+    return math.sqrt(pairwise_square_sum(values, count) / count) if count else 0.0
+
+
+def _split(vector: NDArray[T], sizes: Sequence[int]) -> list[NDArray[T]]:
+    return [vector[part] for part in slices(sizes)]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +23,12 @@ from numpy.typing import NDArray
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.kernels.level_tables import MAX_LEVEL
 from fedmrn_app.layout import Float32Array, Layout
-from fedmrn_app.wire.adaptive_levels import Trends, decode_levels, encode_levels, trends_of
-from fedmrn_app.wire.lattice import FAR, Lattice
+from fedmrn_app.wire.adaptive_levels import Trends, decode_levels, encode_levels, trends_by_parts
+from fedmrn_app.wire.lattice import FAR, Lattice, Moved
 from fedmrn_app.wire.lattice_code import decode_lattice, encode_lattice
-from fedmrn_app.wire.mask_model import softsign
 
 WHOLE, LEVELS, CHANGES = range(3)
+_PART = 1 << 15  # elements at a time, so that temporaries stay in cache
 
 
 @dataclass(frozen=True)
@@ -51,14 +52,18 @@ class LatticeLevels:
         """Return how far the masked weights have moved in a lattice, int8 (d,); zeros for None."""
         if lattice is None:
             return np.zeros(self.layout.count, np.int8)
-        moved = lattice.counts[: self.layout.count].astype(np.float32)
-        return trends_of(softsign(moved, self.layout))
+        return trends_by_parts(self.layout, Moved(self._masked(lattice), np.ones(len(self.layout.sizes), np.float32)))
 
     def predicted(self, base: Lattice, steps: Float32Array) -> NDArray[np.int32]:
         """Return the counts of the points nearest to a base on a lattice of other steps, int32 (d,)."""
         ratios = self._steps(base).astype(np.float64) / steps[: len(self.layout.sizes)]
-        values = base.counts[: self.layout.count] * np.repeat(ratios, self.layout.sizes)
-        return np.clip(np.rint(values), -FAR, FAR).astype(np.int32)
+        found = np.empty(self.layout.count, np.int32)
+        for ratio, counts, out in zip(ratios, self._masked(base), self.layout.split(found), strict=True):
+            for start in range(0, out.size, _PART):
+                part = slice(start, start + _PART)
+                values = counts[part] * ratio
+                out[part] = np.clip(np.rint(values, out=values), -FAR, FAR, out=values)
+        return found
 
     def encode(self, lattice: Lattice, base: Lattice | None = None) -> bytes:
         """Encode a lattice.
@@ -68,8 +73,11 @@ class LatticeLevels:
             base: a lattice that the reader has.
         """
         count = self.layout.count
-        levels = lattice.counts[:count] - (0 if base is None else self.predicted(base, lattice.steps))
-        if np.abs(levels).max(initial=0) > MAX_LEVEL:
+        levels = lattice.counts[:count]
+        if base is not None:
+            before = self.predicted(base, lattice.steps)
+            levels = np.subtract(levels, before, out=before)
+        if _largest(levels) > MAX_LEVEL:
             return bytes([WHOLE]) + encode_lattice(lattice, self.sizes)
         dense = encode_lattice(self._dense(lattice), self.dense_sizes, None if base is None else self._dense(base))
         steps = self._steps(lattice).astype("<f4").tobytes()
@@ -101,7 +109,7 @@ class LatticeLevels:
         levels = self._levels(data[end + masked :], base).astype(np.int32)
         if base is not None:
             levels += self.predicted(base, steps)
-        if np.abs(levels).max(initial=0) > FAR:
+        if _largest(levels) > FAR:
             raise PayloadError(f"the global model has counts above {FAR}", code="range")
         return Lattice(np.concatenate([steps, dense.steps]), np.concatenate([levels, dense.counts]))
 
@@ -113,8 +121,16 @@ class LatticeLevels:
                 raise PayloadError("the global model's levels do not match their checksum", code="malformed") from None
             raise
 
+    def _masked(self, lattice: Lattice) -> list[NDArray[Any]]:
+        return self.layout.split(lattice.counts[: self.layout.count])
+
     def _steps(self, lattice: Lattice) -> Float32Array:
         return lattice.steps[: len(self.layout.sizes)]
 
     def _dense(self, lattice: Lattice) -> Lattice:
         return Lattice(lattice.steps[len(self.layout.sizes) :], lattice.counts[self.layout.count :])
+
+
+def _largest(counts: NDArray[np.int32]) -> int:
+    """Return the largest magnitude."""
+    return max(int(counts.max(initial=0)), -int(counts.min(initial=0)))

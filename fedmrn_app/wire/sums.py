@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmrn_app.layout import Float32Array
 
@@ -20,3 +23,20 @@ def inner_product(x: Float32Array, y: Float32Array) -> float:
     """Return the inner product of two vectors (d,)."""
     parts = (slice(start, start + _PART) for start in range(0, x.size, _PART))
     return sum(float(np.multiply(x[part], y[part], dtype=np.float64).sum()) for part in parts)
+
+
+def pairwise_square_sum(values: Callable[[slice], NDArray[np.float64]], count: int) -> float:
+    """Return `np.square(x).sum()` of a vector, float64 (count,), bit for bit, without a copy of the whole vector.
+
+    Args:
+        values: returns a part of the vector.
+        count: number of elements.
+    """
+
+    def total(start: int, count: int) -> float:
+        if count <= _PART:
+            return float(np.square(values(slice(start, start + count))).sum())
+        half = count // 2 // 8 * 8  # where NumPy's pairwise summation splits a sum
+        return total(start, half) + total(start + half, count - half)
+
+    return total(0, count)

@@ -44,7 +44,8 @@ def test_trends_are_those_of_the_drift() -> None:
     layout = Layout(((300, 250), (7,), (0, 2), (1, 40_000)))
     initial = random.standard_normal(layout.count).astype(np.float32)
     vector = initial + random.standard_t(2, layout.count).astype(np.float32)
-    for moved in (None, vector - initial + np.float32(0.1)):
+    distance = layout.split(vector - initial + np.float32(0.1))
+    for moved in (None, lambda tensor, part: distance[tensor][part].copy()):
         known, other = (SharedContext(layout, vector, initial, moved=moved) for _ in range(2))
         assert np.array_equal(known.trends, trends_of(other.drift))
         assert np.array_equal(other.trends, known.trends)

@@ -6,7 +6,7 @@
 import numpy as np
 import pytest
 
-from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.layout import Float32Array, Layout, slices
 from fedmrn_app.noise import generate_noise
 from fedmrn_app.wire.codebook import pack_palette, unpack_palette
 from fedmrn_app.wire.lattice import Lattice, LatticeRule
@@ -31,7 +31,8 @@ def lattices() -> tuple[Lattice, Lattice]:
     """Return an earlier lattice and a later one, which has escapes."""
     initial, moved, later = values(1, 0.1), values(2, 0.1), values(3, 0.1)
     later[::500] *= 2000
-    before = Lattice.rounded(initial + moved, initial, RULE)
+    vector, reference = ([whole[part] for part in slices(RULE.sizes)] for whole in (initial + moved, initial))
+    before = Lattice.rounded(vector, reference, RULE)
     counts = before.counts + np.rint(later * np.float32(8)).astype(np.int32)
     return before, Lattice(before.steps, counts)
 
