@@ -132,7 +132,13 @@ class SparseModel(LargestElements):
 
     def side_info(self, context: SharedContext) -> Callable[[], SideInformation]:
         """Return a function for the side information: weights that are large in the global model are likely to stay."""
-        return lambda: SideInformation(context.layout, np.abs(softsign(context.vector.copy(), context.layout)))
+        weights = context.layout.split(context.vector)
+
+        def found() -> SideInformation:
+            sizes = softsign(context.layout, lambda tensor, part: weights[tensor][part])
+            return SideInformation(context.layout, np.abs(sizes, out=sizes))
+
+        return found
 
 
 class MeanModel(ServerState):

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from fedmrn_app.wire.adaptive_levels import Trends
     from fedmrn_app.wire.mask_model import SideInformation
 
-_BLOCK = 1 << 15  # elements that are converted at a time, so that temporaries stay in cache
 LEAST_BITS = 1e-3  # smallest size of a body that the server asks for, in bits per masked weight
 
 
@@ -36,9 +35,9 @@ class SharedContext:
         scale: scale of the noise in this round; None for that of the distribution.
         bits: bits per masked weight that a body is to take in this round; None for what the codec's options say. Only
             the client needs it.
-        moved: returns how far a part of a tensor, given by its number, is from its initial value, as a new array,
-            float32 (k,), where that was sent. None for the difference of `vector` and `initial`, whose last bits depend
-            on the processor that computed `initial`.
+        moved: returns how far a part of a tensor, which is given by its number, is from its initial value, float32
+            (k,), where that was sent. None for the difference of `vector` and `initial`, whose last bits depend on the
+            processor that computed `initial`.
     """
 
     layout: Layout
@@ -107,7 +106,7 @@ class SharedContext:
 
         with self._lock:  # several threads may decode replies; one of them computes it
             if self._drift is None:
-                self._drift = softsign(self._all_moved(), self.layout)
+                self._drift = softsign(self.layout, self._moved)
             return self._drift
 
     @property
@@ -126,16 +125,8 @@ class SharedContext:
 
         return trends_by_parts(self.layout, self._moved) if self._drift is None else trends_of(self._drift)
 
-    def _all_moved(self) -> Float32Array:
-        found = np.empty(self.count, np.float32)
-        for tensor, out in enumerate(self.layout.split(found)):
-            for start in range(0, out.size, _BLOCK):
-                part = slice(start, start + _BLOCK)
-                out[part] = self._moved(tensor, part)
-        return found
-
     def _moved(self, tensor: int, part: slice) -> Float32Array:
-        """Return how far some weights of a tensor are from their initial values, float32 (k,), as a new array."""
+        """Return how far some weights of a tensor are from their initial values, float32 (k,)."""
         if self.moved is not None:
             return self.moved(tensor, part)
         place = self.layout.slices[tensor]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +22,7 @@ from fedmrn_app.kernels import level_coder
 from fedmrn_app.kernels.level_tables import MAX_LEVEL, UNIT, coded_shapes
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.wire.body import CODED, Body, Coder
-from fedmrn_app.wire.mask_model import softsign_sample, softsign_scale
+from fedmrn_app.wire.mask_model import Values, softsign_parts
 from fedmrn_app.wire.primitives import pack_bits, packed_size, unpack_bits, wrong_length
 
 Levels = NDArray[np.int16]
@@ -61,20 +60,16 @@ def trends_of(drift: Float32Array) -> Trends:
     return trends
 
 
-def trends_by_parts(layout: Layout, moved: Callable[[int, slice], Float32Array]) -> Trends:
+def trends_by_parts(layout: Layout, moved: Values) -> Trends:
     """Return how far weights have moved, as `trends_of` returns it, without a vector of their drift.
 
     Args:
         layout: of the tensors.
-        moved: returns how far a part of a tensor has moved, as a new array, float32 (k,).
+        moved: returns how far a part of a tensor, which is given by its number, has moved, float32 (k,).
     """
     found = np.empty(layout.count, np.int8)
-    for tensor, out in enumerate(layout.split(found)):
-        scale = softsign_scale(moved(tensor, softsign_sample(out.size)))
-        for start in range(0, out.size, _PART):
-            part = slice(start, start + _PART)
-            distance = moved(tensor, part)
-            out[part] = trends_of(np.divide(distance, np.abs(distance) + scale, out=distance))
+    for place, drift in softsign_parts(layout, moved):
+        found[place] = trends_of(drift)
     return found
 
 

@@ -178,7 +178,7 @@ class Moved:
     counts: Sequence[NDArray[Any]]
     steps: Float32Array
 
-    def __call__(self, tensor: int, part: slice = slice(None)) -> Float32Array:
+    def __call__(self, tensor: int, part: slice) -> Float32Array:
         """Return the distances of a part of a tensor as a new array, float32 (k,); they may not be finite."""
         found = self.counts[tensor][part].astype(np.float32)
         with np.errstate(over="ignore"):

@@ -26,7 +26,7 @@ finds the same ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -38,6 +38,7 @@ from fedmrn_app.kernels.mask_rans import GRAIN, STEPS, Evidence
 from fedmrn_app.layout import Float32Array, Layout
 
 T = TypeVar("T", bound=np.generic)
+Values = Callable[[int, slice], Float32Array]
 Piece = tuple[slice, Evidence, NDArray[np.uint8]]  # runs of a part, their side information and bits as they are coded
 _BLOCK = 1 << 15  # elements at a time, so that temporaries stay in cache
 
@@ -259,26 +260,35 @@ def stride(count: int, wanted: int) -> int:
     return max(1, count // wanted - 1) | 1
 
 
-def softsign(x: Float32Array, layout: Layout) -> Float32Array:
-    """Compute x / (|x| + s) in [-1, 1], in place, and return it.
+def softsign(layout: Layout, values: Values) -> Float32Array:
+    """Return x / (|x| + s) in [-1, 1] of a vector, float32 (d,).
 
     s is three times the median |x| of a sample of the nonzero elements of each tensor, so that the result does not
     depend on the scale of x.
+
+    Args:
+        layout: of the tensors.
+        values: returns the elements x of a part of a tensor, which is given by its number, float32 (k,).
     """
-    for tensor in layout.split(x):
-        scale = softsign_scale(tensor[softsign_sample(tensor.size)])
-        for start in range(0, tensor.size, _BLOCK):
-            part = tensor[start : start + _BLOCK]
-            part /= np.abs(part) + scale
-    return x
+    found = np.empty(layout.count, np.float32)
+    for place, part in softsign_parts(layout, values):
+        found[place] = part
+    return found
 
 
-def softsign_sample(count: int) -> slice:
-    """Return the elements of a tensor of `count` that determine its scale in `softsign`."""
-    return slice(None, None, stride(count, 4096))
+def softsign_parts(layout: Layout, values: Values) -> Iterator[tuple[slice, Float32Array]]:
+    """Yield what `softsign` returns, part by part with its place in the vector."""
+    for tensor, whole in enumerate(layout.slices):
+        count = whole.stop - whole.start
+        scale = _softsign_scale(values(tensor, slice(None, None, stride(count, 4096))))
+        for start in range(0, count, _BLOCK):
+            stop = min(start + _BLOCK, count)
+            part = values(tensor, slice(start, stop))
+            signs = np.divide(part, np.abs(part) + scale, dtype=np.float32)
+            yield slice(whole.start + start, whole.start + stop), signs
 
 
-def softsign_scale(sample: Float32Array) -> np.float32:
+def _softsign_scale(sample: Float32Array) -> np.float32:
     """Return the scale s of `softsign`, from a sample of a tensor."""
     sizes = np.abs(sample)
     sizes = np.sort(sizes[sizes > 0])
