@@ -17,7 +17,6 @@ from fedmrn_app.errors import PayloadError
 from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.federation.upload import CheckedUpload, check_upload, codec_error
 from fedmrn_app.layout import Float32Array
-from fedmrn_app.methods.contribution import BLOCK, Contribution
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.wire.payload import Header
 
@@ -51,7 +50,7 @@ def reply_norms(upload: CheckedUpload, protocol: RunProtocol, dense: Float32Arra
     """
     norms = {"dense part": _norm(upload.dense, dense)}
     if protocol.method.codec.limits(protocol.layout).max_norm is None:
-        norms["update"] = _contribution_norm(upload.contribution, protocol.layout.count)
+        norms["update"] = math.sqrt(upload.contribution.square_norm(protocol.layout.count))
     return norms
 
 
@@ -76,17 +75,6 @@ def find_outliers(norms: Mapping[int, Norms], max_norm: float) -> dict[int, Payl
                     value=norm,
                 )
     return refused
-
-
-def _contribution_norm(contribution: Contribution, count: int) -> float:
-    """Return the L2 norm of a contribution to `count` weights, computed piece by piece."""
-    squares, piece = 0.0, np.empty(8 * BLOCK, np.float32)
-    for first in range(0, count, piece.size):
-        part = piece[: min(piece.size, count - first)]
-        part[:] = 0
-        contribution.add_to(part, np.float32(1), first)
-        squares += float(np.square(part, dtype=np.float64).sum())
-    return math.sqrt(squares)
 
 
 def _norm(values: Float32Array, reference: Float32Array) -> float:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.layout import Float32Array
+from fedmrn_app.wire.sums import square_sum
 
 BLOCK = 1 << 15  # elements that are added at a time, so that temporaries stay in cache; a multiple of 8 bits
 
@@ -32,6 +33,16 @@ class Contribution(ABC):
             first: a multiple of BLOCK.
         """
 
+    def square_norm(self, count: int) -> float:
+        """Return the squared L2 norm of the contribution to `count` weights."""
+        squares, piece = 0.0, np.empty(8 * BLOCK, np.float32)
+        for first in range(0, count, piece.size):
+            part = piece[: min(piece.size, count - first)]
+            part[:] = 0
+            self.add_to(part, np.float32(1), first)
+            squares += square_sum(part)
+        return squares
+
 
 @dataclass(frozen=True)
 class VectorContribution(Contribution):
@@ -45,3 +56,7 @@ class VectorContribution(Contribution):
         for start in range(0, total.size, BLOCK):
             part = total[start : start + BLOCK]
             part += weight * self.vector[first + start : first + start + part.size]
+
+    def square_norm(self, count: int) -> float:
+        """Return the squared L2 norm of the vector."""
+        return square_sum(self.vector)

@@ -12,6 +12,7 @@ from fedmrn_app.layout import Float32Array
 from fedmrn_app.methods.contribution import Contribution
 from fedmrn_app.methods.hadamard import BLOCK, rotate_back_in_place
 from fedmrn_app.wire.primitives import all_finite
+from fedmrn_app.wire.sums import square_sum
 
 READ_COPIES = 0.1  # of the model, to read the signs of a body
 _SURE = np.finfo(np.float32).max / BLOCK**2  # two transforms make an element at most BLOCK times as large
@@ -41,6 +42,10 @@ class RotatedContribution(Contribution):
             low, high = max(start, first), min(stop, end)
             part = total[low - first : high - first]
             part += weight * rotated[low - start : high - start]
+
+    def square_norm(self, count: int) -> float:
+        """Return the squared L2 norm of y, which is that of the contribution: R is orthogonal."""
+        return sum(square_sum(self.coordinates(start, min(start + BLOCK, count))) for start in range(0, count, BLOCK))
 
 
 def surely_finite(values: Float32Array) -> bool:

@@ -119,7 +119,9 @@ def test_trained_update_round_trip_and_size(name: str) -> None:
     assert payload.compress_seconds >= 0
     before = np.random.default_rng(3).standard_normal(decoded.size).astype(np.float32)
     total = before.copy()
-    case.method.codec.read(case.body, case.client.context, case.client.seed).add_to(total, np.float32(40))
+    read = case.method.codec.read(case.body, case.client.context, case.client.seed)
+    read.add_to(total, np.float32(40))
+    assert read.square_norm(total.size) == pytest.approx(np.square(decoded, dtype=np.float64).sum(), rel=1e-5)
     assert total.dtype == np.float32
     np.testing.assert_allclose(total, before + np.float32(40) * decoded, rtol=1e-6, atol=1e-6)
 

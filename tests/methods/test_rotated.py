@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.layout import Layout
 from fedmrn_app.methods import contribution
-from fedmrn_app.methods.contribution import VectorContribution
+from fedmrn_app.methods.contribution import Contribution, VectorContribution
 from fedmrn_app.methods.hadamard import BLOCK
 from fedmrn_app.methods.rotated import RotatedContribution
 from fedmrn_app.methods.shared_context import SharedContext
@@ -50,6 +50,9 @@ def test_pieces_of_any_size_add_up_to_the_decoded_update(name: str, size: int, p
     expected = np.ones(size, np.float32)
     expected += np.float32(0.3) * codec.decode(body, known(size), seed)
     assert total.tobytes() == expected.tobytes()
+    plain = Contribution.square_norm(read, size)
+    assert read.square_norm(size) == pytest.approx(plain, rel=1e-5)
+    assert VectorContribution(codec.decode(body, known(size), seed)).square_norm(size) == pytest.approx(plain, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", CODECS)
