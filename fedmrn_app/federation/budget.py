@@ -158,6 +158,13 @@ class Budget:
         has_fine = self.schedule in ("front", "both_ends")
         return has_fine and self.bits < self.longest and self.share(BudgetState()) <= self.bits
 
+    def even_line(self, prefix: str = "") -> str:
+        """Return the line that says so, with the names of the options after a prefix."""
+        return (
+            f"{prefix}schedule={self.schedule}: all rounds have equal shares, because replies take at least about "
+            f"{self.least:.2f} bits per parameter, and {prefix}budget={self.bits:g} leaves nothing for fine rounds"
+        )
+
     def left(self, state: BudgetState) -> float:
         """Return the bits per parameter that are left for all rounds to come; NaN if their number is not known."""
         return self.bits * self.rounds - state.spent if self.rounds else math.nan

@@ -193,10 +193,7 @@ def budget_lines(protocol: RunProtocol) -> list[str]:
     """Return lines for the log where replies cannot be as short as their budget, or masks of few weights learn less."""
     control, budget, lines = protocol.method.rate_control, protocol.budget, list[str]()
     if budget is not None and budget.is_even:
-        lines.append(
-            f"uplink.schedule={budget.schedule}: all rounds have equal shares, because replies take at least about "
-            f"{budget.least:.2f} bits per parameter, and uplink.budget={budget.bits:g} leaves nothing for fine rounds"
-        )
+        lines.append(budget.even_line("uplink."))
     if control is None:
         return lines
     key, bits = ("bits", control.bits) if budget is None else ("budget", budget.bits)

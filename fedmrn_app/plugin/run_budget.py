@@ -67,11 +67,7 @@ class RunBudget:
             outside = 8 * _FRAMING + settings.dense_bits * sizes[Way.DENSE] + 64 * sizes[Way.EXACT]
             self.beside = outside / self.parameters
             if (budget := self._budget(control)).is_even:
-                _log.warning(
-                    "schedule=%s: all rounds have equal shares, because replies take at least about %.2f bits per "
-                    "parameter, and budget=%g leaves nothing for fine rounds",
-                    self.schedule, budget.least, self.bits,
-                )  # fmt: skip
+                _log.warning(budget.even_line())
         self.share = self.upcoming(control)
         if control is not None:
             return replace(settings, bits=self.share)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import DTypeLike, NDArray
 
+from fedmrn_app.errors import RunError
 from fedmrn_app.plugin.arrays import check_finite
 from fedmrn_app.plugin.comparison import find_tied, is_difference, is_same, is_unmoved
 from fedmrn_app.plugin.self_check import shares_that_arrive
@@ -90,7 +91,7 @@ def test_a_value_that_is_not_finite_is_found_at_any_place(value: float) -> None:
     check_finite(sent, sent)
     trained = {**sent, "x": sent["x"].copy()}
     trained["x"][99_999] = value
-    with pytest.raises(Exception, match="x: came back with 1 of 100000 values that are NaN or infinite"):
+    with pytest.raises(RunError, match="x: came back with 1 of 100000 values that are NaN or infinite"):
         check_finite(sent, trained)
-    with pytest.raises(Exception, match="mask: was sent with 1 of 2 values"):
+    with pytest.raises(RunError, match="mask: was sent with 1 of 2 values"):
         check_finite(sent, {"mask": np.zeros(2, np.float32), "x": sent["x"]})
