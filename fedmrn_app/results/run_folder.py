@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from omegaconf import OmegaConf
 
 from fedmrn_app.errors import ConfigError
@@ -144,7 +143,7 @@ class RunFolder:
         tensors = dict(model.module.state_dict())
         if not np.array_equal(model.weights.cpu().numpy(), state.vector):
             tensors[VECTOR] = to_tensor(state.vector)
-        tensors |= {f"{OWN}{name}": torch.from_numpy(array) for name, array in state.optional().items()}
+        tensors |= {f"{OWN}{name}": to_tensor(array) for name, array in state.optional().items()}
         facts: dict[str, Any] = {"round": done, "name": self.name, "config": self._values}
         if self.residuals:
             facts["residuals"] = {str(client): number for client, number in self.residuals.items()}
