@@ -159,7 +159,7 @@ class Budget:
         return has_fine and self.bits < self.longest and self.share(BudgetState()) <= self.bits
 
     def even_line(self, prefix: str = "") -> str:
-        """Return the line that says so, with the names of the options after a prefix."""
+        """Return the line for the log where `is_even` is true; `prefix` stands before the names of the options."""
         return (
             f"{prefix}schedule={self.schedule}: all rounds have equal shares, because replies take at least about "
             f"{self.least:.2f} bits per parameter, and {prefix}budget={self.bits:g} leaves nothing for fine rounds"

@@ -342,7 +342,6 @@ class PayloadStrategy(Strategy):
         if self._round is not None:
             self._round.release()
             self._round = None
-        self.last = None
         free_messages(4 * finished.state.vector.size)
         packed = pack_state(finished.state)
         self.last = finished = replace(finished, state=unpack_state(packed))  # views of the arrays' bytes

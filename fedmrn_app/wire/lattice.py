@@ -145,8 +145,8 @@ class Lattice:
 
     def compact(self) -> Lattice:
         """Return the lattice with counts in the smallest type that holds them, which is only read."""
-        largest = max(int(self.counts.max(initial=0)), -int(self.counts.min(initial=0)))
-        dtype = next(name for name in _COUNT_TYPES if largest <= np.iinfo(name).max)
+        most = largest(self.counts)
+        dtype = next(name for name in _COUNT_TYPES if most <= np.iinfo(name).max)
         return Lattice(self.steps, self.counts.astype(dtype, copy=False))
 
     def kept(self) -> dict[str, bytes]:
@@ -184,6 +184,11 @@ class Moved:
         with np.errstate(over="ignore"):
             found *= self.steps[tensor]
         return found
+
+
+def largest(counts: NDArray[Any]) -> int:
+    """Return the largest magnitude of integers."""
+    return max(int(counts.max(initial=0)), -int(counts.min(initial=0)))
 
 
 def difference(new: Float32Array, old: Float32Array, part: slice) -> NDArray[np.float64]:

@@ -24,7 +24,7 @@ from fedmrn_app.errors import PayloadError
 from fedmrn_app.kernels.level_tables import MAX_LEVEL
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.wire.adaptive_levels import Trends, decode_levels, encode_levels, trends_by_parts
-from fedmrn_app.wire.lattice import FAR, Lattice, Moved
+from fedmrn_app.wire.lattice import FAR, Lattice, Moved, largest
 from fedmrn_app.wire.lattice_code import decode_lattice, encode_lattice
 
 WHOLE, LEVELS, CHANGES = range(3)
@@ -77,7 +77,7 @@ class LatticeLevels:
         if base is not None:
             before = self.predicted(base, lattice.steps)
             levels = np.subtract(levels, before, out=before)
-        if _largest(levels) > MAX_LEVEL:
+        if largest(levels) > MAX_LEVEL:
             return bytes([WHOLE]) + encode_lattice(lattice, self.sizes)
         dense = encode_lattice(self._dense(lattice), self.dense_sizes, None if base is None else self._dense(base))
         steps = self._steps(lattice).astype("<f4").tobytes()
@@ -109,7 +109,7 @@ class LatticeLevels:
         levels = self._levels(data[end + masked :], base).astype(np.int32)
         if base is not None:
             levels += self.predicted(base, steps)
-        if _largest(levels) > FAR:
+        if largest(levels) > FAR:
             raise PayloadError(f"the global model has counts above {FAR}", code="range")
         return Lattice(np.concatenate([steps, dense.steps]), np.concatenate([levels, dense.counts]))
 
@@ -129,8 +129,3 @@ class LatticeLevels:
 
     def _dense(self, lattice: Lattice) -> Lattice:
         return Lattice(lattice.steps[len(self.layout.sizes) :], lattice.counts[self.layout.count :])
-
-
-def _largest(counts: NDArray[np.int32]) -> int:
-    """Return the largest magnitude."""
-    return max(int(counts.max(initial=0)), -int(counts.min(initial=0)))

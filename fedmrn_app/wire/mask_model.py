@@ -248,7 +248,7 @@ def _sample(block: Evidence, bits: NDArray[np.uint8], places: slice) -> tuple[Ev
 
 
 def _joined(samples: Sequence[Evidence]) -> tuple[Float32Array, Float32Array | None, Float32Array | None]:
-    """Return the sizes, signs and trends of samples one after the other; None for what the first does not have."""
+    """Return the sizes, signs and trends of samples one after the other; None for what they lack."""
     signs = [one.sign for one in samples if one.sign is not None]
     trends = [one.trend for one in samples if one.trend is not None]
     size = np.concatenate([one.size for one in samples])

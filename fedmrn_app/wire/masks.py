@@ -107,7 +107,7 @@ def decode_mask(body: bytes | memoryview, side_info: SideInfoSource) -> NDArray[
 class _Pieces:
     """The side information and the bits of one part as they are coded, piece by piece; they can be read twice.
 
-    Only those of a short part are kept. To find them again takes less time than to fill new memory with them.
+    Those of a long part are computed again each time, so that they take no copies of the model.
     """
 
     def __init__(self, part: Part, octets: NDArray[np.uint8], side_info: SideInfoSource) -> None:
