@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from fedmrn_app.kernels.signs import multiply_by_signs
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.methods.contribution import Contribution
-from fedmrn_app.methods.hadamard import block_lengths, rotate, stretch_lengths, stretches_of
+from fedmrn_app.methods.hadamard import block_lengths, rotated_blocks, stretch_lengths, stretches_of
 from fedmrn_app.methods.method import Codec, CodecLimits, Method, MethodConfig, RunOptions
 from fedmrn_app.methods.rotated import READ_COPIES, RotatedContribution, finite_rotate_back, repeated, surely_finite
 from fedmrn_app.methods.shared_context import SharedContext
@@ -71,9 +71,11 @@ class RotatedSigns(Codec):
 
     def encode(self, x: Float32Array, context: SharedContext, seed: int, private_seed: int) -> Body:
         """Rotate, take the signs, and compute the scales."""
-        rotated = rotate(x, seed)
-        scales = np.array([self._scale(y) for y in stretches_of(rotated)], np.float32)
-        return Body(pack_floats(scales) + pack_bits(rotated >= 0))
+        scales, signs = [], []
+        for block in rotated_blocks(x, seed):
+            scales += [self._scale(y) for y in stretches_of(block)]
+            signs.append(pack_bits(block >= 0))
+        return Body(pack_floats(np.array(scales, np.float32)) + b"".join(signs))
 
     def decode(self, body: Body, context: SharedContext, seed: int) -> Float32Array:
         """Scale the signs and rotate back."""

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.methods.contribution import Contribution
 from fedmrn_app.methods.drive import RotatedSigns
-from fedmrn_app.methods.hadamard import rotate, stretch_lengths, stretches_of
+from fedmrn_app.methods.hadamard import rotated_blocks, stretch_lengths, stretches_of
 from fedmrn_app.methods.method import Codec, CodecLimits, Method, MethodConfig, RunOptions, conflict
 from fedmrn_app.methods.quantizers import Quantizer, lloyd_max, uniform
 from fedmrn_app.methods.rotated import RotatedContribution, finite_rotate_back, repeated, surely_finite
@@ -100,9 +100,13 @@ class EdenLevels(Codec):
 
     def encode(self, x: Float32Array, context: SharedContext, seed: int, private_seed: int) -> Body:
         """Rotate, quantize, and compute the scales."""
-        stretches = stretches_of(rotate(x, seed))
-        levels, scales = zip(*(quantize_stretch(y, self.quantizer) for y in stretches), strict=True)
-        body = encode_eden_levels(np.concatenate(levels), self.quantizer.cells, self.coder)
+        levels, scales, quantizer = [np.zeros(0, np.uint8)], [], self.quantizer
+        for block in rotated_blocks(x, seed):
+            for y in stretches_of(block):
+                found, scale = quantize_stretch(y, quantizer)
+                levels.append(found)
+                scales.append(scale)
+        body = encode_eden_levels(np.concatenate(levels), quantizer.cells, self.coder)
         return Body(pack_floats(np.array(scales, np.float32)) + bytes(body.data), body.form)
 
     def decode(self, body: Body, context: SharedContext, seed: int) -> Float32Array:

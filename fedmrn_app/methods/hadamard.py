@@ -38,20 +38,24 @@ def stretch_lengths(size: int) -> list[int]:
 
 
 def stretches_of(rotated: Float32Array) -> list[Float32Array]:
-    """Return views of the stretches of a rotated vector (d,), see `stretch_lengths`."""
+    """Return views of the stretches of a rotated vector (d,) or of one of its blocks, see `stretch_lengths`."""
     return np.split(rotated, np.cumsum(stretch_lengths(rotated.size))[:-1])
 
 
 def rotate(x: Float32Array, seed: int) -> Float32Array:
     """Return the rotated vector R x, float32 (d,); R is orthogonal and follows from the 64-bit seed."""
-    y = x.astype(np.float32)
-    for window, signs in _blocks(y, seed):
-        window *= signs
-        walsh_hadamard(window[None])
-    for window, signs in _last_windows(y, seed):
-        window *= signs
-        walsh_hadamard(window[None])
-    return y
+    return np.concatenate([np.empty(0, np.float32), *rotated_blocks(x, seed)])
+
+
+def rotated_blocks(x: Float32Array, seed: int) -> Iterator[Float32Array]:
+    """Yield the blocks of R x in their order, each in new memory."""
+    for start in range(0, x.size, BLOCK):
+        y = x[start : start + BLOCK].astype(np.float32)
+        windows = [*_blocks(y, seed, start), *_last_windows(y, seed, start)]
+        for window, signs in windows:
+            window *= signs
+            walsh_hadamard(window[None])
+        yield y
 
 
 def rotate_back(y: Float32Array, seed: int) -> Float32Array:
