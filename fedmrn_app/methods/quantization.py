@@ -278,9 +278,11 @@ def part_of_length(error: float, half_length: float) -> float:
 
 
 def rebuilt(
-    elements: Float32Array, left: Float32Array, layout: Layout, ranks: Ranks, steps: TensorSteps
+    elements: Float32Array, left: Float32Array, layout: Layout, ranks: Ranks, steps: TensorSteps, scale: float
 ) -> Float32Array:
     """Return the vector of levels at their centroids, float32 (d,); the inverse of `UpdateQuantizer`.
+
+    Its elements may not be finite.
 
     Args:
         elements: values of the elements and of the right vectors, in the order of the tensors.
@@ -288,6 +290,7 @@ def rebuilt(
         layout: layout of the tensors.
         ranks: number of factors of each tensor.
         steps: of the tensors.
+        scale: `Quantization.scale`.
     """
     found = np.empty(layout.count, np.float32)
     parts = element_layout(layout, ranks).split(elements)
@@ -295,12 +298,12 @@ def rebuilt(
         layout.split(found), steps.each(ranks), split_left(left, layout, ranks), parts, strict=True
     ):
         if vectors is None:
-            out[:] = part
+            with np.errstate(over="ignore"):
+                np.multiply(part, np.float32(share), out=out)
+                out *= np.float32(scale)
         else:
             right = part.reshape(len(vectors), -1) * inverse_norms(vectors)[:, None]
-            product(vectors, right, out.reshape(vectors.shape[1], -1))
-        if share != 1:
-            out *= np.float32(share)
+            product(vectors, right, out.reshape(vectors.shape[1], -1), (share, scale))
     return found
 
 

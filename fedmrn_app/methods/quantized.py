@@ -62,7 +62,7 @@ from fedmrn_app.wire.adaptive_levels import (
 )  # fmt: skip
 from fedmrn_app.wire.body import FACTORED, Body, Coder
 from fedmrn_app.wire.factors import largest_rank, matrix_shape
-from fedmrn_app.wire.primitives import wrong_length
+from fedmrn_app.wire.primitives import all_finite, wrong_length
 
 _SCALE = struct.Struct("<f")
 _LEAST_BYTES = 32  # of a body, so that an update of few weights is sent at all
@@ -225,10 +225,8 @@ class UniformLevels(Codec):
         levels = read_levels(rest, of_elements, element_trends(layout, ranks, trends))
         elements = values_of(levels, np.array(OFFSETS.unpack_from(body.data, end), np.int8))
         vectors = values_of(left, np.array(left_offsets, np.int8))
-        update = rebuilt(elements, vectors, layout, ranks, steps)
-        with np.errstate(over="ignore"):
-            update *= np.float32(scale)
-        if not np.isfinite(update).all():
+        update = rebuilt(elements, vectors, layout, ranks, steps, scale)
+        if not all_finite(update):
             raise PayloadError(f"body has the scale {scale}", code="not-finite", value=scale)
         return update
 

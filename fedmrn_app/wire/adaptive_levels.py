@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.kernels import level_coder
 from fedmrn_app.kernels.level_tables import MAX_LEVEL, UNIT, coded_shapes
+from fedmrn_app.kernels.softsign import fill_trends
 from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.wire.body import CODED, Body, Coder
-from fedmrn_app.wire.mask_model import Values, softsign_parts
+from fedmrn_app.wire.mask_model import Values, scaled_parts
 from fedmrn_app.wire.primitives import pack_bits, packed_size, unpack_bits, wrong_length
 
 Levels = NDArray[np.int16]
@@ -68,8 +69,8 @@ def trends_by_parts(layout: Layout, moved: Values) -> Trends:
         moved: returns how far a part of a tensor, which is given by its number, has moved, float32 (k,).
     """
     found = np.empty(layout.count, np.int8)
-    for place, drift in softsign_parts(layout, moved):
-        found[place] = trends_of(drift)
+    for place, x, scale in scaled_parts(layout, moved):
+        fill_trends(x, scale, found[place])
     return found
 
 

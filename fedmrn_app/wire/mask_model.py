@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 
 from fedmrn_app.kernels import mask_rans
 from fedmrn_app.kernels.mask_rans import GRAIN, STEPS, Evidence
+from fedmrn_app.kernels.softsign import fill_softsign
 from fedmrn_app.layout import Float32Array, Layout
 
 T = TypeVar("T", bound=np.generic)
@@ -271,21 +272,20 @@ def softsign(layout: Layout, values: Values) -> Float32Array:
         values: returns the elements x of a part of a tensor, which is given by its number, float32 (k,).
     """
     found = np.empty(layout.count, np.float32)
-    for place, part in softsign_parts(layout, values):
-        found[place] = part
+    for place, x, scale in scaled_parts(layout, values):
+        fill_softsign(x, scale, found[place])
     return found
 
 
-def softsign_parts(layout: Layout, values: Values) -> Iterator[tuple[slice, Float32Array]]:
-    """Yield what `softsign` returns, part by part with its place in the vector."""
+def scaled_parts(layout: Layout, values: Values) -> Iterator[tuple[slice, Float32Array, np.float32]]:
+    """Yield the place of each part of a vector, its elements x and the scale s of `softsign`."""
     for tensor, whole in enumerate(layout.slices):
         count = whole.stop - whole.start
         scale = _softsign_scale(values(tensor, slice(None, None, stride(count, 4096))))
         for start in range(0, count, _BLOCK):
             stop = min(start + _BLOCK, count)
-            part = values(tensor, slice(start, stop))
-            signs = np.divide(part, np.abs(part) + scale, dtype=np.float32)
-            yield slice(whole.start + start, whole.start + stop), signs
+            part = np.ascontiguousarray(values(tensor, slice(start, stop)), np.float32)
+            yield slice(whole.start + start, whole.start + stop), part, scale
 
 
 def _softsign_scale(sample: Float32Array) -> np.float32:

@@ -27,6 +27,8 @@ def test_products_are_added_one_after_the_other(n: int, m: int, rank: int) -> No
     left, right = normal(rank, n), normal(rank, m)
     assert np.array_equal(product(left, right), plain_product(left, right))
     assert plain_product(left, right) == pytest.approx(left.T @ right, abs=1e-4)
+    scaled = plain_product(left, right) * np.float32(0.3) * np.float32(7e-4)
+    assert np.array_equal(product(left, right, scales=(0.3, 7e-4)), scaled)
 
 
 @pytest.mark.slow
