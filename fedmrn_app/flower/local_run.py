@@ -23,7 +23,7 @@ from fedmrn_app.flower.local_grid import LocalGrid
 from fedmrn_app.flower.serve import serve
 from fedmrn_app.flower.shared_workers import shared_workers
 from fedmrn_app.flower.workers import Workers
-from fedmrn_app.learning.evaluate import Watch
+from fedmrn_app.learning.evaluate import WatchWork
 from fedmrn_app.system.cores import cores
 
 CLIENT_APP = "fedmrn_app.client_app:app"
@@ -37,7 +37,7 @@ def run_local(
     app: str = CLIENT_APP,
     at_once: int = 1,
     on_line: Callable[[str], None] = lambda line: None,
-    watch: Watch = lambda done, total: None,
+    watch: WatchWork = lambda what, done, total: None,
 ) -> None:
     """Run to the end on this machine.
 
@@ -48,7 +48,7 @@ def run_local(
         app: name of the ClientApp.
         at_once: number of runs that share the cores of this machine.
         on_line: called with each line that the run adds to run.log.
-        watch: called during an evaluation with the number of rows so far and of all rows.
+        watch: see `serve`.
 
     Raises:
         ConfigError: a client needs more cores than the machine has.

@@ -23,7 +23,7 @@ from fedmrn_app.flower.device_records import DeviceRecords
 from fedmrn_app.flower.residual_notes import ResidualNotes
 from fedmrn_app.flower.round_settings import RoundSettings
 from fedmrn_app.flower.run_loop import ServerRun
-from fedmrn_app.learning.evaluate import Watch
+from fedmrn_app.learning.evaluate import WatchWork
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.methods.method import Method
 from fedmrn_app.privacy.ledger import Ledger
@@ -54,7 +54,7 @@ def prepare(
     *,
     devices: DeviceRecords | None,
     report: Report,
-    watch: Watch,
+    watch: WatchWork,
 ) -> ServerRun:
     """Load data and state, describe the run in the log, and find the clients.
 
@@ -66,7 +66,7 @@ def prepare(
         folder: the run's folder.
         devices: the operator's records of real devices; None without them, as in a simulation.
         report: adds a line to the run's log.
-        watch: see `Progress`.
+        watch: called during an evaluation, see `Progress`.
     """
     folder.metrics = task.metrics
     splits = _load_splits(config, task, report)
@@ -134,7 +134,7 @@ def _progress(
     *,
     saving: Saving,
     report: Report,
-    watch: Watch,
+    watch: WatchWork,
 ) -> Progress:
     """Return what evaluates and records each round."""
     evaluation, file = config.evaluation, None

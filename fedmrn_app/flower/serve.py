@@ -22,7 +22,7 @@ from fedmrn_app.flower.baseline import fedavg_bytes
 from fedmrn_app.flower.device_records import DeviceRecords
 from fedmrn_app.flower.prepare import prepare
 from fedmrn_app.flower.run_loop import ServerRun, train
-from fedmrn_app.learning.evaluate import Watch
+from fedmrn_app.learning.evaluate import WatchWork
 from fedmrn_app.learning.flat import state_sha256
 from fedmrn_app.learning.memory import keep_freed_memory
 from fedmrn_app.results.lock import locked
@@ -40,24 +40,28 @@ Report = Callable[[str], None]
 _LISTED = 100  # devices in a summary; evaluation.csv has all of them
 
 
-def serve(grid: Grid, context: Context, report: Report, watch: Watch = lambda done, total: None) -> None:
+def serve(grid: Grid, context: Context, report: Report, watch: WatchWork = lambda what, done, total: None) -> None:
     """Run the whole training. If it ends early, the run's folder holds the reason.
 
     Args:
         grid: Flower's grid.
         context: of the ServerApp; its run configuration holds the run's.
         report: called with each line that is added to run.log.
-        watch: called during an evaluation with the number of rows so far and of all rows.
+        watch: called while a model is evaluated or saved with what is done, how much of it so far, and of how much.
     """
     run_dir = str(context.run_config["run-dir"])
     # by default a new folder below the one in which the SuperLink was started
     path = Path(run_dir or f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S.%f}").expanduser().resolve()
     with locked(path, "run"):
-        _run(grid, context, RunFolder(path), report, watch)
+        _run(grid, context, RunFolder(path, watch=watch), report, watch)
 
 
 def _run(
-    grid: Grid, context: Context, folder: RunFolder, on_line: Report, watch: Watch = lambda done, total: None
+    grid: Grid,
+    context: Context,
+    folder: RunFolder,
+    on_line: Report,
+    watch: WatchWork = lambda what, done, total: None,
 ) -> None:
     keep_freed_memory()
 

@@ -16,6 +16,7 @@ from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.tasks.task import Samples, Task
 
 Watch = Callable[[int, int], object]  # rows so far, and all rows
+WatchWork = Callable[[str, int, int], object]  # what is done, how much of it so far, and of how much
 
 _BATCH = 200  # the allocator returns the memory of larger activations to the system after each batch
 _LARGE_BATCH = 500

@@ -20,6 +20,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from fedmrn_app.errors import RunError
+from fedmrn_app.learning.evaluate import WatchWork
 from fedmrn_app.results.tensor_file import bytes_of, write_tensors
 from fedmrn_app.system.atomic_io import keep_before, replace_durably, sync_folder
 from fedmrn_app.system.checksum import block_checksums
@@ -30,6 +31,7 @@ BEST = "best.safetensors"  # the module's state dict after the best round, with 
 VECTOR = "fedmrn.global_vector"  # the global vector, where it differs from the module's weights
 RUN_CHECKSUM = "run_checksum"  # in the facts of the module's file: the checksum of the other file
 CHECKSUM, _SHA256 = "checksum", "sha256"  # in a file's metadata; the latter is that of earlier versions
+_MEGABYTE = 10**6
 OWN = "fedmrn."  # what the names of tensors begin with that are not the module's
 
 
@@ -61,23 +63,24 @@ class State:
         return {name: tensor for name, tensor in self.tensors.items() if not name.startswith(OWN)}
 
 
-def write_state(folder: Path, state: State) -> None:
+def write_state(folder: Path, state: State, watch: WatchWork = lambda what, done, total: None) -> None:
     """Write a state durably, tensor by tensor and without copies of them; the previous files are kept beside it.
 
     The file of the run comes first. If the process dies in between, the module's file finds its own among the two.
+    `watch` is called with the number of megabytes of each file that have been written, and of the whole file.
     """
     own = {name: tensor for name, tensor in state.tensors.items() if name.startswith(OWN)}
     facts = {key: value for key, value in state.facts.items() if key != RUN_CHECKSUM}
     if own:
         keep_before(folder / RUN, folder / RUN_BEFORE)
-        facts[RUN_CHECKSUM] = _write(folder / RUN, own, {"round": facts["round"], "name": facts["name"]})
+        facts[RUN_CHECKSUM] = _write(folder / RUN, own, {"round": facts["round"], "name": facts["name"]}, watch)
     keep_before(folder / STATE, folder / BEFORE)
-    _write(folder / STATE, state.model, facts)
+    _write(folder / STATE, state.model, facts, watch)
 
 
-def write_best(folder: Path, state: State) -> None:
-    """Write the model of the best round so far durably."""
-    _write(folder / BEST, state.model, state.facts)
+def write_best(folder: Path, state: State, watch: WatchWork = lambda what, done, total: None) -> None:
+    """Write the model of the best round so far durably; `watch` as for `write_state`."""
+    _write(folder / BEST, state.model, state.facts, watch)
 
 
 def read_best(folder: Path) -> State:
@@ -93,12 +96,18 @@ def read_best(folder: Path) -> State:
         raise RunError(reason, code="no-best", value=str(folder)) from None
 
 
-def _write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
+def _write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], watch: WatchWork) -> str:
     """Write one file, and return its checksum."""
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(facts, separators=(",", ":"))
     checksum = _checksum(stored, text)
-    replace_durably(path, lambda file: write_tensors(file, stored, {"facts": text, CHECKSUM: checksum}))
+    size = sum(tensor.nbytes for tensor in stored.values())
+
+    def written(done: int) -> None:
+        watch(f"saving {path.name}, MB", done // _MEGABYTE, size // _MEGABYTE)
+
+    replace_durably(path, lambda file: write_tensors(file, stored, {"facts": text, CHECKSUM: checksum}, written))
+    written(size)  # it is on the disk now
     return checksum
 
 

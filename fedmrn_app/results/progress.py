@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.federation.report import RoundReport
 from fedmrn_app.federation.tallies import Evaluated
 from fedmrn_app.layout import Float32Array
-from fedmrn_app.learning.evaluate import Evaluation, Watch, evaluate, measured_norms
+from fedmrn_app.learning.evaluate import Evaluation, WatchWork, evaluate, measured_norms
 from fedmrn_app.learning.flat import FlatModel
 from fedmrn_app.results.client_metrics import ClientMetrics, EvaluationFile
 from fedmrn_app.results.round_row import Round
@@ -107,7 +108,7 @@ class Progress:
         average: largest number of last global models whose mean is evaluated beside; None for none. They are kept in
             memory.
         clients_file: receives what each client found out; None where clients do not evaluate.
-        watch: called during an evaluation with the number of rows so far and of all rows.
+        watch: called during an evaluation with "evaluation", the number of rows so far and of all rows.
         clock: returns seconds that never go back.
     """
 
@@ -123,7 +124,7 @@ class Progress:
     every: int = 1
     average: int | None = None
     clients_file: EvaluationFile | None = None
-    watch: Watch = lambda done, total: None
+    watch: WatchWork = lambda what, done, total: None
     clock: Callable[[], float] = time.perf_counter
 
     def __post_init__(self) -> None:
@@ -214,15 +215,15 @@ class Progress:
             The accuracy of drawn weights, or NaN; the evaluation on the server's rows, or on those of the clients where
             the server has none; the evaluation on the training rows, or None; the columns of the clients' evaluation.
         """
-        due, test = self.is_due(number), self.splits.test
+        due, test, watch = self.is_due(number), self.splits.test, partial(self.watch, "evaluation")
         sampled = self._sampled(state, number, test) if due and test is not None else math.nan
         self._load(state)
         reached, train = Evaluation(dict.fromkeys(self.task.metrics, math.nan), math.nan), None
         if due and test is not None:
             with measured_norms(self.model, self.task, self.splits.norms):
-                reached = evaluate(self.model, self.task, test, self.watch)
+                reached = evaluate(self.model, self.task, test, watch)
                 rows = self.splits.train
-                train = None if rows is None else evaluate(self.model, self.task, rows, self.watch)
+                train = None if rows is None else evaluate(self.model, self.task, rows, watch)
         columns: Mapping[str, float] = {}
         if due and self.clients_file is not None:
             clients = ClientMetrics.of(self.task, evaluated)

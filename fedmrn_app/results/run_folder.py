@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.federation.protocol import GlobalState
+from fedmrn_app.learning.evaluate import WatchWork
 from fedmrn_app.learning.flat import FlatModel, to_tensor
 from fedmrn_app.results.checkpoint import OWN, VECTOR, State, put_back, write_best, write_state
 from fedmrn_app.results.curves import draw_curves
@@ -45,10 +46,17 @@ class RunFolder:
         rounds: the finished rounds.
         residuals: number of the last order of each client that keeps a residual of it, see `flower/residual_notes.py`.
         name: random name of the run, by which clients distinguish its states from those of other runs.
+        watch: called while a model is written, see `write_state`.
     """
 
-    def __init__(self, path: Path, metrics: Sequence[str] = ("accuracy",)) -> None:
+    def __init__(
+        self,
+        path: Path,
+        metrics: Sequence[str] = ("accuracy",),
+        watch: WatchWork = lambda what, done, total: None,
+    ) -> None:
         self.path = path
+        self.watch = watch
         self.metrics = tuple(metrics)
         self.rounds: list[Round] = []
         self.residuals: dict[int, int] = {}
@@ -136,7 +144,7 @@ class RunFolder:
     def keep_best(self, model: FlatModel, number: int) -> None:
         """Write best.safetensors: the module's state dict after the best round so far."""
         facts = {"round": number, "name": self.name, "config": self._values}
-        write_best(self.path, State(dict(model.module.state_dict()), facts))
+        write_best(self.path, State(dict(model.module.state_dict()), facts), self.watch)
 
     def save_model(self, model: FlatModel, state: GlobalState, done: int) -> None:
         """Write model.safetensors and run.safetensors: the module after `done` rounds, and what else a run needs."""
@@ -147,7 +155,7 @@ class RunFolder:
         facts: dict[str, Any] = {"round": done, "name": self.name, "config": self._values}
         if self.residuals:
             facts["residuals"] = {str(client): number for client, number in self.residuals.items()}
-        write_state(self.path, State(tensors, facts))
+        write_state(self.path, State(tensors, facts), self.watch)
 
     def _texts(self) -> dict[str, str]:
         """Return the content of the files that repeat the state, by their names."""

@@ -9,7 +9,7 @@ module do, reports a full disk without the system's error, and makes files that 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import IO, Any
 
@@ -20,15 +20,22 @@ from safetensors.torch import save
 from torch import Tensor
 
 _ALIGNMENT = 8
+_PIECE = 1 << 26  # bytes that are written at a time
 
 
-def write_tensors(file: IO[bytes], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+def write_tensors(
+    file: IO[bytes],
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str],
+    watch: Callable[[int], object] = lambda done: None,
+) -> None:
     """Write a safetensors file.
 
     Args:
         file: an empty file.
         tensors: contiguous tensors on the CPU, by name.
         metadata: further entries of the header.
+        watch: called before each piece of a tensor with the number of bytes of tensors that have been written.
     """
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # so that all are aligned
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
@@ -40,8 +47,13 @@ def write_tensors(file: IO[bytes], tensors: Mapping[str, Tensor], metadata: Mapp
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     file.write(len(text).to_bytes(8, "little") + text)
+    done = 0
     for _, tensor in ordered:
-        file.write(bytes_of(tensor).data)
+        octets = bytes_of(tensor)
+        for start in range(0, octets.size, _PIECE):
+            watch(done + start)
+            file.write(octets[start : start + _PIECE].data)
+        done += octets.size
 
 
 def bytes_of(tensor: Tensor) -> NDArray[np.uint8]:

@@ -13,7 +13,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from fedmrn_app.config.build import check_single_rows, resolve_from_data
 from fedmrn_app.config.compose import default_values, plain_values
@@ -192,7 +192,7 @@ def _run(values: Values, config: Config, folder: Path, on: str | None) -> dict[s
     mark = f"[{HydraConfig.get().job.num}] " if in_parallel() else ""
     with Progress(*columns, console=console, transient=True, disable=_without_bars()) as progress:
         bar = progress.add_task("rounds", total=config.rounds)
-        evaluation = progress.add_task("evaluation", visible=False)
+        works: dict[str, TaskID] = {}
 
         def show(line: str) -> None:
             if line in failure_lines(folder):
@@ -203,8 +203,10 @@ def _run(values: Values, config: Config, folder: Path, on: str | None) -> dict[s
                 progress.update(bar, completed=int(finished_rows[-1]["round"]))
                 feed.add(finished_rows)
 
-        def watch(done: int, rows: int) -> None:
-            progress.update(evaluation, completed=done, total=rows, visible=done < rows)
+        def watch(what: str, done: int, total: int) -> None:
+            if what not in works:
+                works[what] = progress.add_task(what, visible=False)
+            progress.update(works[what], completed=done, total=total, visible=done < total)
 
         def run(values: Values) -> None:
             run_on(str(on), values, folder, show)

@@ -184,3 +184,12 @@ def test_folder_without_an_undamaged_state_is_refused(name: str, runs: tuple[Pat
     assert refused.value.code == code
     assert "\n" not in str(refused.value)
     assert str(run) in str(refused.value) or "seed" in str(refused.value)
+
+
+def test_the_saving_of_a_large_model_is_watched(tmp_path: Path) -> None:
+    weights = torch.arange(40_000_000, dtype=torch.float32)  # 160 MB
+    seen: list[tuple[str, int, int]] = []
+    facts = {"round": 1, "name": "a", "config": {}}
+    write_state(tmp_path, State({"layer.weight": weights}, facts), lambda *seen_now: seen.append(seen_now))
+    assert seen == [(f"saving {STATE}, MB", done, 160) for done in (0, 67, 134, 160)]
+    assert torch.equal(load_file(tmp_path / STATE)["layer.weight"], weights)

@@ -69,7 +69,8 @@ def test_an_evaluation_that_takes_longer_than_the_round_is_named_once(tmp_path: 
     seen: list[tuple[int, int]] = []
     now, evaluation = [0.0], [0.0]
 
-    def slow(done: int, total: int) -> None:
+    def slow(what: str, done: int, total: int) -> None:
+        assert what == "evaluation"
         seen.append((done, total))
         now[0] += evaluation[0] if done == total else 0
 
