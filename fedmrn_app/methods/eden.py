@@ -196,6 +196,6 @@ def quantize_stretch(y: Float32Array, quantizer: Quantizer) -> tuple[NDArray[np.
         quantizer: quantizer of a standard normal variable.
     """
     square = float(np.square(y, dtype=np.float64).sum())  # in float32, squares of large or small values overflow
-    levels = quantizer.quantize(y * np.float32(math.sqrt(y.size / square) if square else 0))
-    product = float(np.multiply(y, quantizer.values(levels), dtype=np.float64).sum())
+    levels, products = quantizer.quantize(y, np.float32(math.sqrt(y.size / square) if square else 0))
+    product = float(products.sum())
     return levels, np.float32(square / product if square else 0)

@@ -14,9 +14,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmrn_app.kernels.scalar_quantizer import nearest_multiples, reached_boundaries, values_of_levels
 from fedmrn_app.layout import Float32Array
-
-_BLOCK = 1 << 15  # elements that are quantized at a time, so that temporaries stay in cache
 
 # the positive half, by the number of bits; cells in steps of 2^-24
 _CENTROIDS = {
@@ -66,16 +65,20 @@ class Quantizer(ABC):
     cells: NDArray[np.int64]
 
     @abstractmethod
-    def quantize(self, x: Float32Array) -> NDArray[np.uint8]:
-        """Return the level of each element of float32 (n,), uint8 (n,)."""
+    def quantize(self, y: Float32Array, factor: np.float32) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
+        """Return the level of each element times a factor, and the product of the element and the level's centroid.
+
+        Args:
+            y: float32 (n,).
+            factor: one over the standard deviation.
+
+        Returns:
+            uint8 (n,) and float64 (n,).
+        """
 
     def values(self, levels: NDArray[np.uint8]) -> Float32Array:
         """Return the centroid of each level of uint8 (n,), float32 (n,)."""
-        values, centroids = np.empty(levels.size, np.float32), self.centroids.astype(np.float32)
-        for start in range(0, levels.size, _BLOCK):
-            part = slice(start, start + _BLOCK)
-            np.take(centroids, levels[part], out=values[part], mode="clip")  # other modes copy the result
-        return values
+        return values_of_levels(levels, self.centroids.astype(np.float32))
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,15 +90,9 @@ class LloydMax(Quantizer):
         """The boundaries between the levels, float64 (2^bits - 1,); a value on a boundary has the upper level."""
         return (self.centroids[1:] + self.centroids[:-1]) / 2
 
-    def quantize(self, x: Float32Array) -> NDArray[np.uint8]:
-        """Return the number of boundaries that each element reaches."""
-        levels = np.zeros(x.size, np.uint8)
-        boundaries = self.boundaries.astype(np.float32)
-        for start in range(0, x.size, _BLOCK):
-            part, out = x[start : start + _BLOCK], levels[start : start + _BLOCK]
-            for boundary in boundaries:  # comparisons vectorize, a binary search does not
-                out += (part >= boundary).view(np.uint8)
-        return levels
+    def quantize(self, y: Float32Array, factor: np.float32) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
+        """Return the number of boundaries that each element reaches, see `Quantizer.quantize`."""
+        return reached_boundaries(y, factor, self.boundaries.astype(np.float32), self.centroids.astype(np.float32))
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,13 +105,9 @@ class Uniform(Quantizer):
 
     step: float
 
-    def quantize(self, x: Float32Array) -> NDArray[np.uint8]:
-        """Return the nearest multiple of the step; halves go to the even one."""
-        levels, largest = np.empty(x.size, np.uint8), len(self.cells) // 2
-        for start in range(0, x.size, _BLOCK):
-            place = np.rint(x[start : start + _BLOCK] / np.float32(self.step))
-            levels[start : start + _BLOCK] = np.clip(place, -largest, largest) + np.float32(largest)
-        return levels
+    def quantize(self, y: Float32Array, factor: np.float32) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
+        """Return the nearest multiple of the step, see `Quantizer.quantize`; halves go to the even one."""
+        return nearest_multiples(y, factor, np.float32(self.step), self.centroids.astype(np.float32))
 
 
 @cache
