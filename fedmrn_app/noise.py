@@ -103,6 +103,21 @@ def generate_noise(seed: int, count: int, distribution: Distribution, alpha: flo
     return Noise(distribution, alpha)(seed, count)
 
 
+def noise_signs(seed: int, count: int, first: int = 0) -> NDArray[np.uint8]:
+    """Return the signs of elements `first` to `count` of Bernoulli noise, a bit each: 1 for a positive one.
+
+    Args:
+        seed: 64-bit unsigned seed, as for `Noise.blocks`.
+        count: number of elements, counted from 0.
+        first: the first element, a multiple of 256.
+
+    Returns:
+        uint8, eight elements per byte and the lowest bit first; the bits after the last element have no meaning.
+    """
+    philox = np.random.Philox(key=seed, counter=first // 256)
+    return philox.random_raw(-(-(count - first) // 64)).astype("<u8", copy=False).view(np.uint8)
+
+
 def _fill_uniform(words: NDArray[np.uint64], scale: np.float32, out: Float32Array) -> None:
     """Fill `out` with scale * ((2k + 1 - 2^24) * 2^-24), where k is the top 24 bits of each 32-bit word."""
     k = words.view("<u4")[: out.size] >> np.uint32(8)

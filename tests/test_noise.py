@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmrn_app.kernels.gaussian import fill_gaussian
-from fedmrn_app.noise import DISTRIBUTIONS, Distribution, Noise, generate_noise
+from fedmrn_app.noise import DISTRIBUTIONS, Distribution, Noise, generate_noise, noise_signs
 
 KNOWN = {  # SHA-256 of 100,001 little-endian float32 elements of seed 0x0123456789abcdef, alpha 0.01
     "uniform": "7b5fdd61f087d5d3afcdf73f15753a50b8825f90b460e363b5ae281a03af35ee",
@@ -94,3 +94,9 @@ def test_blocks_equal_the_noise(distribution: Distribution) -> None:
         assert end == whole.size
     assert np.array_equal(whole, generate_noise(3, 100_001, distribution, 0.5))
     assert (np.abs(whole) > noise.largest * noise.alpha).mean() < 1e-4
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 1), (0, 777), (256, 300), (1 << 16, (1 << 16) + 1000)])
+def test_signs_are_those_of_bernoulli_noise(first: int, count: int) -> None:
+    bits = np.unpackbits(noise_signs(0x0123456789ABCDEF, count, first), count=count - first, bitorder="little")
+    assert np.array_equal(bits == 1, generate_noise(0x0123456789ABCDEF, count, "bernoulli", 0.5)[first:] > 0)

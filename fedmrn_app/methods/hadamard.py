@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
+from fedmrn_app.kernels.signs import multiply_by_signs
 from fedmrn_app.kernels.walsh_hadamard import walsh_hadamard
 from fedmrn_app.layout import Float32Array
-from fedmrn_app.noise import Noise
+from fedmrn_app.noise import noise_signs
 
 BLOCK = 1 << 16
-_SIGNS = Noise("bernoulli", 1.0)
 
 
 def block_lengths(size: int) -> list[int]:
@@ -53,7 +54,7 @@ def rotated_blocks(x: Float32Array, seed: int) -> Iterator[Float32Array]:
         y = x[start : start + BLOCK].astype(np.float32)
         windows = [*_blocks(y, seed, start), *_last_windows(y, seed, start)]
         for window, signs in windows:
-            window *= signs
+            multiply_by_signs(window, signs)
             walsh_hadamard(window[None])
         yield y
 
@@ -77,31 +78,27 @@ def rotate_back_in_place(y: Float32Array, seed: int, first: int = 0, count: int 
     count = first + y.size if count is None else count
     for window, signs in _blocks(y, seed, first):
         walsh_hadamard(window[None])
-        window *= signs
+        multiply_by_signs(window, signs)
     if first + y.size == count:
         for window, signs in reversed(_last_windows(y, seed, first)):
             walsh_hadamard(window[None])
-            window *= signs
+            multiply_by_signs(window, signs)
 
 
-def _blocks(y: Float32Array, seed: int, first: int = 0) -> Iterator[tuple[Float32Array, Float32Array]]:
-    """Yield views of the whole blocks of `y`, each (BLOCK,), with their signs, all of which use the same memory.
+def _blocks(y: Float32Array, seed: int, first: int = 0) -> Iterator[tuple[Float32Array, NDArray[np.uint8]]]:
+    """Yield views of the whole blocks of `y`, each (BLOCK,), with their signs as bits.
 
     Args:
         y: the elements of a vector from `first` on.
         seed: of the signs.
         first: a multiple of `BLOCK`.
     """
-    signs = np.empty(BLOCK, np.float32)
-    for start, part in _SIGNS.blocks(seed, first + y.size - y.size % BLOCK, first):
-        place = start % BLOCK
-        signs[place : place + part.size] = part
-        if place + part.size == BLOCK:
-            yield y[start - place - first : start - place - first + BLOCK], signs
+    for start in range(0, y.size - BLOCK + 1, BLOCK):
+        yield y[start : start + BLOCK], noise_signs(seed, first + start + BLOCK, first + start)
 
 
-def _last_windows(y: Float32Array, seed: int, first: int = 0) -> list[tuple[Float32Array, Float32Array]]:
-    """Return views of both windows of a last block of `y`, each (2^k,), with their signs.
+def _last_windows(y: Float32Array, seed: int, first: int = 0) -> list[tuple[Float32Array, NDArray[np.uint8]]]:
+    """Return views of both windows of a last block of `y`, each (2^k,), with their signs as bits.
 
     Args:
         y: the elements of a vector from `first` on, to its end.
@@ -112,7 +109,9 @@ def _last_windows(y: Float32Array, seed: int, first: int = 0) -> list[tuple[Floa
     if not n:
         return []
     end, size = y.size - n, 1 << (n.bit_length() - 1)
-    # a second set for the overlap
-    signs = np.concatenate([part.copy() for _, part in _SIGNS.blocks(seed, first + y.size + n, first + end)])
-    lower = (y[end : end + size], signs[:size])
-    return [lower] if size == n else [lower, (y[y.size - size :], signs[n : n + size])]
+    signs = noise_signs(seed, first + y.size + n, first + end)  # a second set for the overlap
+    lower = y[end : end + size], signs
+    if size == n:
+        return [lower]
+    upper = np.unpackbits(signs, bitorder="little")[n : n + size]
+    return [lower, (y[y.size - size :], np.packbits(upper, bitorder="little"))]

@@ -29,7 +29,7 @@ from fedmrn_app.plugin.bounded import pack_bounded
 from fedmrn_app.plugin.client_round import ClientRound, RoundContent, in_sent_types, no_masks, read_bound
 from fedmrn_app.plugin.comparison import find_tied, is_same, is_unmoved
 from fedmrn_app.plugin.difference import check_returned, distance, moved_towards
-from fedmrn_app.plugin.fidelity import evened
+from fedmrn_app.plugin.fidelity import even
 from fedmrn_app.plugin.reply_form import ReplyForm, base_key, default_key, ways_for_reply
 from fedmrn_app.plugin.scales import SCALES
 from fedmrn_app.plugin.self_check import SMALL, Finer, finer_than, name_once, shares_that_arrive
@@ -271,8 +271,8 @@ def _code_once(
     if before is not None and before.size != x.size:
         before = None  # other tensors were trained in the last round
     exponents = None if learned is None or learned.scales is None else learned.scales.exponents
-    if (task.even or finer.even) and parts.coded:
-        x, exponents = evened(x, parts.layout)
+    if learned is None and parts.coded and (task.even or finer.even):
+        exponents = even(x, parts.layout)
     body, residual = shared.protocol.method.encode(x, before, shared.context, task.seed, client_round.private_seed)
     if exponents is not None and finer.longer:
         exponents = exponents + np.array([finer.longer.get(name, 0) for name in parts.coded], np.int8)

@@ -48,18 +48,19 @@ def uses_norms(strategy: object) -> bool:
     return False
 
 
-def evened(x: Float32Array, layout: Layout) -> tuple[Float32Array, Exponents]:
-    """Return an update whose tensors have about the same root mean square, and the exponents to undo that.
+def even(x: Float32Array, layout: Layout) -> Exponents:
+    """Give all tensors of an update about the same root mean square, in place, and return the exponents to undo that.
 
     Args:
         x: the update, float32 (d,).
         layout: of t tensors.
 
     Returns:
-        The update, float32 (d,), and the logarithms to base 2 of what its tensors were divided by, int8 (t,).
+        The logarithms to base 2 of what the tensors were divided by, int8 (t,).
     """
     norms = [square_sum(part) for part in layout.split(x)]
     sizes = [math.sqrt(norm / max(1, size)) for norm, size in zip(norms, layout.sizes, strict=True)]
     found = [round(math.log2(size)) if 0 < size < math.inf else 0 for size in sizes]
     exponents: Exponents = np.clip(found, -MAX_EXPONENT, MAX_EXPONENT).astype(np.int8)
-    return rescaled(x, layout, exponents, -1), exponents
+    rescaled(x, layout, exponents, -1, out=x)
+    return exponents

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fedmrn_app.kernels.walsh_hadamard import walsh_hadamard
 from fedmrn_app.methods.hadamard import BLOCK, block_lengths, rotate, rotate_back, stretch_lengths
 from fedmrn_app.noise import generate_noise
 from tests.helpers import GAUSSIAN
@@ -32,6 +33,24 @@ def test_rotation_equals_a_matrix_product() -> None:
     expected[:16] = hadamard @ (signs[:16] * expected[:16])
     expected[8:] = hadamard @ (signs[24:40] * expected[8:])
     np.testing.assert_allclose(rotate(GAUSSIAN[:24], 9), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [7, BLOCK, 2 * BLOCK + 24])
+def test_signs_are_those_of_the_noise(size: int) -> None:
+    """The plain form: float32 products with Bernoulli noise, bit for bit."""
+    x = GAUSSIAN[:size].copy()
+    rotated = rotate(x, 9)
+    whole = size - size % BLOCK
+    signs = generate_noise(9, 2 * size, "bernoulli", 1.0)
+    for start in range(0, whole, BLOCK):
+        x[start : start + BLOCK] *= signs[start : start + BLOCK]
+        walsh_hadamard(x[None, start : start + BLOCK])
+    n = size % BLOCK
+    window = 1 << (n.bit_length() - 1) if n else 0
+    for place, first in [(whole, whole), (size - window, size)][: (n > 0) + (n > window)]:
+        x[place : place + window] *= signs[first : first + window]
+        walsh_hadamard(x[None, place : place + window])
+    assert np.array_equal(rotated, x)
 
 
 def test_lengths_of_blocks_and_stretches() -> None:
