@@ -157,7 +157,7 @@ def to_array(vector: NDArray[Any]) -> Array:
     """Return the bytes of `Array(vector)` for a contiguous array, without the copies that Flower makes."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(vector))
-    data = b"".join([header.getvalue(), vector.data])
+    data = b"".join([header.getvalue(), vector.reshape(-1).view(np.uint8).data])  # dates have no buffer
     return Array(dtype=str(vector.dtype), shape=vector.shape, stype=_STYPE, data=data)
 
 
@@ -170,5 +170,6 @@ def from_array(array: Array) -> NDArray[Any]:
     head = io.BytesIO(array.data[:4096])
     if array.stype != _STYPE or np.lib.format.read_magic(head) != (1, 0):
         raise ValueError(f"an array has the type {array.stype}, expected {_STYPE}")
-    shape, _, dtype = np.lib.format.read_array_header_1_0(head)
-    return np.frombuffer(array.data, dtype, offset=head.tell()).reshape(shape)
+    shape, by_column, dtype = np.lib.format.read_array_header_1_0(head)
+    found: NDArray[Any] = np.frombuffer(array.data, dtype, offset=head.tell())
+    return found.reshape(shape, order="F" if by_column else "C")

@@ -12,6 +12,7 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError, RunError
+from fedmrn_app.exchange.messages import from_array, to_array
 from fedmrn_app.layout import Float32Array, Layout, memory_order, placed, slices
 from fedmrn_app.plugin.comparison import find_tied, is_same
 from fedmrn_app.wire.primitives import all_finite
@@ -49,13 +50,21 @@ def only_arrays(content: RecordDict) -> tuple[str, ArrayRecord]:
 
 
 def to_values(record: ArrayRecord) -> dict[str, NDArray[np.generic]]:
-    """Return the arrays of a record by name, in its order."""
-    return {name: array.numpy() for name, array in record.items()}
+    """Return the arrays of a record by name, in its order; they can only be read."""
+    return {name: _read(array) for name, array in record.items()}
+
+
+def _read(array: Array) -> NDArray[np.generic]:
+    """Return the values of an array, without a copy where its bytes are those of a plain array."""
+    try:
+        return from_array(array)
+    except ValueError:  # of another version of the format, say; if it is damaged, this raises Flower's own error
+        return array.numpy()
 
 
 def to_record(values: Values) -> ArrayRecord:
     """Return the record of arrays, the inverse of `to_values`."""
-    return ArrayRecord({name: Array(np.asarray(value, order="C")) for name, value in values.items()})
+    return ArrayRecord({name: to_array(np.asarray(value, order="C")) for name, value in values.items()})
 
 
 def check_finite(sent: Values, trained: Values) -> None:
