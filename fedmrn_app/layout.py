@@ -26,6 +26,8 @@ T = TypeVar("T", bound=np.generic)
 
 KERNEL_AXES = 4  # (outputs, inputs, height, width)
 
+BLOCK = 1 << 15  # elements that are worked on at a time, so that temporaries stay in cache; a multiple of 8 bits
+
 Shape = tuple[int, ...]
 Float32Array = NDArray[np.float32]
 
@@ -33,6 +35,11 @@ Float32Array = NDArray[np.float32]
 def slices(sizes: Iterable[int]) -> list[slice]:
     """Return the part of a vector that each tensor takes, from the tensors' numbers of elements."""
     return [slice(*bounds) for bounds in pairwise([0, *accumulate(sizes)])]
+
+
+def blocks(count: int, size: int = BLOCK) -> Iterator[slice]:
+    """Yield the parts of a vector of `count` elements that are worked on at a time, each of at most `size` elements."""
+    return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
 def memory_order(shape: Shape) -> tuple[int, ...]:

@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 
 from fedmrn_app.federation.downlink import Held, LatticeBroadcast, LatticeDownlink
 from fedmrn_app.federation.protocol import GlobalState
-from fedmrn_app.layout import Float32Array
+from fedmrn_app.layout import Float32Array, blocks
 from fedmrn_app.methods.submodel_selection import SubmodelSelector
 from fedmrn_app.wire.adaptive_levels import quantize
 from fedmrn_app.wire.lattice import FAR, Lattice, difference
 from fedmrn_app.wire.lattice_levels import LatticeLevels
 
-_PART = 1 << 15  # elements at a time, so that temporaries stay in cache
 PRICE = 0.11  # of a bit, as a share of the squared step; see `methods/quantized.py`
 
 
@@ -63,8 +62,7 @@ class QuantizedDownlink(LatticeDownlink):
         layout, x = self.protocol.layout, np.empty(vector.size, np.float32)
         parts = zip(steps, layout.split(vector), layout.split(self.protocol.initial), strict=False)
         for (step, new, old), counts, out in zip(parts, layout.split(before), layout.split(x), strict=True):
-            for start in range(0, out.size, _PART):
-                part = slice(start, start + _PART)
+            for part in blocks(out.size):
                 moved = difference(new, old, part)
                 moved /= step
                 out[part] = np.subtract(moved, counts[part], out=moved)

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmrn_app.layout import Float32Array
+from fedmrn_app.layout import BLOCK, Float32Array, blocks
 from fedmrn_app.wire.sums import square_sum
-
-BLOCK = 1 << 15  # elements that are added at a time, so that temporaries stay in cache; a multiple of 8 bits
 
 
 class Contribution(ABC):
@@ -53,9 +51,8 @@ class VectorContribution(Contribution):
 
     def add_to(self, total: Float32Array, weight: np.float32, first: int = 0) -> None:
         """Add a piece of the vector."""
-        for start in range(0, total.size, BLOCK):
-            part = total[start : start + BLOCK]
-            part += weight * self.vector[first + start : first + start + part.size]
+        for part in blocks(total.size):
+            total[part] += weight * self.vector[first + part.start : first + part.stop]
 
     def square_norm(self, count: int) -> float:
         """Return the squared L2 norm of the vector."""

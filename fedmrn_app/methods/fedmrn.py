@@ -37,9 +37,8 @@ from fedmrn_app.kernels.counter_rng import known_key, step_key
 from fedmrn_app.kernels.masked_step import masked_step
 from fedmrn_app.kernels.masking import MaskKind, Vectors, mask_probability
 from fedmrn_app.kernels.thresholds import Thresholds, draw, uniforms
-from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.layout import Float32Array, Layout, blocks
 from fedmrn_app.learning.flat import FlatModel, to_tensor
-from fedmrn_app.methods.contribution import BLOCK
 from fedmrn_app.methods.mask_decoding import MaskBits, MaskedNoise, ReplyNoise, ThresholdSideInfo
 from fedmrn_app.methods.mask_estimate import Estimate, QuantizedEstimate
 from fedmrn_app.methods.method import (
@@ -208,9 +207,8 @@ class NoiseMask(Codec):
             assert noise.vector is not None
             return draw_mask(to_tensor(x), to_tensor(noise.vector), self.kind, key).numpy()
         mask = np.empty(x.size, np.bool_)
-        for start in range(0, x.size, BLOCK):
-            part = slice(start, min(start + BLOCK, x.size))
-            draw(key, x[part], noise.block(part), self.kind.signed, start, mask[part])
+        for part in blocks(x.size):
+            draw(key, x[part], noise.block(part), self.kind.signed, part.start, mask[part])
         return mask
 
     def _with_estimate(

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from fedmrn_app.kernels import philox
 from fedmrn_app.kernels.mask_rans import Evidence
 from fedmrn_app.kernels.thresholds import Rows, Thresholds, measure
-from fedmrn_app.layout import Float32Array, Layout
-from fedmrn_app.methods.contribution import BLOCK, Contribution
+from fedmrn_app.layout import Float32Array, Layout, blocks
+from fedmrn_app.methods.contribution import Contribution
 from fedmrn_app.methods.mask_estimate import Estimate
 from fedmrn_app.methods.randomized_response import RandomizedResponse
 from fedmrn_app.noise import Noise
@@ -102,8 +102,8 @@ class MaskedNoise(Contribution):
         """Add a piece of the masked noise, block by block."""
         if self.randomized_response is not None:
             weight = weight * np.float32(self.randomized_response.gain)
-        for start in range(0, total.size, BLOCK):
-            part, place = total[start : start + BLOCK], first + start
+        for block in blocks(total.size):
+            part, place = total[block], first + block.start
             factors = np.unpackbits(self.bits[place // 8 :], count=part.size, bitorder="little").view(np.int8)
             if self.signed:
                 factors += factors
@@ -126,9 +126,9 @@ class MaskBits(Contribution):
 
     def add_to(self, total: Float32Array, weight: np.float32, first: int = 0) -> None:
         """Add a piece of the mask, block by block."""
-        for start in range(0, total.size, BLOCK):
-            part = total[start : start + BLOCK]
-            part += weight * np.unpackbits(self.bits[(first + start) // 8 :], count=part.size, bitorder="little")
+        for block in blocks(total.size):
+            part = total[block]
+            part += weight * np.unpackbits(self.bits[(first + block.start) // 8 :], count=part.size, bitorder="little")
 
 
 @dataclass(frozen=True, kw_only=True)

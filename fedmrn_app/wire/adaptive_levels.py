@@ -21,7 +21,7 @@ from fedmrn_app.errors import PayloadError
 from fedmrn_app.kernels import level_coder
 from fedmrn_app.kernels.level_tables import MAX_LEVEL, UNIT, coded_shapes
 from fedmrn_app.kernels.softsign import fill_trends
-from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.layout import Float32Array, Layout, blocks
 from fedmrn_app.wire.body import CODED, Body, Coder
 from fedmrn_app.wire.mask_model import Values, scaled_parts
 from fedmrn_app.wire.primitives import pack_bits, packed_size, unpack_bits, wrong_length
@@ -30,7 +30,6 @@ Levels = NDArray[np.int16]
 Trends = NDArray[np.int8]
 
 _HEAD = struct.Struct("<BI")
-_PART = 1 << 15  # elements that are converted at a time, so that temporaries stay in cache
 _FIRST_STEP = 24  # units of the logarithm of the odds that a step of the first byte stands for
 _PRICE_PER_BIT = UNIT * math.log(2) / UNIT**2  # a bit has UNIT log(2) units, a square step UNIT^2 square units
 _LARGE = int(0.8 * UNIT)
@@ -55,9 +54,9 @@ class CodedLevels:
 def trends_of(drift: Float32Array) -> Trends:
     """Return how far weights have moved, in 16 levels with a sign, int8 (d,); see `SharedContext.drift`."""
     trends = np.empty(drift.size, np.int8)
-    for start in range(0, drift.size, _PART):
-        scaled = drift[start : start + _PART] * np.float32(16)
-        trends[start : start + _PART] = np.clip(scaled, -15, 15, out=scaled)
+    for part in blocks(drift.size):
+        scaled = drift[part] * np.float32(16)
+        trends[part] = np.clip(scaled, -15, 15, out=scaled)
     return trends
 
 
@@ -86,10 +85,10 @@ def quantize(x: Float32Array, step: float, layout: Layout, trends: Trends, price
     """
     limit = np.float32(MAX_LEVEL * UNIT)
     values = np.empty(x.size, np.int32)
-    for start in range(0, x.size, _PART):
+    for part in blocks(x.size):
         with np.errstate(over="ignore"):
-            scaled = x[start : start + _PART] * np.float32(UNIT / step)
-        values[start : start + _PART] = np.clip(np.rint(scaled, out=scaled), -limit, limit, out=scaled)
+            scaled = x[part] * np.float32(UNIT / step)
+        values[part] = np.clip(np.rint(scaled, out=scaled), -limit, limit, out=scaled)
     return _encode(values, layout, trends, round(price / _PRICE_PER_BIT))
 
 
@@ -192,8 +191,8 @@ def _width(codes: NDArray[np.int32]) -> int:
 
 def _encode(values: NDArray[np.int32], layout: Layout, trends: Trends, price: int) -> CodedLevels:
     # about half of the elements that reach 0.8 steps stand in blocks of their own
-    parts = (values[start : start + _PART] for start in range(0, values.size, _PART))
-    rate = 4.5 * sum(np.count_nonzero(np.abs(part) > _LARGE) for part in parts) / max(1, values.size)
+    large = sum(np.count_nonzero(np.abs(values[part]) > _LARGE) for part in blocks(values.size))
+    rate = 4.5 * large / max(1, values.size)
     odds = math.log((1 - rate) / rate) if 0 < rate < 0.5 else 0.0 if rate else math.inf
     first = min(127, round(min(odds, 1e3) * UNIT / _FIRST_STEP))
     levels, words = level_coder.encode(values, trends, coded_shapes(layout), price, first * _FIRST_STEP)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmrn_app.layout import Float32Array, slices
+from fedmrn_app.layout import Float32Array, blocks, slices
 from fedmrn_app.wire.primitives import finite
 from fedmrn_app.wire.sums import pairwise_square_sum
 
@@ -27,7 +27,6 @@ FAR = (1 << 30) - 1  # largest count: finite weights stay far below, and the dif
 _MIN_NORMAL = float(np.finfo(np.float32).tiny)
 _MAX_STEP = 2  # RMS of the differences; fine-tuning is as accurate as in float32 with 2, and loses accuracy with 4
 _COUNT_TYPES = ("int8", "int16", "int32")  # types in which counts are kept
-_PART = 1 << 15  # elements at a time, so that temporaries stay in cache
 
 Tensors = Sequence[Float32Array]  # the elements of each of T tensors, (n_0,), (n_1,) ...
 
@@ -101,8 +100,7 @@ class Lattice:
             of_reference = partial(_root_mean_square, partial(_wide, old), old.size)
             rms = _root_mean_square(partial(difference, new, old), new.size)
             steps[tensor] = rule.step_of(tensor, of_reference, rms)
-            for start in range(0, new.size, _PART):
-                part = slice(start, start + _PART)
+            for part in blocks(new.size):
                 moved = difference(new, old, part)
                 np.rint(np.divide(moved, np.float64(steps[tensor]), out=moved), out=moved)
                 out[part] = np.clip(moved, -FAR, FAR, out=moved)
@@ -130,8 +128,8 @@ class Lattice:
     def checksum(self) -> int:
         """CRC-32 of the steps and of the counts as int32."""
         found = zlib.crc32(self.steps.astype("<f4", copy=False).data)
-        for start in range(0, self.counts.size, _PART):
-            found = zlib.crc32(self.counts[start : start + _PART].astype("<i4", copy=False).data, found)
+        for part in blocks(self.counts.size):
+            found = zlib.crc32(self.counts[part].astype("<i4", copy=False).data, found)
         return found
 
     def to_array(self) -> NDArray[np.int32]:

@@ -22,13 +22,12 @@ from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.kernels.level_tables import MAX_LEVEL
-from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.layout import Float32Array, Layout, blocks
 from fedmrn_app.wire.adaptive_levels import Trends, decode_levels, encode_levels, trends_by_parts
 from fedmrn_app.wire.lattice import FAR, Lattice, Moved, largest
 from fedmrn_app.wire.lattice_code import decode_lattice, encode_lattice
 
 WHOLE, LEVELS, CHANGES = range(3)
-_PART = 1 << 15  # elements at a time, so that temporaries stay in cache
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,7 @@ class LatticeLevels:
         ratios = self._steps(base).astype(np.float64) / steps[: len(self.layout.sizes)]
         found = np.empty(self.layout.count, np.int32)
         for ratio, counts, out in zip(ratios, self._masked(base), self.layout.split(found), strict=True):
-            for start in range(0, out.size, _PART):
-                part = slice(start, start + _PART)
+            for part in blocks(out.size):
                 values = counts[part] * ratio
                 out[part] = np.clip(np.rint(values, out=values), -FAR, FAR, out=values)
         return found

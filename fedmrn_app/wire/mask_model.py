@@ -36,12 +36,11 @@ from numpy.typing import NDArray
 from fedmrn_app.kernels import mask_rans
 from fedmrn_app.kernels.mask_rans import GRAIN, STEPS, Evidence
 from fedmrn_app.kernels.softsign import fill_softsign
-from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.layout import Float32Array, Layout, blocks
 
 T = TypeVar("T", bound=np.generic)
 Values = Callable[[int, slice], Float32Array]
 Piece = tuple[slice, Evidence, NDArray[np.uint8]]  # runs of a part, their side information and bits as they are coded
-_BLOCK = 1 << 15  # elements at a time, so that temporaries stay in cache
 
 _MIN_SAMPLE, _SAMPLE_RATIO = 1 << 13, 64  # coefficients are fitted to 1/64 of a part's bits, at least 8,192
 _SMALL = 0.25  # mean size of set bits below which sizes are curved
@@ -282,10 +281,9 @@ def scaled_parts(layout: Layout, values: Values) -> Iterator[tuple[slice, Float3
     for tensor, whole in enumerate(layout.slices):
         count = whole.stop - whole.start
         scale = _softsign_scale(values(tensor, slice(None, None, stride(count, 4096))))
-        for start in range(0, count, _BLOCK):
-            stop = min(start + _BLOCK, count)
-            part = np.ascontiguousarray(values(tensor, slice(start, stop)), np.float32)
-            yield slice(whole.start + start, whole.start + stop), part, scale
+        for part in blocks(count):
+            x = np.ascontiguousarray(values(tensor, part), np.float32)
+            yield slice(whole.start + part.start, whole.start + part.stop), x, scale
 
 
 def _softsign_scale(sample: Float32Array) -> np.float32:

@@ -12,9 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.layout import Float32Array
-
-_BLOCK = 1 << 16  # elements that are looked at at a time, so that temporaries stay in cache
+from fedmrn_app.layout import Float32Array, blocks
 
 
 def packed_size(count: int) -> int:
@@ -99,9 +97,7 @@ def finite(values: NDArray[Any], what: str) -> NDArray[Any]:
 def all_finite(values: NDArray[Any]) -> bool:
     """Return whether all values are finite."""
     flat = values.reshape(-1)
-    if flat.size <= _BLOCK:
-        return bool(np.isfinite(flat).all())
-    return all(np.isfinite(flat[start : start + _BLOCK]).all() for start in range(0, flat.size, _BLOCK))
+    return all(np.isfinite(flat[part]).all() for part in blocks(flat.size))
 
 
 def wrong_length(what: str, body: bytes | memoryview, expected: str) -> PayloadError:

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from fedmrn_app.kernels.thresholds import Thresholds
-from fedmrn_app.layout import Layout
-from fedmrn_app.methods.contribution import BLOCK
+from fedmrn_app.layout import BLOCK, Layout
 from fedmrn_app.methods.mask_decoding import MaskedNoise, ReplyNoise, ThresholdSideInfo
 from fedmrn_app.noise import DISTRIBUTIONS, Distribution, Noise, generate_noise
 from fedmrn_app.wire.mask_model import SideInformation, SideInfoSource, all_parts

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedmrn_app import layout
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.layout import Layout
-from fedmrn_app.methods import contribution
 from fedmrn_app.methods.contribution import Contribution, VectorContribution
 from fedmrn_app.methods.hadamard import BLOCK
 from fedmrn_app.methods.rotated import RotatedContribution
@@ -45,8 +45,8 @@ def test_pieces_of_any_size_add_up_to_the_decoded_update(name: str, size: int, p
     body = codec.encode(x, known(size), seed, 2)
     read = codec.read(body, known(size), seed)
     assert isinstance(read, RotatedContribution)
-    for first in range(0, size, pieces * contribution.BLOCK):
-        read.add_to(total[first : first + pieces * contribution.BLOCK], np.float32(0.3), first)
+    for first in range(0, size, pieces * layout.BLOCK):
+        read.add_to(total[first : first + pieces * layout.BLOCK], np.float32(0.3), first)
     expected = np.ones(size, np.float32)
     expected += np.float32(0.3) * codec.decode(body, known(size), seed)
     assert total.tobytes() == expected.tobytes()
