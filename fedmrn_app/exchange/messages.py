@@ -24,7 +24,9 @@ LOST = "lost"  # field of a reply without a payload
 # what a client may need to be sent again, see `OrderSender`; `revealed`: it takes no part in a secure round twice
 Lost = Literal["configuration", "version", "revealed"]
 _MAX_REASON = 300  # characters of a remote error that enter the log
-_DEATHS = {  # what Ray says about a process that has died, within pages of advice -> why
+_DEATHS = {  # what is said about a process that has died, by Ray within pages of advice -> why
+    "worker process has died, and so have": "its process was killed or crashed, also while no other client trained; "
+    "often the machine's memory is full: lower local.batch_size",
     "running low on memory": "its process was ended because the machine is low on memory; raise client_cpus, so that "
     "fewer clients train at once, or lower local.batch_size",
     "worker process has died": "its process was killed or crashed, and so was that of a second attempt; often the "

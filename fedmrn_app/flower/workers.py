@@ -1,5 +1,8 @@
 """Worker processes that answer the messages of a `LocalGrid`, and are replaced when they die.
 
+Most often a worker dies because the memory does not suffice for all of them. A message whose worker has died is
+therefore repeated alone: no other worker has a message meanwhile, and those that are idle end, to free their memory.
+
 Each worker has a thread of this process, which hands it one message after the other over a pair of sockets; nothing
 listens on a port. A thread waits for the answer before it sends the next message, so neither side waits for the other
 with a full pipe.
@@ -12,16 +15,16 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import Condition, Lock, Thread
 
 from fedmrn_app.flower.parts import Parts, receive, send
 
-ATTEMPTS = 12  # at a message whose worker dies; a crash that repeats itself costs a fork each time
+ATTEMPTS = 4  # at a message whose worker dies, all but the first one alone
 _STARTS = 3  # of a fork server in a row
 _END_SECONDS = 5.0
 _PID_BYTES = 8
@@ -101,6 +104,31 @@ class ForkServer:
             self._process.wait()
 
 
+class _Turns:
+    """Says which threads may have a message answered: several at once, or one alone."""
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._working, self._alone = 0, False
+
+    @contextmanager
+    def turn(self, *, alone: bool) -> Iterator[None]:
+        """Wait for a turn, which ends with the context; one that is alone begins after all others have ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._alone)
+            if alone:
+                self._alone = True  # nobody begins from now on
+                self._changed.wait_for(lambda: self._working == 0)
+            self._working += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._working -= 1
+                self._alone = self._alone and not alone
+                self._changed.notify_all()
+
+
 class Workers:
     """Worker processes.
 
@@ -118,6 +146,8 @@ class Workers:
         self.gpus = list(gpus)
         self.pids: dict[int, int] = {}
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._sockets: dict[int, socket.socket] = {}  # of the running workers; a thread changes it in its turn only
+        self._turns = _Turns()
         self._closed = False
         for number in range(count):
             Thread(target=self._drive, args=(number,), daemon=True).start()
@@ -143,7 +173,6 @@ class Workers:
 
     def _drive(self, number: int) -> None:
         """Hand messages to one worker until the pool is closed."""
-        worker: socket.socket | None = None
         while (taken := self._jobs.get()) is not None:
             future, job = taken
             del taken
@@ -152,35 +181,41 @@ class Workers:
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                message = job()
-                for attempt in range(1, ATTEMPTS + 1):
-                    try:
-                        worker = worker or self._fork(number)
-                        send(worker, message)
-                        found = receive(worker)
-                        break
-                    except (EOFError, OSError):
-                        self._forget(number, worker)
-                        worker = None
-                        if self._closed:
-                            raise CancelledError from None
-                        if attempt == ATTEMPTS:
-                            more = f"and so have those of {ATTEMPTS - 1} further attempts"
-                            raise WorkerDiedError(f"the worker process has died, {more}") from None
-                future.set_result(found)
-                del message, found
+                future.set_result(self._answer(number, job()))
             except BaseException as error:
                 future.set_exception(error)
             del future, job  # which hold a message and its reply, while this thread waits for the next message
-        self._forget(number, worker)
+        self._forget(number)
+
+    def _answer(self, number: int, message: Parts) -> Parts:
+        """Return a worker's answer.
+
+        Raises:
+            CancelledError: the pool was closed.
+            WorkerDiedError: the worker has died in all attempts.
+        """
+        for attempt in range(ATTEMPTS):
+            with self._turns.turn(alone=attempt > 0):
+                for other in list(self._sockets) if attempt else ():
+                    self._forget(other)
+                try:
+                    worker = self._sockets.get(number) or self._fork(number)
+                    send(worker, message)
+                    return receive(worker)
+                except (EOFError, OSError):
+                    self._forget(number)
+                    if self._closed:
+                        raise CancelledError from None
+        raise WorkerDiedError(f"the worker process has died, and so have those of {ATTEMPTS - 1} further attempts")
 
     def _fork(self, number: int) -> socket.socket:
         gpus = {"CUDA_VISIBLE_DEVICES": self.gpus[number % len(self.gpus)]} if self.gpus else {}
-        worker, self.pids[number] = self.server.fork(gpus)
-        return worker
+        self._sockets[number], self.pids[number] = self.server.fork(gpus)
+        return self._sockets[number]
 
-    def _forget(self, number: int, worker: socket.socket | None) -> None:
+    def _forget(self, number: int) -> None:
+        """End a worker, if it has not ended."""
         self.pids.pop(number, None)
-        if worker is not None:
+        if (worker := self._sockets.pop(number, None)) is not None:
             with suppress(OSError):
                 worker.close()

@@ -291,6 +291,8 @@ def test_a_reason_is_taken_out_of_a_traceback() -> None:
         "with a connection error code 2. End of file."
     )
     assert "its process was killed or crashed" in remote_reason(killed)
+    alone = "the worker process has died, and so have those of 3 further attempts"
+    assert "also while no other client trained" in remote_reason(alone)
     low = (
         "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.\nSet `RAY_x` to zero."
     )

@@ -1,6 +1,7 @@
 """A node says who it hosts, keeps the run's configuration, trains, and runs no code that it was not allowed to."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A module `brought.nets` with a model, which leaves a file when it is imported."""
     package = tmp_path / "code" / "brought"
     package.mkdir(parents=True)
@@ -47,7 +48,9 @@ def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(tmp_path / "code")
     for name in ("brought", "brought.nets"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    return mark
+    yield mark
+    for name in ("brought", "brought.nets"):  # other tests have modules of this name
+        sys.modules.pop(name, None)
 
 
 def test_query_says_how_many_samples_each_client_has() -> None:

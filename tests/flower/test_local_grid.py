@@ -107,6 +107,30 @@ def test_a_worker_that_dies_is_replaced_and_its_message_repeated(deaths: int, tm
         assert all("worker process has died" in str(one.error.reason) for one in failed)
 
 
+def _runs(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_message_whose_worker_has_died_is_repeated_alone(tmp_path: Path) -> None:
+    """The other message takes its time; without it the repeated one would be answered first."""
+    with LocalGrid(ECHO, 3, run_config=CONFIG, processes=2) as grid:
+        before = answers(grid.send_and_receive([ask(node, 1, seconds=0.3) for node in (2, 3)]), "pid")
+        names = grid.push_messages([ask(2, 5, deaths=1, folder=str(tmp_path)), ask(3, 5, seconds=1.5)])
+        found: list[Message] = []
+        while len(found) < 2:
+            grid.wait(5)
+            found += grid.pull_messages(names)
+        assert [one.metadata.src_node_id for one in found] == [3, 2]
+        deadline = time.monotonic() + 10
+        while any(_runs(pid) for pid in before.values()):  # the idle worker has made room
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert answers(grid.send_and_receive([ask(4, 1)])) == {4: 4}
+
+
 @pytest.mark.slow
 def test_the_fork_server_may_die_too() -> None:
     server = ForkServer(preload=["tests.flower.echo_app"])
