@@ -17,6 +17,8 @@ from fedmrn_app.layout import Float32Array, Layout, memory_order, placed, slices
 from fedmrn_app.plugin.comparison import find_tied, is_same
 from fedmrn_app.wire.primitives import all_finite
 
+_MAX_REASON = 200  # characters of NumPy's
+
 Values = Mapping[str, NDArray[np.generic]]
 
 
@@ -50,16 +52,20 @@ def only_arrays(content: RecordDict) -> tuple[str, ArrayRecord]:
 
 
 def to_values(record: ArrayRecord) -> dict[str, NDArray[np.generic]]:
-    """Return the arrays of a record by name, in its order; they can only be read."""
-    return {name: _read(array) for name, array in record.items()}
+    """Return the arrays of a record by name, in its order, as views that can only be read.
+
+    Raises:
+        PayloadError: an array is damaged, or claims more values than it has.
+    """
+    return {name: _read(name, array) for name, array in record.items()}
 
 
-def _read(array: Array) -> NDArray[np.generic]:
-    """Return the values of an array, without a copy where its bytes are those of a plain array."""
+def _read(name: str, array: Array) -> NDArray[np.generic]:
     try:
         return from_array(array)
-    except ValueError:  # of another version of the format, say; if it is damaged, this raises Flower's own error
-        return array.numpy()
+    except Exception as error:  # of several kinds, because NumPy parses the header as Python
+        reason = " ".join(str(error).split())[:_MAX_REASON]
+        raise PayloadError(f"{name}: its bytes are no array ({reason})", code="array", key=name) from None
 
 
 def to_record(values: Values) -> ArrayRecord:

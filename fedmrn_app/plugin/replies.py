@@ -160,8 +160,9 @@ def _decode_record(
     exponents = read_exponents(record, len(shared.parts.coded) if scaled else 0)
     replaced, upload = shared.decode(start, task.seed, data, exact, exponents, bounded)
     arrays = dict(to_record(replaced).items())
+    plain = {} if beside is None else to_values(beside)  # which finds damaged ones before the strategy does
     for name in shared.parts.beside:
-        if beside is None or name not in beside:
+        if beside is None or name not in plain:
             raise PayloadError(f"{name}: is missing beside the payload", code="records", key=name)
         arrays[name] = beside[name]
     found = ArrayRecord({name: arrays[name] for name in form.names})
