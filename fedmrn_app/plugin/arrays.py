@@ -12,12 +12,10 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError, RunError
-from fedmrn_app.exchange.messages import from_array, to_array
+from fedmrn_app.exchange.messages import from_array, one_line, to_array
 from fedmrn_app.layout import Float32Array, Layout, memory_order, placed, slices
 from fedmrn_app.plugin.comparison import find_tied, is_same
 from fedmrn_app.wire.primitives import all_finite
-
-_MAX_REASON = 200  # characters of NumPy's
 
 Values = Mapping[str, NDArray[np.generic]]
 
@@ -64,8 +62,8 @@ def _read(name: str, array: Array) -> NDArray[np.generic]:
     try:
         return from_array(array)
     except Exception as error:  # of several kinds, because NumPy parses the header as Python
-        reason = " ".join(str(error).split())[:_MAX_REASON]
-        raise PayloadError(f"{name}: its bytes are no array ({reason})", code="array", key=name) from None
+        reason = f"{name}: its bytes are no array ({one_line(str(error))})"
+        raise PayloadError(reason, code="array", key=name) from None
 
 
 def to_record(values: Values) -> ArrayRecord:

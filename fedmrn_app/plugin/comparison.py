@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_PART = 1 << 15  # values
+from fedmrn_app.layout import blocks
+
 _LARGE = 1 << 16  # values of arrays that are worth a compiled loop
 
 
@@ -60,7 +61,7 @@ def find_tied(name: str, values: Mapping[str, NDArray[np.generic]], others: Sequ
 def parts_of(*arrays: NDArray[Any]) -> Iterator[tuple[NDArray[Any], ...]]:
     """Yield the values of arrays of one size, part by part."""
     flat = [array.reshape(-1) for array in arrays]
-    return (tuple(x[start : start + _PART] for x in flat) for start in range(0, flat[0].size, _PART))
+    return (tuple(x[part] for x in flat) for part in blocks(flat[0].size))
 
 
 def _are_contiguous(*arrays: NDArray[Any]) -> bool:

@@ -15,6 +15,7 @@ from fedmrn_app.plugin.comparison import find_tied, is_difference, is_same, is_u
 from fedmrn_app.plugin.self_check import shares_that_arrive
 
 SIZES = (0, 1, 7, (1 << 15) - 1, 1 << 15, (1 << 15) + 1, 100_000)
+is_difference(*[np.ones(1 << 16, np.float32)] * 2)  # compiles the loop, which takes longer than a test may
 
 
 def drawn(size: int, dtype: DTypeLike = np.float32, seed: int = 0) -> NDArray[Any]:
