@@ -10,8 +10,8 @@ _COMMON = "Unless a name says otherwise: "
 _DENSE = "In replies the dense part (biases, batch norm) "
 _INTERVAL = "± is half of the 95% confidence interval of the mean over seeds, by Student's t distribution."
 _PAIRED = (
-    "Differences are means over the common seeds, with the 95% confidence interval by Student's t distribution in "
-    "brackets; not distinguishable means that the interval holds zero, and one seed has no interval."
+    "Differences are paired by seed, with 95% confidence intervals by Student's t distribution in brackets; where one "
+    "holds zero, they are not distinguishable."
 )
 VERDICTS = "Brackets are 95% confidence intervals"
 TIMES = "Times are means over seeds"

@@ -95,7 +95,7 @@ def test_options_choose_the_table_and_write_the_page(tmp_path: Path, report: Rep
     assert code == 0
     for text in ((page / name).read_text() for name in ("report.md", "report.html")):
         assert "Difference from strategy=fedavg" in text
-        assert "Differences are means over the common seeds" in text
+        assert "Differences are paired by seed" in text
     code, out, _ = report(runs, "--tables", "--page", page, "--last", "2", "--keep", tmp_path / "kept")
     assert code == 0
     assert out.endswith(f"\n\npage in {page / 'report.html'}\n\n3 runs kept in {tmp_path / 'kept'}\n")
