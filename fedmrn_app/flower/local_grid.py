@@ -14,10 +14,11 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
-from contextlib import AbstractContextManager
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, InvalidStateError, wait
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -39,9 +40,9 @@ class LocalGrid(Grid):
     """Nodes that run a ClientApp in worker processes of this machine, or in this process.
 
     Nodes have the ids 2, 3, and so on. The node configuration of node i + 2 has `partition-id` i and `num-partitions`.
-    Messages to one node may be answered at the same time, as in Flower's simulation; each sees the state that the node
-    had when the message went out. An exception in the ClientApp, or the death of the worker in several attempts at a
-    message, becomes an error reply.
+    A node answers one message after the other, in the order in which they were sent, and each finds the state that the
+    one before has left; replies need not be pulled. An exception in the ClientApp, or the death of the worker in
+    several attempts at a message, becomes an error reply.
 
     Args:
         app: the ClientApp, or its name, `module:attribute`, under which worker processes import it.
@@ -50,7 +51,7 @@ class LocalGrid(Grid):
         node_config: further values of all nodes' configuration.
         node_configs: further values of each node's configuration, one mapping for each node.
         processes: number of worker processes; 0 answers messages in this process, one after the other, whenever
-            replies are pulled.
+            replies are pulled: those that are pulled, and what their nodes were sent before.
         workers: existing worker processes, which several grids may use in turn; they stay open.
         output: file to which worker processes append what the app prints; None discards it.
 
@@ -83,8 +84,10 @@ class LocalGrid(Grid):
         self._workers = workers if self._owned is None else Workers(processes, self._owned)
         self._states: dict[int, RecordDict] = {}
         self._numbers = itertools.count(1)
-        self._sent: dict[str, tuple[Message, Future[Parts]]] = {}  # without a pulled reply, by the id of the message
+        self._sent: dict[str, tuple[Message, Future[Message]]] = {}  # without a pulled reply, by the id of the message
         self._waiting: deque[str] = deque()  # those that this process answers itself
+        self._behind: dict[int, deque[tuple[Message, Future[Message]]]] = {}  # that wait for what their node works on
+        self._lock = Lock()  # of `_behind`
         self._run: Any = SimpleNamespace(run_id=RUN)
         self._identity: AbstractContextManager[None] | None = task_identity(RUN, SERVER)
         self._identity.__enter__()
@@ -157,12 +160,11 @@ class LocalGrid(Grid):
             message.metadata.__dict__["_message_id"] = name
             if message.metadata.dst_node_id not in self.get_node_ids():
                 continue
-            job = partial(self._pack, message)
+            self._sent[name] = message, Future()
             if self._workers is None:
                 self._waiting.append(name)
-                self._sent[name] = message, Future()
             else:
-                self._sent[name] = message, self._workers.submit(job)
+                self._begin(self._workers, *self._sent[name])
             pushed.append(name)
         return pushed
 
@@ -171,7 +173,7 @@ class LocalGrid(Grid):
         names = [name for name in message_ids if name in self._sent]
         if self._workers is None and names and not any(self._sent[name][1].done() for name in names):
             self._answer_next(set(names))
-        return [self._read(name) for name in names if self._sent[name][1].done()]
+        return [self._sent.pop(name)[1].result() for name in names if self._sent[name][1].done()]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Send messages, and return the replies that arrive within `timeout` seconds, in the order of arrival."""
@@ -187,13 +189,17 @@ class LocalGrid(Grid):
             if left is not None and left <= 0:
                 break
             if missing and not found:
-                self.wait(left)
+                self._wait(missing, left)
         return replies
 
     def wait(self, seconds: float | None = None) -> None:
         """Return when there is a reply to pull, or after these seconds; at once where this process answers itself."""
-        if self._workers is not None and self._sent:
-            wait([future for _, future in self._sent.values()], seconds, FIRST_COMPLETED)
+        self._wait(self._sent, seconds)
+
+    def _wait(self, names: Iterable[str], seconds: float | None) -> None:
+        futures = [self._sent[name][1] for name in names]
+        if self._workers is not None and futures:
+            wait(futures, seconds, FIRST_COMPLETED)
 
     def _pack(self, message: Message) -> Parts:
         node = message.metadata.dst_node_id
@@ -210,24 +216,67 @@ class LocalGrid(Grid):
         return pack((self._name, context, message, output))
 
     def _answer_next(self, wanted: set[str]) -> None:
-        """Answer the first of some messages in this process."""
+        """Answer the first of some messages in this process, after what its node was sent before."""
         name = next(name for name in self._waiting if name in wanted)
+        node = self._sent[name][0].metadata.dst_node_id
+        for earlier in list(itertools.takewhile(lambda other: other != name, self._waiting)):
+            if self._sent[earlier][0].metadata.dst_node_id == node:
+                self._answer(earlier)
+        self._answer(name)
+
+    def _answer(self, name: str) -> None:
         self._waiting.remove(name)
         message, future = self._sent[name]
         # packed as for another process, so that the app cannot change what the server holds
-        future.set_result(answer(self._pack(message), self._app))
+        future.set_result(self._reply(message, answer(self._pack(message), self._app)))
 
-    def _read(self, name: str) -> Message:
-        """Return the reply to a message, and keep the state of its node."""
-        message, future = self._sent.pop(name)
+    def _begin(self, workers: Workers, message: Message, future: Future[Message]) -> None:
+        """Hand a message to a worker, once its node has answered those before."""
+        node = message.metadata.dst_node_id
+        with self._lock:
+            if node in self._behind:
+                self._behind[node].append((message, future))
+                return
+            self._behind[node] = deque()
+        self._submit(workers, message, future)
+
+    def _submit(self, workers: Workers, message: Message, future: Future[Message]) -> None:
+        def job() -> Parts:
+            if not future.set_running_or_notify_cancel():
+                raise CancelledError
+            return self._pack(message)
+
+        workers.submit(job).add_done_callback(partial(self._finish, workers, message, future))
+
+    def _finish(self, workers: Workers, message: Message, future: Future[Message], found: Future[Parts]) -> None:
+        """Take a worker's answer, and hand on what its node was sent next."""
+        failure: Exception | None = None
         try:
-            reply, state = unpack(future.result())
+            reply = self._reply(message, found.result())
         except (WorkerDiedError, CancelledError) as error:
-            return Message(Error(_CRASHED, str(error) or "the worker processes were closed"), reply_to=message)
+            reply = Message(Error(_CRASHED, str(error) or "the worker processes were closed"), reply_to=message)
+        except Exception as error:  # which is raised where the reply is pulled
+            failure = error
+        with suppress(InvalidStateError):  # of a message that this grid has forgotten
+            if failure is None:
+                future.set_result(reply)
+            else:
+                future.set_exception(failure)
+        with self._lock:
+            behind = self._behind[message.metadata.dst_node_id]
+            if not behind:
+                del self._behind[message.metadata.dst_node_id]
+                return
+            following = behind.popleft()
+        self._submit(workers, *following)
+
+    def _reply(self, message: Message, answered: Parts) -> Message:
+        """Return the reply to a message, and keep the state of its node."""
+        reply, state = unpack(answered)
         node = message.metadata.dst_node_id
         if len(state):
             self._states[node] = state
         else:
             self._states.pop(node, None)
-        reply.metadata.__dict__["_message_id"] = f"{name} reply"
+        reply.metadata.__dict__["_message_id"] = f"{message.metadata.message_id} reply"
         return cast(Message, reply)

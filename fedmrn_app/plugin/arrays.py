@@ -29,11 +29,19 @@ class Way(IntEnum):
     EXACT = 3  # byte for byte
     TIED = 4  # not at all, because it equals an earlier coded tensor
     BOUNDED = 5  # with a bound on the error of each value, see `plugin/bounded.py`
-    BESIDE = 6  # as Flower sends it, because the array that was sent is empty
+    BESIDE = 6  # as Flower sends it, because the array that was sent is empty, or a string of bytes of another length
 
 
 FROM_ZERO = 8  # is added to the way of a tensor whose values are coded, and not their differences from those sent
 KINDS = FROM_ZERO - 1  # the bits of a way
+
+
+def may_change_length(before: NDArray[np.generic]) -> bool:
+    """Return whether an array that was sent may come back with another shape: an empty one, or a string of bytes.
+
+    Apps send what is no number as a vector of bytes, such as the trees of XGBoost, which grow in each round.
+    """
+    return before.size == 0 or (before.ndim == 1 and before.dtype in (np.uint8, np.int8))
 
 
 def only_arrays(content: RecordDict) -> tuple[str, ArrayRecord]:
@@ -111,8 +119,8 @@ def checked_ways(data: bytes, values: Values) -> NDArray[np.uint8]:
     if ways.shape == usual.shape:
         kinds, floats = ways & KINDS, usual != Way.EXACT
         real = np.array([np.issubdtype(value.dtype, np.floating) for value in values.values()], np.bool_)
-        empty = np.array([value.size == 0 for value in values.values()], np.bool_)
-        always = np.isin(kinds, (Way.UNCHANGED, Way.EXACT)) | ((kinds == Way.BESIDE) & empty)
+        free = np.array([may_change_length(value) for value in values.values()], np.bool_)
+        always = np.isin(kinds, (Way.UNCHANGED, Way.EXACT)) | ((kinds == Way.BESIDE) & free)
         plainer = floats & np.isin(kinds, (Way.DENSE, Way.BOUNDED))
         coded = (usual == Way.CODED) & np.isin(kinds, (Way.CODED, Way.TIED))
         if np.all((ways <= (FROM_ZERO | KINDS)) & (always | plainer | coded) & (real | (ways < FROM_ZERO))):

@@ -135,7 +135,7 @@ class Exchange:
             self._sender = LatticeSender(downlink, step)
         self._fleet, self._max_failed = Fleet(sender=self._sender, plain_replies=plain_replies), max_failed_rounds
         self._last: OpenMessages | None = None  # whose bits the rate control has not seen
-        self._told_least = self._told_most = False  # whether the log has said that the budget is too small
+        self._told_least = self._told_most = self._told_nothing = False  # which lines the log has had
         self._number = self._failed = 0
         self._run = secrets.token_hex(8) if self._method.error_feedback else None
         if state is not None:
@@ -290,12 +290,21 @@ class Exchange:
                 self._accept_plain(request, content)
             parameters = sum(parameter_count(values) for values in request.records.values())
             add_counts(content, asked.uplink_bytes, asked.downlink_bytes, parameters)
+            self._tell_if_nothing_is_coded(request, coded, parameters)
         if request.on_grid and self._sender is not None and request.opened.lattice is not None:
             self._sender.note(request.opened.lattice, request.node)
         elif asked.sent > 1:
             self._fleet.off_grid.add(request.node)
         self._count(request, None)
         return reply if asked.sent == 1 else Message(content, reply_to=request.first)
+
+    def _tell_if_nothing_is_coded(self, request: ArraysRequest, coded: bool, parameters: int) -> None:
+        if coded and not parameters and not self._told_nothing:
+            self._told_nothing = True
+            _log.warning(
+                "round %s: node %s was sent no floating-point numbers, so its reply is not compressed",
+                request.opened.number, request.node,
+            )  # fmt: skip
 
     def _accept_plain(self, request: ArraysRequest, content: RecordDict) -> None:
         if not content.array_records:

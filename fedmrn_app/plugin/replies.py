@@ -14,7 +14,15 @@ from fedmrn_app.exchange.content_size import content_bytes
 from fedmrn_app.exchange.messages import one_line, remote_reason
 from fedmrn_app.methods.method import Method
 from fedmrn_app.methods.rate_control import least_mask_bits, mask_bits
-from fedmrn_app.plugin.arrays import Values, checked_ways, only_arrays, to_record, to_values, usual_ways
+from fedmrn_app.plugin.arrays import (
+    Values,
+    checked_ways,
+    may_change_length,
+    only_arrays,
+    to_record,
+    to_values,
+    usual_ways,
+)
 from fedmrn_app.plugin.comparison import is_difference, is_same
 from fedmrn_app.plugin.reply_form import ReplyForm, base_key, default_key
 from fedmrn_app.plugin.scales import read_exponents
@@ -210,7 +218,7 @@ def check_plain(content: RecordDict, records: Mapping[str, Values]) -> None:
             before = values.get(name)
             shapes = [None if some is None else some.shape for some in (before, after)]
             single = {shapes[0], shapes[1]} <= {(), (1,)}  # Flower's mean changes counters
-            if shapes[0] != shapes[1] and not single and (before is None or before.size):
+            if shapes[0] != shapes[1] and not single and (before is None or not may_change_length(before)):
                 reason = f"{name}: was sent with the shape {shapes[0]} and came back with {shapes[1]}"
                 raise PayloadError(reason, code="shape", key=name, value=shapes[1])
             if before is None or not np.issubdtype(after.dtype, np.inexact) or all_finite(after):

@@ -20,7 +20,7 @@ from flwr.app import ConfigRecord
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError, RunError
-from fedmrn_app.plugin.arrays import FROM_ZERO, Values, Way, usual_ways
+from fedmrn_app.plugin.arrays import FROM_ZERO, Values, Way, may_change_length, usual_ways
 from fedmrn_app.plugin.comparison import is_difference
 from fedmrn_app.plugin.vectors import way_of_vector
 
@@ -102,7 +102,7 @@ class ReplyForm:
 
 
 def _type_of(name: str, before: NDArray[np.generic], after: NDArray[np.generic]) -> int:
-    """Return the byte of an array; arrays that were sent empty may come back with any shape.
+    """Return the byte of an array, which may have another shape where `may_change_length` says so.
 
     Raises:
         RunError: see `ReplyForm.of`.
@@ -113,7 +113,7 @@ def _type_of(name: str, before: NDArray[np.generic], after: NDArray[np.generic])
             reason = f"{name}: was sent as {before.dtype} and came back as {after.dtype}, which is no number"
             raise RunError(reason, code="dtype", key=name, value=str(after.dtype))
         code = _TYPES.index(kind) + 1
-    if after.shape != before.shape and before.size:
+    if after.shape != before.shape and not may_change_length(before):
         single = next((flag for flag, shape in _SHAPES.items() if shape == after.shape), 0)
         if before.size != 1 or not single:
             reason = f"{name}: was sent with the shape {before.shape} and came back with {after.shape}"
@@ -129,7 +129,7 @@ def _is_known(code: int) -> bool:
 def ways_for_reply(base: Values, trained: Values, *, differences: bool = False) -> NDArray[np.uint8]:
     """Return `usual_ways` of a reply with the exceptions that keep each value right, uint8 (tensors,).
 
-    Arrays that were sent empty are sent as Flower does. Vectors that are no biases or statistics of the model are sent
+    Arrays of another shape are sent as Flower does. Vectors that are no biases or statistics of the model are sent
     exactly, and long ones with a bound on the error of each value. Arrays that are much shorter than their difference
     from what was sent are differences themselves, such as gradients, and are coded as they are; with `differences` all
     arrays are.

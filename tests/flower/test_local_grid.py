@@ -68,6 +68,17 @@ def test_a_node_keeps_its_state(grid: LocalGrid) -> None:
     assert answers(grid.send_and_receive([ask(2, 1)]), "seen") == {2: 0}
 
 
+def test_a_node_answers_in_the_order_of_its_messages_whose_replies_nobody_needs_to_pull(grid: LocalGrid) -> None:
+    grid.push_messages([ask(2, 1, seconds=0.3), ask(3, 1), ask(2, 1)])
+    assert answers(grid.send_and_receive([ask(2, 1), ask(3, 1), ask(4, 1)]), "seen") == {2: 2, 3: 1, 4: 0}
+
+
+def test_a_message_behind_a_late_one_is_answered_too() -> None:
+    with LocalGrid(ECHO, 2, run_config=CONFIG, processes=2) as grid:
+        assert answers(grid.send_and_receive([ask(2, 1, seconds=1.0), ask(3, 1)], timeout=0.5)) in ({}, {3: 3})
+        assert answers(grid.send_and_receive([ask(2, 1), ask(3, 1)]), "seen") == {2: 1, 3: 1}
+
+
 def test_an_exception_is_an_error_reply(grid: LocalGrid) -> None:
     (failed, fine) = sorted(
         grid.send_and_receive([ask(2, 1, fail="no data"), ask(3, 1)]), key=lambda one: one.metadata.src_node_id

@@ -167,6 +167,10 @@ CASES: dict[str, tuple[Records, Reply]] = {
         {"arrays": {"0": np.zeros(0, np.uint8)}},
         lambda r: with_metrics(arrays={"0": np.arange(200).astype(np.uint8)}),
     ),
+    "trees, which grow": (
+        {"arrays": {"0": np.arange(100).astype(np.uint8), "w": WEIGHTS["w"]}},
+        lambda r: with_metrics(arrays={"0": np.arange(200).astype(np.uint8), "w": moved(r["arrays"])["w"]}),
+    ),
     "no arrays": ({"arrays": WEIGHTS}, lambda r: with_metrics()),
     "no arrays in the message": ({}, lambda r: with_metrics(arrays=tallies())),
     "NaN that stays": (
@@ -207,6 +211,13 @@ def test_replies_arrive_as_in_plain_flower(case: str, method: str | None) -> Non
     for name, metrics in coded.metric_records.items():
         more = {"uplink_bytes", "downlink_bytes", "uplink_bits_per_parameter"} if name == first else set()
         assert set(metrics) == known[name] | more
+
+
+def test_a_line_says_that_nothing_is_compressed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("WARNING", "flwr")
+    reply_of(*CASES["trees, sent empty"], plug_in=True, rounds=2)
+    (line,) = [record.getMessage() for record in caplog.records if "compressed" in record.getMessage()]
+    assert line == "round 1: node 1 was sent no floating-point numbers, so its reply is not compressed"
 
 
 def test_masks_and_other_records() -> None:
