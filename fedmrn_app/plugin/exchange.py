@@ -308,7 +308,10 @@ class Exchange:
 
     def _accept_plain(self, request: ArraysRequest, content: RecordDict) -> None:
         if not content.array_records:
-            raise PayloadError("reply holds neither a payload nor arrays", code="records")
+            if request.records:
+                reason = "answered without arrays; where that is meant, its ClientApp needs mods=[compress_uplink]"
+                raise PayloadError(reason, code="records")
+            return
         if not self._fleet.plain_replies:
             raise PayloadError("answered with plain arrays; its ClientApp needs mods=[compress_uplink]", code="no-mod")
         check_plain(content, request.records)

@@ -281,6 +281,29 @@ def test_arrays_that_the_app_changes_while_it_waits(pushes: bool) -> None:
     assert [float(reply.content.array_records["arrays"]["w"].numpy()[0, 0]) for reply in found] == [1.0, 11.0]
 
 
+@pytest.mark.parametrize("has_arrays", [False, True])
+@pytest.mark.parametrize("has_mod", [False, True])
+def test_apps_whose_messages_have_no_arrays(has_arrays: bool, has_mod: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """As CatBoost's, whose trees are in a ConfigRecord. Without the mod an answer to arrays has to have some."""
+
+    def app(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"trees": ConfigRecord({"model": b"trees"})}), reply_to=message)
+
+    def with_mod(message: Message, context: Context) -> Message:
+        return compress_uplink(message, context, app)
+
+    content = RecordDict({"arrays": to_record(WEIGHTS)} if has_arrays else {"c": ConfigRecord({"x": 1})})
+    nodes: Any = Nodes(with_mod if has_mod else app, (1,), {})
+    with compressed_grid(nodes, max_failed_rounds=1) as grid:
+        (reply,) = grid.send_and_receive([Message(content, 1, "train")])
+    if has_arrays and not has_mod:
+        assert "answered without arrays" in str(reply.error.reason)
+        assert "mods=[compress_uplink]" in str(reply.error.reason)
+    else:
+        assert list(reply.content) == ["trees"]
+    assert "plain arrays" not in caplog.text
+
+
 def gradients(records: Records) -> RecordDict:
     """As large as the weights, so that nothing but their sum with the weights would tell what they are."""
     draw = np.random.default_rng(6)
