@@ -118,6 +118,7 @@ def test_installed_flower_has_the_private_names() -> None:
             exec(line, {})  # fails with the name that is missing
 
 
+@pytest.mark.slow
 def test_another_flower_changes_few_packages() -> None:
     """Elsewhere no private name of Flower is used, and public ones in the two apps only."""
     private = {file.split("/")[1] for file, _ in names_in_table()}

@@ -121,7 +121,8 @@ def test_page_needs_no_other_file_and_is_the_same_each_time(runs: list[Path], tm
         assert f"({name}.svg)" in (tmp_path / "page" / "report.md").read_text()
 
 
-@pytest.mark.parametrize(("rounds", "shown"), [pytest.param(49, True, marks=pytest.mark.slow), (50, False)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("rounds", "shown"), [(49, True), (50, False)])
 def test_long_runs_are_drawn_without_their_first_tenth(tmp_path: Path, rounds: int, shown: bool) -> None:
     run = make_run(tmp_path / "a", "eden", 0, (0.0,) * 5 + (0.8, 0.9) * 22 + (0.85,) * (rounds - 49))
     write_page(read_groups([run]), tmp_path / "page")
