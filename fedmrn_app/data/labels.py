@@ -13,6 +13,7 @@ from fedmrn_app.data.place import Place
 
 LISTED_WORDS = 12  # at most this many names are listed in an error
 MAX_LABEL = 1 << 31
+NO_LABEL = ("", "nan", "null", "n/a", "#n/a", "<na>")  # texts that files have where there is no label
 FEW_CLASSES = 20  # more different whole numbers may be a quantity, such as an age
 ROWS_PER_CLASS = 10  # in the mean, of more classes than that
 
@@ -58,6 +59,7 @@ def encode_labels(values: NDArray[Any], place: Place, declared: tuple[str, ...] 
         values = np.asarray(np.char.decode(values, "utf-8", "replace"))
     if values.dtype.kind == "U":
         names, index = np.unique(values, return_inverse=True)
+        _refuse_no_label(names, index, place)
         return Labels(index.astype(np.int64), tuple(map(str, names)))
     if values.dtype.kind == "f" and are_whole(values) and np.all(np.abs(values) < MAX_LABEL):
         values = values.astype(np.int64)
@@ -70,6 +72,14 @@ def encode_labels(values: NDArray[Any], place: Place, declared: tuple[str, ...] 
         negative = "; labels below 0 often stand for none: leave such rows out, or store the labels as text"
         raise place.error("label", f"row {row} has the label {index[row]}{negative if index[row] < 0 else ''}")
     return Labels(index, declared, declared is not None)
+
+
+def _refuse_no_label(names: NDArray[Any], index: NDArray[Any], place: Place) -> None:
+    """Refuse rows (n,) whose label is a name that stands for none."""
+    for number in (number for number, name in enumerate(names) if name.strip().lower() in NO_LABEL):
+        rows = np.flatnonzero(index == number)
+        problem = f"{len(rows):,} of {len(index):,} rows have the label {str(names[number])!r}, such as row {rows[0]}"
+        raise place.error("label", f"{problem}; leave rows without a label out, or give their class a name")
 
 
 def are_whole(values: NDArray[Any]) -> bool:
@@ -144,6 +154,10 @@ def count_classes(labels: Labels, place: Place, classes: int | None = None) -> t
         names = labels.names or ()
         if classes not in (None, len(names)):
             raise place.error("classes", f"has {len(names)} classes ({listed(names)}), not {classes}")
+        if classes is None and (alike := _alike(names)):
+            problem = f"the classes {alike[0]!r} and {alike[1]!r} differ in spaces or capitals only"
+            ways = f"write them alike, or keep them apart by dataset.classes={len(names)}"
+            raise place.error("ambiguous", f"{problem}; {ways}")
         return names, len(names)
     different = np.unique(numbers)
     least, most = int(different[0]), int(different[-1])
@@ -160,6 +174,17 @@ def count_classes(labels: Labels, place: Place, classes: int | None = None) -> t
     if least == 0 and most + 1 == len(different):
         return None, most + 1
     return tuple(map(str, different)), len(different)
+
+
+def _alike(names: Sequence[str]) -> tuple[str, str] | None:
+    """Return two names that differ in spaces only, or in capitals if they are longer than a letter."""
+    seen: dict[str, str] = {}
+    for name in names:
+        short = " ".join(name.split())
+        other = seen.setdefault(short.casefold() if len(short) > 1 else short, name)
+        if other != name:
+            return other, name
+    return None
 
 
 def fit_labels(

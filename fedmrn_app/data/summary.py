@@ -9,6 +9,7 @@ from typing import Any
 
 from fedmrn_app.data.labels import listed
 from fedmrn_app.data.rows import Entry
+from fedmrn_app.data.samples import Split
 
 MANY = 4  # columns in a row of one kind are one line if they are more
 
@@ -25,7 +26,7 @@ class SplitRows:
         note: what the labels are where they are no classes.
     """
 
-    name: str
+    name: Split
     rows: int
     use: str
     classes: Mapping[str, int]

@@ -21,6 +21,7 @@ from fedmrn_app.data.labels import Labels
 from fedmrn_app.data.load import FORM_WORDS, SHAPE_KEYS, check_shape, describe_rows, load_rows, open_rows, open_splits
 from fedmrn_app.data.place import Place
 from fedmrn_app.data.pooling import pool_inputs
+from fedmrn_app.data.repeated_rows import WORTH_SAYING, repeated_rows
 from fedmrn_app.data.rows import ColumnKind, Folders, Form, RowQuery, Tokenizer
 from fedmrn_app.data.site_statistics import KEY as STATISTICS_KEY
 from fedmrn_app.data.site_statistics import SiteStatistics, read_sites, site_statistics
@@ -237,7 +238,14 @@ class LabelledRows(Task):
             splits.append(self._split_rows("val", use, report))
         if "test" in stored or "val" not in stored:
             splits.append(self._split_rows("test", "evaluation" if "test" in stored else f"evaluation, {cut}", report))
+        splits[1:] = [replace(split, use=split.use + self._repeated(split.name, report)) for split in splits[1:]]
         return DataSummary(str(query.place), words.get(str(self._form()), f"rows of {shape[0]} ids"), entries, splits)
+
+    def _repeated(self, split: Split, report: Report | None) -> str:
+        """Return words that say how many rows of a split are training rows too; none where these are few."""
+        samples = self.load(split, report)
+        count = repeated_rows(self.load("train", report), samples)
+        return f"; {count:,} of these rows are training rows too" if count > WORTH_SAYING * len(samples) else ""
 
     @abstractmethod
     def _split_rows(self, split: Split, use: str, report: Report | None) -> SplitRows:

@@ -232,3 +232,20 @@ def test_a_device_finds_columns_by_their_names(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         run.local(str(without)).load("train")
     assert (error.value.code, error.value.key) == ("column", "data-path")
+
+
+@pytest.mark.parametrize(("same", "said"), [(50, "; 50 of these rows are training rows too"), (0, "")])
+def test_rows_for_evaluation_that_are_training_rows_are_counted(same: int, said: str, tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).normal(size=(300, 3)), np.arange(300) % 2
+    x_test = np.concatenate([x[:50], x[250:]])
+    y_test = np.concatenate([y[:50], 1 - y[250:]])  # the same inputs with another target are no copies
+    path = write_npz(tmp_path / "a.npz", x=x, y=y, x_test=x_test[50 - same :], y_test=y_test[50 - same :])
+    train, test = own(path).measured().describe().splits
+    assert (train.use, test.use) == ("training", f"evaluation{said}")
+
+
+def test_classes_that_differ_in_capitals_can_be_kept_apart(tmp_path: Path) -> None:
+    rows = {"v": [1.5, 2, 3] * 4, "label": ["no", "yes", "Yes"] * 4}
+    assert own(write_table(tmp_path / "a.parquet", **rows), classes=3).measured().names == ("Yes", "no", "yes")
+    letters = write_table(tmp_path / "b.parquet", v=[1.5, 2, 3] * 4, label=["A", "a", "b"] * 4)
+    assert own(letters).measured().names == ("A", "a", "b")
