@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedmrn_app.data.labels import are_whole, listed
+from fedmrn_app.data.labels import FEW_CLASSES, are_whole, listed
 from fedmrn_app.data.place import Place
 from fedmrn_app.data.rows import ColumnKind, Entry, RowQuery, way_to_ignore
 
@@ -30,9 +30,9 @@ class Found:
 
     Attributes:
         kind: a kind that can be an input, or why the column is none: `row numbers`, `id`, `one value`, `no value`,
-            `id of several rows`, `whole numbers that all differ`, `numbers with commas`, `dates`, or the name of its
-            type in Arrow.
-        note: the number of values, such as `9 values`.
+            `id of several rows`, `whole numbers that all differ`, `numbers with commas`, `numbers as text`, `dates`, or
+            the name of its type in Arrow.
+        note: the number of values, such as `9 values`, or one of them.
     """
 
     kind: str
@@ -44,6 +44,9 @@ RECOGNIZED = ("row numbers", "id", "one value", "no value")  # not used without 
 COMMAS = "numbers with commas"
 COMMA_NUMBERS = r"^\s*[-+]?\d+([.,]\d+)*\s*$"
 COMMA_WAY = "pandas.read_csv(FILE, sep=';', decimal=',') reads decimal commas, and thousands=',' commas of thousands"
+AS_TEXT = "numbers as text"
+NUMBERS = r"^\s*[-+]?(0|[1-9]\d*|\d*\.\d+)([eE][-+]?\d+)?\s*$"  # codes such as 02139 are none
+AS_TEXT_WAY = "pandas.to_numeric(COLUMN, errors='coerce') makes numbers, and of other texts missing values to fill in"
 DOUBTFUL = ("id of several rows", "whole numbers that all differ")  # a person decides
 
 
@@ -100,8 +103,11 @@ def look_at(table: Table, name: str, place: Place) -> Found:
     named = bool(INDEX_NAMES.fullmatch(name.lower()) or ID_NAMES.fullmatch(name) or ID_NAMES.fullmatch(name.lower()))
     unique = different == count and count > 2
     if kind == "text":
-        commas = comma_number(column)
-        return Found(COMMAS, f"such as {commas}") if commas else _text(count, different, named, unique)
+        if commas := comma_number(column):
+            return Found(COMMAS, f"such as {commas}")
+        found = _text(count, different, named, unique)
+        many = found.kind == "text" or (found.kind == "category" and different > FEW_CLASSES)
+        return (_numbers_as_text(column) if many else None) or found
     consecutive = unique and _consecutive(column) and (named or count >= MIN_CONSECUTIVE)
     if unique and (named or consecutive):
         return Found("row numbers" if consecutive else "id", f"{different:,} different values")
@@ -121,6 +127,17 @@ def comma_number(column: Any) -> str | None:
         return None
     found = compute.filter(values, compute.match_substring(values, ","))
     return str(found[0]) if len(found) else None
+
+
+def _numbers_as_text(column: Any) -> Found | None:
+    """Return what says that more than half of the texts of a column are numbers, and one of the others."""
+    from pyarrow import compute
+
+    values = column.drop_null()
+    others = compute.filter(values, compute.invert(compute.match_substring_regex(values, NUMBERS)))
+    if 2 * len(others) >= len(values):
+        return None
+    return Found(AS_TEXT, f"beside {str(others[0])!r}" if len(others) else f"such as {str(values[0])!r}")
 
 
 def _text(count: int, different: int, named: bool, unique: bool) -> Found:
@@ -250,6 +267,8 @@ def refuse_unused(found: Mapping[str, Found], query: RowQuery, beside: str = "")
             ways.append(f"dataset.group_column={name} makes it the group of partition=natural")
     if any(one.kind == COMMAS for one in found.values()):
         ways.append(COMMA_WAY)
+    if numbers := [name for name, one in found.items() if one.kind == AS_TEXT]:
+        ways += [AS_TEXT_WAY, f"dataset.kinds={{{numbers[0]}:category}} makes its values an input each"]
     texts = [name for name, one in found.items() if one.kind == "text"]
     if texts and not beside:
         ways.append(f"dataset.text_column={texts[0]} reads that text alone")

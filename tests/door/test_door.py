@@ -272,6 +272,22 @@ WORK: list[tuple[str, Make, dict[str, Any], dict[str, str], dict[str, int]]] = [
         {"train": 96, "test": 24},
     ),
     (
+        "few numbers as text, and codes",
+        parquet_of(
+            stage=[str(row % 5) for row in range(ROWS)], zip=[f"0{10 + row % 24}" for row in range(ROWS)], y=LABELS
+        ),
+        {},
+        {"stage": "category input", "zip": "category input", "y": "whole numbers label"},
+        {"train": 96, "test": 24},
+    ),
+    (
+        "ages as text that are meant as categories",
+        parquet_of(age=[str(20 + row % 24) for row in range(ROWS)], label=LABELS),
+        {"kinds": {"age": "category"}},
+        {"age": "category input", "label": "whole numbers label"},
+        {"train": 96, "test": 24},
+    ),
+    (
         "many classes by number",
         parquet_of(**AGES),
         {"classes": 60},
@@ -313,6 +329,8 @@ REFUSED: list[tuple[str, Make, dict[str, Any], str]] = [
     ("arrays of sites", sites_of_arrays("rows.npz"), {}, "ambiguous"),
     ("decimal commas", csv_of(";", price=PRICES, label=LABELS), {}, "unused"),
     ("few decimal commas", csv_of(";", dose=["0,5", "1,5", "2"] * 40, a=NOISE[:, 0], label=LABELS), {}, "unused"),
+    ("numbers beside a text", csv_of(a=[*"?" * 9, *map(str, NOISE[9:, 0])], b=NOISE[:, 1], label=LABELS), {}, "unused"),
+    ("ages as text", parquet_of(age=[str(20 + row % 24) for row in range(ROWS)], label=LABELS), {}, "unused"),
     ("values as names", csv_of(**values_as_names()), {}, "names"),
     (
         "a group without a name",
