@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.data.images import SUFFIXES, ImageForm, stack_images
+from fedmrn_app.data.label_files import label_file
 from fedmrn_app.data.labels import Labels, listed
 from fedmrn_app.data.other_kinds import first_other, way_to_read
 from fedmrn_app.data.place import Place
@@ -83,9 +84,10 @@ def _open_folder(folder: Path, query: RowQuery) -> OpenRows:
         raise query.place.error(
             "empty", f"{folder} has no folder for each class, such as cat/ and dog/ with images each"
         )
+    files, index = _collect(classes, {one.name: number for number, one in enumerate(classes)}, query.place)
     if query.folders is None and not query.on_device:
         _refuse_levels(folder, classes, query.place)
-    files, index = _collect(classes, {one.name: number for number, one in enumerate(classes)}, query.place)
+        _refuse_no_classes(folder, classes, files, query)
     return _rows(folder, files, Labels(index, tuple(one.name for one in classes)), None, query)
 
 
@@ -153,6 +155,18 @@ def _refuse_levels(folder: Path, classes: list[Path], place: Place) -> None:
                 "as a site? dataset.folders=groups takes the first level as groups and the second as classes, "
                 "dataset.folders=classes the first as classes",
             )
+
+
+def _refuse_no_classes(folder: Path, classes: list[Path], files: list[Path], query: RowQuery) -> None:
+    """Refuse folders whose names may be no classes: names of splits, or a table beside them has the labels."""
+    way = f"name them in {METADATA}, with the columns {FILE_COLUMN} and label"
+    keep = "dataset.folders=classes takes the names of the folders as classes"
+    if len(classes) > 1 and all(split_of_name(one.name) for one in classes):
+        problem = f"{listed([one.name + '/' for one in classes])} hold images, but no folder for each class"
+        raise query.place.error("ambiguous", f"{problem}; {way}, or {keep}")
+    if found := label_file(folder, files, query.ignore):
+        problem = f"{found.name} names the images, and may hold their labels"
+        raise query.place.error("ambiguous", f"{problem}; {way}, or {keep}")
 
 
 def _collect(classes: list[Path], number: dict[str, int], place: Place) -> tuple[list[Path], NDArray[np.int64]]:

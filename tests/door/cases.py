@@ -166,6 +166,16 @@ def folders(*names: str, count: int = 5) -> Make:
     return make
 
 
+def folders_and_table(*names: str, rows: str) -> Make:
+    """Folders of images, beside which a table lies."""
+
+    def make(folder: Path) -> Path:
+        (folders(*names)(folder) / "table.csv").write_text(rows)
+        return folder
+
+    return make
+
+
 def mixed_images(folder: Path) -> Path:
     """Images of several modes and sizes."""
     for name in ("cat", "dog"):

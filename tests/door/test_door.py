@@ -28,6 +28,7 @@ from tests.door.cases import (
     csv_of,
     deep_images,
     folders,
+    folders_and_table,
     frame,
     hive,
     hospital,
@@ -288,6 +289,27 @@ WORK: list[tuple[str, Make, dict[str, Any], dict[str, str], dict[str, int]]] = [
         {"train": 96, "test": 24},
     ),
     (
+        "a table of something else beside images",
+        folders_and_table("cat", "dog", rows="epoch,loss\n10,0.5\n11,0.4\n12,0.3\n"),
+        {},
+        {"files": "image input", "names of folders": "folders label"},
+        {"train": 8, "test": 2},
+    ),
+    (
+        "a table of labels that is not used",
+        folders_and_table("cat", "dog", rows="id,label\n00,cat\n01,cat\n"),
+        {"ignore": ["table.csv"]},
+        {"files": "image input", "names of folders": "folders label"},
+        {"train": 8, "test": 2},
+    ),
+    (
+        "classes with the names of splits",
+        folders("train", "test"),
+        {"folders": "classes"},
+        {"files": "image input", "names of folders": "folders label"},
+        {"train": 8, "test": 2},
+    ),
+    (
         "many classes by number",
         parquet_of(**AGES),
         {"classes": 60},
@@ -299,6 +321,13 @@ WORK: list[tuple[str, Make, dict[str, Any], dict[str, str], dict[str, int]]] = [
 # the case, its rows, the settings and the code of the refusal
 REFUSED: list[tuple[str, Make, dict[str, Any], str]] = [
     ("two levels of folders", folders("s1/cat", "s1/dog", "s2/cat", "s2/dog"), {}, "ambiguous"),
+    ("splits without classes", folders("train", "test"), {}, "ambiguous"),
+    (
+        "a table of labels",
+        folders_and_table("part1", "part2", rows="image;finding\n00.png;0\n01.png;1\n"),
+        {},
+        "ambiguous",
+    ),
     ("a folder beside splits", folders("train/cat", "train/dog", "extra/cat"), {}, "unused"),
     ("flat images of bytes", arrays(x=FLAT, y=LABELS), {}, "ambiguous"),
     ("whole numbers", arrays(x=FLAT.astype(np.int64), y=LABELS), {}, "ambiguous"),
