@@ -27,6 +27,7 @@ from fedmrn_app.data.text_files import TEXT_SUFFIXES
 from fedmrn_app.errors import DataError
 
 FORMS = "a folder of images by class, parquet, CSV or JSONL files, a folder of datasets.save_to_disk, or .npz files"
+READING = 2  # is raised where files are read in another way, so that the cache holds no rows of before
 FORM_WORDS: Mapping[Form, str] = {"image": "images", "table": "a table", "ids": "rows of ids"}
 SHAPE_KEYS: Mapping[Form | None, tuple[str, ...]] = {  # configuration keys of the shape of a row
     "image": ("channels", "height", "width"),
@@ -70,7 +71,7 @@ def load_rows(
     place = query.place
     stamp: object = (query.hub, query.subset, query.test_size)
     if place.on_disk:
-        stamp = place.stamp(place.find(FORMS))
+        stamp = (READING, place.stamp(place.find(FORMS)))
     columns = replace(query, name="", place=replace(place, value=""), whose="", test_share=None)
 
     def read() -> dict[str, NDArray[Any]]:

@@ -1,7 +1,8 @@
 """Texts as rows of token ids, without a vocabulary that would have to be shared or downloaded.
 
 `words` numbers each word by a hash of its letters (the hashing trick, Weinberger et al. 2009); `characters` numbers the
-bytes of UTF-8. The id 0 fills up short texts at their beginning.
+bytes of UTF-8. The id 0 fills up short texts at their beginning. In scripts that put no spaces between words, such as
+Chinese, Japanese and Thai, each character counts as a word.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from fedmrn_app.data.rows import Tokenizer
 
 VOCABULARY: Mapping[Tokenizer, int] = {"words": 4096, "characters": 257}  # different ids by default
 LONGEST: Mapping[Tokenizer, int] = {"words": 64, "characters": 256}  # tokens of a row by default
-_WORD = re.compile(r"\w+|[^\w\s]")
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
+_WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+|[^\w\s]")
 
 
 def tokens_of(text: str, tokenizer: Tokenizer, vocabulary: int) -> list[int]:
