@@ -19,6 +19,7 @@ from fedmrn_app.data.images import SUFFIXES, by
 from fedmrn_app.data.labels import Labels, fit_labels
 from fedmrn_app.data.npz import npz_files, npz_splits
 from fedmrn_app.data.other_kinds import way_to_read
+from fedmrn_app.data.place import Place
 from fedmrn_app.data.rows import Entry, Form, OpenRows, RowQuery, Splits
 from fedmrn_app.data.samples import Report, Rows, Split
 from fedmrn_app.data.table_rows import columns_rows
@@ -153,11 +154,26 @@ def test_rows(labels: NDArray[np.int64], share: float) -> Rows:
 
 
 def open_splits(query: RowQuery) -> Splits:
-    """Return the splits, none of them read yet.
+    """Return the splits, none of them read yet; errors in opening them name the split if it is not that of training.
 
     Raises:
         DataError: the place does not exist, or holds rows in no known form.
     """
+    found = _splits(query)
+    return {
+        split: rows if split == "train" else partial(_named, query.place, split, rows) for split, rows in found.items()
+    }
+
+
+def _named(place: Place, split: str, rows: Callable[[], OpenRows]) -> OpenRows:
+    try:
+        return rows()
+    except DataError as error:
+        problem = str(error).removeprefix(f"{place}: ")
+        raise replace(place, part=f"{split} split: ").error(error.code, problem) from error
+
+
+def _splits(query: RowQuery) -> Splits:
     place = query.place
     if not place.on_disk and query.name == "digits":
         return {split: partial(_open_digits, split, query.test_size) for split in ("train", "test")}

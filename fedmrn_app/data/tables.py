@@ -48,7 +48,9 @@ def open_tables(path: Path, place: Place, *, by_folder: bool = False) -> Mapping
         found = {"train": files}
     elif unsplit := [file for file in files if not any(file in some for some in found.values())]:
         raise place.error(
-            "split", f"holds {unsplit[0].relative_to(path)}, which names no split, beside the splits {', '.join(found)}"
+            "split",
+            f"holds {unsplit[0].relative_to(path)}, which names no split, beside the splits {', '.join(found)}; "
+            "move it elsewhere",
         )
     if by_folder and (loose := next((file for file in files if file.parent == path), None)):
         raise place.error("split", f"{loose.name} is in no folder; dataset.folders=groups needs one for each group")

@@ -117,6 +117,14 @@ WRONG: list[tuple[str, Make, str]] = [
 ]
 
 
+def test_errors_in_a_test_split_name_it(tmp_path: Path) -> None:
+    write_table(tmp_path / "train.parquet", a=[1.5, 2, 3] * 2, label=Y)
+    write_table(tmp_path / "test.parquet", a=[1.5, 2, 3])
+    task = own(tmp_path).measured()
+    with pytest.raises(DataError, match=r"/[^:]*: test split: no column is called label; its columns are a; set"):
+        task.describe()
+
+
 @pytest.mark.parametrize(("make", "code"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
 def test_wrong_rows_are_refused_in_one_line(make: Make, code: str, tmp_path: Path) -> None:
     path = str(make(tmp_path))
