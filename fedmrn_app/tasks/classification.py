@@ -51,6 +51,14 @@ class Classification(LabelledRows):
         counts = np.bincount(labels, minlength=len(names)).tolist()
         return SplitRows(split, len(labels), use, dict(zip(names, counts, strict=True)))
 
+    def check_outputs(self, outputs: Any, count: int) -> str | None:
+        """Return why a model's outputs are not what cross-entropy takes, such as probabilities, or None."""
+        if problem := super().check_outputs(outputs, count):
+            return problem
+        if outputs.dim() == 2 and bool((outputs >= 0).all()) and np.allclose(outputs.float().sum(1), 1, atol=1e-3):
+            return "gives probabilities, and cross-entropy takes what is before the softmax; leave the softmax out"
+        return None
+
     def constant_score(self, samples: Samples) -> float:
         """Return the accuracy of always naming the largest class."""
         return largest_share(samples.y[:])

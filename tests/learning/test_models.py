@@ -108,6 +108,18 @@ def test_outputs_in_training_that_no_loss_takes_are_refused_before_the_run() -> 
     assert all(torch.equal(value, untried[name]) for name, value in tried.state_dict().items())
 
 
+def ending_in(last: str) -> nn.Module:
+    ends = {"softmax": nn.Softmax(1), "log_softmax": nn.LogSoftmax(1), "sigmoid": nn.Sigmoid(), "relu": nn.ReLU()}
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10), ends[last])
+
+
+def test_probabilities_are_refused_where_the_loss_takes_logits() -> None:
+    with pytest.raises(ConfigError, match=r"gives probabilities.*leave the softmax out"):
+        build_model(ending_in, {"last": "softmax"}, IMAGES, 0)
+    for last in ("log_softmax", "sigmoid", "relu"):
+        build_model(ending_in, {"last": last}, IMAGES, 0)
+
+
 def test_cnn_weights_start_at_one_hundredth() -> None:
     weights = FlatModel(build_model(cnn4, {}, image_task(1, 28), 0)).weights
     assert weights.numel() == 389_920
