@@ -30,8 +30,8 @@ class Found:
 
     Attributes:
         kind: a kind that can be an input, or why the column is none: `row numbers`, `id`, `one value`, `no value`,
-            `id of several rows`, `whole numbers that all differ`, `numbers with commas`, `numbers as text`, `dates`, or
-            the name of its type in Arrow.
+            `id of several rows`, `whole numbers that all differ`, `vectors of whole numbers`, `numbers with commas`,
+            `numbers as text`, `dates`, or the name of its type in Arrow.
         note: the number of values, such as `9 values`, or one of them.
     """
 
@@ -47,7 +47,12 @@ COMMA_WAY = "pandas.read_csv(FILE, sep=';', decimal=',') reads decimal commas, a
 AS_TEXT = "numbers as text"
 NUMBERS = r"^\s*[-+]?(0|[1-9]\d*|\d*\.\d+)([eE][-+]?\d+)?\s*$"  # codes such as 02139 are none
 AS_TEXT_WAY = "pandas.to_numeric(COLUMN, errors='coerce') makes numbers, and of other texts missing values to fill in"
-DOUBTFUL = ("id of several rows", "whole numbers that all differ")  # a person decides
+DOUBTFUL: Mapping[str, ColumnKind] = {  # a person decides, and may make them inputs of a kind
+    "id of several rows": "category",
+    "whole numbers that all differ": "number",
+    "vectors of whole numbers": "vector",
+}
+IDS_WAY = "np.savez(FILE, x=IDS, y=LABELS) and dataset.form=ids read ids of tokens"
 
 
 def read_column(table: Table, name: str, place: Place) -> Any:
@@ -94,6 +99,8 @@ def look_at(table: Table, name: str, place: Place) -> Found:
     count, filled = len(column), len(column) - column.null_count
     if kind == "no value" or not filled:
         return Found("no value")
+    if kind == "vector" and kind_of_type(column.type.value_type) == "whole number":
+        return Found("vectors of whole numbers")
     if kind not in ("whole number", "number", "text"):
         return Found(kind)
     if kind == "number" and not whole(column):
@@ -261,10 +268,11 @@ def refuse_unused(found: Mapping[str, Found], query: RowQuery, beside: str = "")
     doubtful = [name for name, one in found.items() if one.kind in DOUBTFUL]
     if doubtful and not beside:
         name, first = doubtful[0], found[doubtful[0]]
-        other = "category" if first.kind == DOUBTFUL[0] else "number"
-        ways.append(f"dataset.kinds={{{name}:{other}}} makes {name} an input")
-        if first.kind == DOUBTFUL[0]:
+        ways.append(f"dataset.kinds={{{name}:{DOUBTFUL[first.kind]}}} makes {name} an input")
+        if first.kind == "id of several rows":
             ways.append(f"dataset.group_column={name} makes it the group of partition=natural")
+        if first.kind == "vectors of whole numbers":
+            ways.append(IDS_WAY)
     if any(one.kind == COMMAS for one in found.values()):
         ways.append(COMMA_WAY)
     if numbers := [name for name, one in found.items() if one.kind == AS_TEXT]:

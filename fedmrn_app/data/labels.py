@@ -69,8 +69,10 @@ def encode_labels(values: NDArray[Any], place: Place, declared: tuple[str, ...] 
         return Labels((values > 0).astype(np.int64), ("-1", "1"))
     index = values.astype(np.int64)
     for row in np.flatnonzero((index < 0) | (index >= (MAX_LABEL if declared is None else len(declared))))[:1]:
-        negative = "; labels below 0 often stand for none: leave such rows out, or store the labels as text"
-        raise place.error("label", f"row {row} has the label {index[row]}{negative if index[row] < 0 else ''}")
+        way = f"labels are below {MAX_LABEL if declared is None else len(declared)}; store others as text"
+        if index[row] < 0:
+            way = "labels below 0 often stand for none: leave such rows out, or store the labels as text"
+        raise place.error("label", f"row {row} has the label {index[row]}; {way}")
     return Labels(index, declared, declared is not None)
 
 

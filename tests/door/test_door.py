@@ -63,6 +63,7 @@ NAMED = np.where(LABELS == 1, "well", "ill")
 AGES = {"a": NOISE[:, 0], "label": RANDOM.permutation(np.arange(ROWS) % 60) + 17}
 
 # the case, its rows, the settings, what becomes of each column, and the rows of each split
+TOKENS = [[row % 7, 30_000 - row, 5] for row in range(ROWS)]
 WORK: list[tuple[str, Make, dict[str, Any], dict[str, str], dict[str, int]]] = [
     (
         "a sentence beside row numbers",
@@ -273,6 +274,13 @@ WORK: list[tuple[str, Make, dict[str, Any], dict[str, str], dict[str, int]]] = [
         {"train": 96, "test": 24},
     ),
     (
+        "vectors of whole numbers that are quantities",
+        parquet_of(counts=TOKENS, label=LABELS),
+        {"kinds": {"counts": "vector"}},
+        {"counts": "vector input", "label": "whole numbers label"},
+        {"train": 96, "test": 24},
+    ),
+    (
         "few numbers as text, and codes",
         parquet_of(
             stage=[str(row % 5) for row in range(ROWS)], zip=[f"0{10 + row % 24}" for row in range(ROWS)], y=LABELS
@@ -360,6 +368,7 @@ REFUSED: list[tuple[str, Make, dict[str, Any], str]] = [
     ("few decimal commas", csv_of(";", dose=["0,5", "1,5", "2"] * 40, a=NOISE[:, 0], label=LABELS), {}, "unused"),
     ("numbers beside a text", csv_of(a=[*"?" * 9, *map(str, NOISE[9:, 0])], b=NOISE[:, 1], label=LABELS), {}, "unused"),
     ("ages as text", parquet_of(age=[str(20 + row % 24) for row in range(ROWS)], label=LABELS), {}, "unused"),
+    ("ids of tokens", parquet_of(input_ids=TOKENS, label=LABELS), {}, "ambiguous"),
     ("values as names", csv_of(**values_as_names()), {}, "names"),
     (
         "a group without a name",
