@@ -275,7 +275,8 @@ def refuse_unused(found: Mapping[str, Found], query: RowQuery, beside: str = "")
             ways.append(IDS_WAY)
     if any(one.kind == COMMAS for one in found.values()):
         ways.append(COMMA_WAY)
-    if numbers := [name for name, one in found.items() if one.kind == AS_TEXT]:
+    numbers = [name for name, one in found.items() if one.kind == AS_TEXT]
+    if numbers and not beside:
         ways += [AS_TEXT_WAY, f"dataset.kinds={{{numbers[0]}:category}} makes its values an input each"]
     texts = [name for name, one in found.items() if one.kind == "text"]
     if texts and not beside:

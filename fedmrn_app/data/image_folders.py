@@ -159,14 +159,16 @@ def _refuse_levels(folder: Path, classes: list[Path], place: Place) -> None:
 
 def _refuse_no_classes(folder: Path, classes: list[Path], files: list[Path], query: RowQuery) -> None:
     """Refuse folders whose names may be no classes: names of splits, or a table beside them has the labels."""
-    way = f"name them in {METADATA}, with the columns {FILE_COLUMN} and label"
-    keep = "dataset.folders=classes takes the names of the folders as classes"
+    ways = (
+        f"write a {METADATA} with the columns {FILE_COLUMN} and label, or say dataset.folders=classes, which takes the "
+        "names of the folders as classes"
+    )
     if len(classes) > 1 and all(split_of_name(one.name) for one in classes):
         problem = f"{listed([one.name + '/' for one in classes])} hold images, but no folder for each class"
-        raise query.place.error("ambiguous", f"{problem}; {way}, or {keep}")
+        raise query.place.error("ambiguous", f"{problem}; {ways}")
     if found := label_file(folder, files, query.ignore):
         problem = f"{found.name} names the images, and may hold their labels"
-        raise query.place.error("ambiguous", f"{problem}; {way}, or {keep}")
+        raise query.place.error("ambiguous", f"{problem}; {ways}")
 
 
 def _collect(classes: list[Path], number: dict[str, int], place: Place) -> tuple[list[Path], NDArray[np.int64]]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import csv
+import re
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path, PurePath
 
 from fedmrn_app.data.text_files import TEXT_SUFFIXES
 
-_ROWS = 100  # that are looked at
+_BYTES, _ROWS = 1 << 20, 100  # of a table that are looked at
+_SEPARATORS = re.compile(r'[,;\t|:"{}\[\]]')  # of the values of CSV and JSON
 
 
 def label_file(folder: Path, images: Sequence[Path], ignored: Sequence[str]) -> Path | None:
@@ -20,20 +20,15 @@ def label_file(folder: Path, images: Sequence[Path], ignored: Sequence[str]) -> 
         images: the files of the images.
         ignored: names of tables that are not looked at.
     """
-    names = {path.name for path in images} | {path.stem for path in images}
-    for path in sorted(folder.iterdir()):
-        if path.suffix.lower() in TEXT_SUFFIXES and path.name not in ignored and not path.name.startswith("."):
-            with path.open(encoding="utf-8", errors="replace", newline="") as file:
-                rows = [set(map(_name, row)) for row in islice(csv.reader(_separated(line) for line in file), 1, _ROWS)]
-            if rows and 2 * sum(bool(names & row) for row in rows) > len(rows):
-                return path
-    return None
+    found = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in TEXT_SUFFIXES]
+    tables = [path for path in found if path.name not in ignored and not path.name.startswith(".") and path.is_file()]
+    names = {name for path in images for name in (path.name, path.stem)} if tables else set()
+    return next((path for path in tables if _names_most(path, names)), None)
 
 
-def _separated(line: str) -> str:
-    """Return a line whose values are separated by commas, so that they can be looked at."""
-    return line.replace("\0", "").translate(str.maketrans(";\t|:{}[]", ",,,,    "))
-
-
-def _name(value: str) -> str:
-    return PurePath(value.strip().strip('"')).name
+def _names_most(table: Path, names: set[str]) -> bool:
+    """Return whether more than half of the first rows have one of these names."""
+    with table.open("rb") as file:
+        rows = file.read(_BYTES).decode(errors="replace").splitlines()[1:_ROWS]
+    known = sum(any(PurePath(value.strip()).name in names for value in _SEPARATORS.split(row)) for row in rows)
+    return 2 * known > len(rows)

@@ -19,7 +19,7 @@ from fedmrn_app.data.site_statistics import SiteStatistics
 from fedmrn_app.data.summary import SplitRows
 from fedmrn_app.tasks.labelled_rows import CROP_PADDING as CROP_PADDING
 from fedmrn_app.tasks.labelled_rows import LabelledRows, OnDevice
-from fedmrn_app.tasks.task import Report, Samples, Split, convert, largest_share
+from fedmrn_app.tasks.task import Samples, Split, convert, largest_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,8 @@ class Classification(LabelledRows):
     def _of_sites(self, sites: Mapping[str, SiteStatistics]) -> dict[str, Any]:
         return self._of_labels(pool_labels(sites), Place(STATISTICS_KEY, f"{len(sites)} sites"))
 
-    def _split_rows(self, split: Split, use: str, report: Report | None) -> SplitRows:
-        labels = self.load(split, report).y[:]
+    def _split_rows(self, split: Split, use: str, samples: Samples) -> SplitRows:
+        labels = samples.y[:]
         names = self.names or tuple(map(str, range(int(self.classes or 0))))
         counts = np.bincount(labels, minlength=len(names)).tolist()
         return SplitRows(split, len(labels), use, dict(zip(names, counts, strict=True)))

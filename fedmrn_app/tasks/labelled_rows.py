@@ -230,26 +230,28 @@ class LabelledRows(Task):
         known = query.place.on_disk  # columns of data sets of the hub are named in their files in conf/dataset/
         entries, stored = describe_rows(query) if known else ([], {"train": 0, "test": 0})
         words = {"image": f"images of {by(shape)}", "table": f"a table of {shape[0]} input{'s' * (shape[0] > 1)}"}
-        splits = [self._split_rows("train", "training", report)]
+        training = self.load("train", report)
+        splits = [self._split_rows("train", "training", training)]
+
+        def add(split: Split, use: str) -> None:
+            samples = self.load(split, report)
+            count = repeated_rows(training, samples)
+            if count > WORTH_SAYING * len(samples):
+                use += f"; {count:,} of these rows are training rows too"
+            splits.append(self._split_rows(split, use, samples))
+
         cut = f"cut off from the training rows (dataset.test_share={self.test_share:g})"
         if "val" in stored:
             alone = "evaluation, because there is no test split"
             use = "held out; validation=val evaluates on it" if "test" in stored else alone
-            splits.append(self._split_rows("val", use, report))
+            add("val", use)
         if "test" in stored or "val" not in stored:
-            splits.append(self._split_rows("test", "evaluation" if "test" in stored else f"evaluation, {cut}", report))
-        splits[1:] = [replace(split, use=split.use + self._repeated(split.name, report)) for split in splits[1:]]
+            add("test", "evaluation" if "test" in stored else f"evaluation, {cut}")
         return DataSummary(str(query.place), words.get(str(self._form()), f"rows of {shape[0]} ids"), entries, splits)
 
-    def _repeated(self, split: Split, report: Report | None) -> str:
-        """Return words that say how many rows of a split are training rows too; none where these are few."""
-        samples = self.load(split, report)
-        count = repeated_rows(self.load("train", report), samples)
-        return f"; {count:,} of these rows are training rows too" if count > WORTH_SAYING * len(samples) else ""
-
     @abstractmethod
-    def _split_rows(self, split: Split, use: str, report: Report | None) -> SplitRows:
-        """Return the rows of a split, with what its labels are."""
+    def _split_rows(self, split: Split, use: str, samples: Samples) -> SplitRows:
+        """Return what is said of the rows of a split, with what their labels are."""
 
     def _unmeasured(self, report: Report | None) -> Self:
         """Return the task of devices whose rows nobody else has: without `mean` and `std`, those of the form."""

@@ -128,8 +128,8 @@ class Regression(LabelledRows):
             raise ConfigError(f"dataset.target_std=null: {problem}", code="missing", key="dataset.target_std")
         return super()._unmeasured(report)
 
-    def _split_rows(self, split: Split, use: str, report: Report | None) -> SplitRows:
-        labels = np.asarray(self.load(split, report).y[:])
+    def _split_rows(self, split: Split, use: str, samples: Samples) -> SplitRows:
+        labels = np.asarray(samples.y[:])
         return SplitRows(split, len(labels), use, {}, f"labels {spread_of(labels)}")
 
 

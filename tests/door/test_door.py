@@ -304,6 +304,13 @@ WORK: list[tuple[str, Make, dict[str, Any], dict[str, str], dict[str, int]]] = [
         {"train": 8, "test": 2},
     ),
     (
+        "a table of long and odd values beside images",
+        folders_and_table("cat", "dog", rows='a,b\r"' + 200_000 * "x" + '",1\n"u\rv",2\0'),
+        {},
+        {"files": "image input", "names of folders": "folders label"},
+        {"train": 8, "test": 2},
+    ),
+    (
         "a table of labels that is not used",
         folders_and_table("cat", "dog", rows="id,label\n00,cat\n01,cat\n"),
         {"ignore": ["table.csv"]},
