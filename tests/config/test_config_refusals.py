@@ -118,10 +118,10 @@ def test_more_gpus_than_the_machine_has_are_refused(
 @pytest.mark.parametrize(
     "command_line",
     [
-        "-m seed=0,1 rounds=0,1",
+        "noise.alpha=0",
         *(
             pytest.param(words, marks=pytest.mark.slow)
-            for words in ("noise.alpha=0", "hydra.run.dir=a=b", "-m seed=0,1 hydra.sweep.dir=a=b")
+            for words in ("-m seed=0,1 rounds=0,1", "hydra.run.dir=a=b", "-m seed=0,1 hydra.sweep.dir=a=b")
         ),
     ],
 )

@@ -19,7 +19,7 @@ PAPERS = {
     "fedscalar": {"fig2", "fig3"},
     "submodel": {f"fig{n}" for n in (1, 2, 3, 4)} | {f"table{n}" for n in (1, 2, 4, 5, 6, 7, 8)},
 }
-QUICK = ("fedmrn/table2", "fedscalar/fig3", "submodel/fig1")
+QUICK = ("fedscalar/fig3",)
 OPTUNA = importlib.util.find_spec("hydra_plugins") and importlib.util.find_spec("hydra_plugins.hydra_optuna_sweeper")
 checked: dict[str, Config] = {}  # tables and figures share runs
 

@@ -37,7 +37,9 @@ def in_versions(worker: Worker) -> tuple[GlobalState, GlobalState]:
 
 
 @pytest.mark.parametrize("times", [0.5, pytest.param(2.0, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("strategy", ["fedavg", "fedmrn", "drive", "submodel"])
+@pytest.mark.parametrize(
+    "strategy", ["fedavg", "fedmrn", *(pytest.param(one, marks=pytest.mark.slow) for one in ("drive", "submodel"))]
+)
 def test_the_mean_update_is_scaled(strategy: str, times: float) -> None:
     for run in (in_rounds, in_versions) if strategy != "submodel" else (in_rounds,):
         options = (*RUN, f"strategy={strategy}", "uplink.dense_bits=32")

@@ -205,10 +205,7 @@ def global_generators() -> tuple[object, ...]:
     return torch.get_rng_state().tolist(), numpys[1].tolist(), numpys[2:], random.getstate()
 
 
-@pytest.mark.parametrize("name", CASES)
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_hostile_bodies_are_refused_or_finite(name: str, data: st.DataObject) -> None:
+def is_refused_or_finite(name: str, data: st.DataObject) -> None:
     """Random bytes, and bytes of a real body changed, cut off or added to."""
     method = make_method(name)
     context = moved(SHAPES if data.draw(st.booleans()) else ((3, 5),))
@@ -236,6 +233,21 @@ def test_hostile_bodies_are_refused_or_finite(name: str, data: st.DataObject) ->
     assert update.dtype == np.float32
     assert update.shape == (context.count,)
     assert np.isfinite(update).all()
+
+
+@pytest.mark.parametrize("name", CASES)
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_hostile_bodies_are_refused_or_finite(name: str, data: st.DataObject) -> None:
+    is_refused_or_finite(name, data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_many_hostile_bodies_are_refused_or_finite(name: str, data: st.DataObject) -> None:
+    is_refused_or_finite(name, data)
 
 
 @pytest.mark.parametrize("name", CASES)

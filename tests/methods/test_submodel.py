@@ -174,7 +174,7 @@ def test_every_model_that_can_be_narrowed_is_tested() -> None:
     assert {name for name, _, _ in NARROW} == narrowable
 
 
-@pytest.mark.parametrize("capacity", [0.5, 0.3, 1 / 16])
+@pytest.mark.parametrize("capacity", [0.3, *(pytest.param(one, marks=pytest.mark.slow) for one in (0.5, 1 / 16))])
 @pytest.mark.parametrize("masking", ["random", "rolling", "static"])
 @pytest.mark.parametrize(("name", "task", "options"), NARROW, ids=[name for name, _, _ in NARROW])
 def test_narrower_model_is_the_full_one_without_the_other_channels(

@@ -101,8 +101,8 @@ def test_same_seeds_give_the_same_arrays() -> None:
     "strategy",
     [
         inner(FedAdam, eta=0.03),
-        inner(FedProx, proximal_mu=0.1),
-        inner(FedAvgM, server_learning_rate=0.9, server_momentum=0.5),
+        pytest.param(inner(FedProx, proximal_mu=0.1), marks=pytest.mark.slow),
+        pytest.param(inner(FedAvgM, server_learning_rate=0.9, server_momentum=0.5), marks=pytest.mark.slow),
         DifferentialPrivacyServerSideFixedClipping(inner(), 1e-3, 5.0, 3),
     ],
     ids=lambda strategy: type(strategy).__name__,

@@ -139,17 +139,25 @@ REFUSED: dict[str, tuple[Damage, str]] = {
 }
 
 
-@pytest.fixture
-def runs(tmp_path: Path) -> tuple[Path, Path]:
-    """Return a run's folder, and that of another run."""
-    three_rounds(tmp_path / "run")
-    three_rounds(tmp_path / "other")
-    stored, _ = read_state(tmp_path / "other")
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with that of a run, and that of another run."""
+    folder = tmp_path_factory.mktemp("written")
+    three_rounds(folder / "run")
+    three_rounds(folder / "other")
+    stored, _ = read_state(folder / "other")
     facts = {**stored.facts, "config": {**stored.facts["config"], "seed": 1}}
     for _ in range(2):
-        write_state(tmp_path / "other", State(stored.tensors, facts))
-    (tmp_path / "other" / "rounds.csv").write_text("round\r\n1\r\n")
-    (tmp_path / "other" / "config.yaml").write_text("rounds: 5\nseed: 1\n")
+        write_state(folder / "other", State(stored.tensors, facts))
+    (folder / "other" / "rounds.csv").write_text("round\r\n1\r\n")
+    (folder / "other" / "config.yaml").write_text("rounds: 5\nseed: 1\n")
+    return folder
+
+
+@pytest.fixture
+def runs(written: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """Return copies of both folders, which a test may damage."""
+    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
     return tmp_path / "run", tmp_path / "other"
 
 

@@ -79,6 +79,7 @@ def test_right_vectors_fit_even_if_left_ones_are_equal_or_zero() -> None:
     assert inverse_norms(left)[3] == 0
 
 
+@pytest.mark.slow
 def test_vectors_of_a_large_matrix_do_not_depend_on_what_was_asked_before() -> None:
     matrix = (normal(520, 90) * np.geomspace(1, 0.1, 90, dtype=np.float32)) @ normal(90, 600)
     asked, fresh = spectrum(matrix), spectrum(matrix)
