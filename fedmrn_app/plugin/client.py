@@ -110,7 +110,7 @@ def _compress(reply: Message, client_round: ClientRound, context: Context) -> No
         RunError: the reply's only ArrayRecord is none of the message's.
     """
     content, records = reply.content, client_round.records
-    replied = {key: to_values(record) for key, record in content.array_records.items()}
+    replied = {key: _in_little_endian(to_values(record)) for key, record in content.array_records.items()}
     coded: dict[str, ConfigRecord] = {}
     beside: dict[str, ArrayRecord] = {}
     for key, arrays in replied.items():
@@ -130,6 +130,11 @@ def _compress(reply: Message, client_round: ClientRound, context: Context) -> No
     whole = {key: coded.get(key, record) for key, record in content.items()}
     marks = {} if coded else {RECORD: ConfigRecord({WITHOUT_ARRAYS: True})}
     reply.content = RecordDict({**whole, **beside, **marks})
+
+
+def _in_little_endian(arrays: Values) -> Values:
+    """Return arrays in the order of bytes in which they travel."""
+    return {name: value.astype(value.dtype.newbyteorder("<"), copy=False) for name, value in arrays.items()}
 
 
 def _compress_record(

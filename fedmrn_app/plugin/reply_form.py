@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.plugin.arrays import FROM_ZERO, Values, Way, may_change_length, usual_ways
 from fedmrn_app.plugin.comparison import is_difference
+from fedmrn_app.plugin.row_statistics import is_statistic
 from fedmrn_app.plugin.vectors import way_of_vector
 
 _TYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16")
@@ -129,10 +130,10 @@ def _is_known(code: int) -> bool:
 def ways_for_reply(base: Values, trained: Values, *, differences: bool = False) -> NDArray[np.uint8]:
     """Return `usual_ways` of a reply with the exceptions that keep each value right, uint8 (tensors,).
 
-    Arrays of another shape are sent as Flower does. Vectors that are no biases or statistics of the model are sent
-    exactly, and long ones with a bound on the error of each value. Arrays that are much shorter than their difference
-    from what was sent are differences themselves, such as gradients, and are coded as they are; with `differences` all
-    arrays are.
+    Arrays of another shape are sent as Flower does, and statistics exactly, see `is_statistic`. Vectors that are no
+    biases or statistics of the model are sent exactly, and long ones with a bound on the error of each value. Arrays
+    that are much shorter than their difference from what was sent are differences themselves, such as gradients, and
+    are coded as they are; with `differences` all arrays are.
     """
     ways = usual_ways(base)
     for number, (name, before) in enumerate(base.items()):
@@ -140,6 +141,8 @@ def ways_for_reply(base: Values, trained: Values, *, differences: bool = False) 
         if after.shape != before.shape:
             ways[number] = Way.BESIDE
             continue
+        if ways[number] == Way.CODED and is_statistic(before, after):
+            ways[number] = Way.EXACT
         if ways[number] == Way.DENSE:
             ways[number] = way_of_vector(name, np.zeros_like(before) if differences else before, after, base)
         if ways[number] in (Way.CODED, Way.DENSE, Way.BOUNDED) and (differences or is_difference(before, after)):

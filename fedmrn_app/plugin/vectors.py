@@ -13,8 +13,8 @@ LONG = 4096  # values above which an array is not sent exactly
 SPREAD = 100.0  # of the largest change over the median one; those of biases and statistics are closer together
 # The last part of the names that PyTorch, Keras, Flax and scikit-learn give them.
 _NAMES = re.compile(
-    r"(?:^|[./])(?:bias|weight|scale|gamma|beta|running_mean|running_var|moving_mean|moving_variance|mean|var"
-    r"|offset|intercept_?|bias_[a-z]+_l\d+(?:_reverse)?|weight_[gv]|in_proj_bias|b\d*)(?::0)?$"
+    r"(?:^|[./])(?:bias|weight|scale|gamma|beta|running_mean|running_var|moving_mean|moving_variance|offset"
+    r"|intercept_?|bias_[a-z]+_l\d+(?:_reverse)?|weight_[gv]|in_proj_bias|b\d*)(?::0)?$"
 )
 _NAMELESS = re.compile(r"^(?:arr|array|param|parameter|p|layer|tensor)?[_.]?\d+$")
 

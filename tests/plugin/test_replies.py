@@ -353,9 +353,36 @@ def two_layers(records: Records) -> RecordDict:
 
 def test_default_sends_layers_with_small_updates() -> None:
     """EDEN with two bits leaves 0.13 of a squared norm, here of that of each tensor."""
-    sent = {"arrays": {name: np.ones((120, 400), np.float32) for name in ("one", "two")}}
+    ones = np.where(np.arange(400) % 2, np.float32(1), np.float32(-1)) * np.ones((120, 1), np.float32)
+    sent = {"arrays": dict.fromkeys(("one", "two"), ones)}
     plain, coded = (reply_of(sent, two_layers, plug_in=plug_in) for plug_in in (False, True))
     for name, value in plain.array_records["arrays"].items():
-        change, arrived = (x - 1 for x in (value.numpy(), coded.array_records["arrays"][name].numpy()))
+        change, arrived = (x - ones for x in (value.numpy(), coded.array_records["arrays"][name].numpy()))
         error = np.square(arrived - change).sum() / np.square(change).sum()
         assert 0.05 < error < 0.2
+
+
+_COUNTS = _DRAW.poisson(1000, (30, 30)).astype(np.float64)
+STATISTICS = {
+    "counts": _COUNTS,
+    "small variances": np.square(_DRAW.normal(0, 1, (2, 30))),
+    "gram": _COUNTS @ np.diag(np.linspace(-1, 1, 30)) @ _COUNTS.T,
+    "mean": np.geomspace(1e-3, 0.05, 64).astype(np.float32),
+    "var": np.geomspace(1e-3, 0.05, 64).astype(np.float32),
+    "big endian": _DRAW.normal(0, 1, 50).astype(">f4"),
+    "big integers": np.arange(10, dtype=">i4"),
+}
+
+
+@pytest.mark.parametrize("method", [None, "fedavg"])
+@pytest.mark.parametrize("name", STATISTICS)
+def test_statistics_of_rows_arrive_as_they_are(name: str, method: str | None) -> None:
+    value = STATISTICS[name]
+    sent = {"arrays": {**WEIGHTS, name: np.zeros(value.shape, value.dtype.newbyteorder("<"))}}
+    arrived = reply_of(
+        sent,
+        lambda records: RecordDict({"arrays": to_record({**records["arrays"], name: value})}),
+        plug_in=True,
+        method=method,
+    )
+    assert np.array_equal(arrived.array_records["arrays"][name].numpy(), value)
