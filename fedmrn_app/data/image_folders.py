@@ -18,6 +18,7 @@ from fedmrn_app.data.samples import Rows
 from fedmrn_app.data.splits import WORDS, split_of_name
 from fedmrn_app.data.table_rows import columns_rows, group_entry
 from fedmrn_app.data.text_files import read_text_files
+from fedmrn_app.data.visible import HIDDEN, visible_files
 from fedmrn_app.errors import needs_extra
 
 METADATA = "metadata.csv"  # beside images, with their file names, as the hub's imagefolder has it
@@ -63,7 +64,7 @@ def _holds_rows(folder: Path) -> bool:
 
 
 def _folders(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith((".", "__")))
+    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(HIDDEN))
 
 
 def _is_image(path: Path) -> bool:
@@ -148,7 +149,7 @@ def _refuse_levels(folder: Path, classes: list[Path], place: Place) -> None:
     """Refuse images that lie two levels deep, because the first level may be groups or classes."""
     for one in classes:
         below = _folders(one)
-        if below and not any(map(_is_image, one.iterdir())) and any(_is_image(p) for p in one.rglob("*")):
+        if below and not any(map(_is_image, one.iterdir())) and any(map(_is_image, visible_files(one))):
             raise place.error(
                 "ambiguous",
                 f"{one.name}/ holds folders ({listed([b.name for b in below])}); is {one.name} a class or a group such "
@@ -176,7 +177,7 @@ def _collect(classes: list[Path], number: dict[str, int], place: Place) -> tuple
     files: list[Path] = []
     index: list[int] = []
     for one in classes:
-        below = sorted(path for path in one.rglob("*") if path.is_file() and not path.name.startswith("."))
+        below = sorted(visible_files(one))
         images = [path for path in below if _is_image(path)]
         if below and not images:  # an empty folder is a class of which this party has no rows
             raise place.error("kind", f"{one} holds no images ({', '.join(SUFFIXES)}), but {below[0].name}")
@@ -223,7 +224,8 @@ def _open_metadata(folder: Path, query: RowQuery) -> OpenRows:
     table = read_text_files([folder / METADATA], query.place)
     if FILE_COLUMN not in table.column_names:
         columns = listed(table.column_names)
-        raise query.place.error("column", f"{METADATA} has no column {FILE_COLUMN}; its columns are {columns}")
+        problem = f"{METADATA} has no column {FILE_COLUMN}; its columns are {columns}"
+        raise query.place.error("column", f"{problem}; a table without images needs another name, such as rows.csv")
     paths = [folder / str(name) for name in table.column(FILE_COLUMN).to_pylist()]
     if missing := next((path for path in paths if not path.is_file()), None):
         raise query.place.error("missing", f"has no file {missing}, which {METADATA} names")

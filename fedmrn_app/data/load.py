@@ -25,10 +25,11 @@ from fedmrn_app.data.samples import Report, Rows, Split
 from fedmrn_app.data.table_rows import columns_rows
 from fedmrn_app.data.tables import FOLDER, open_tables, plain_folders
 from fedmrn_app.data.text_files import TEXT_SUFFIXES
+from fedmrn_app.data.visible import visible_files
 from fedmrn_app.errors import DataError
 
 FORMS = "a folder of images by class, parquet, CSV or JSONL files, a folder of datasets.save_to_disk, or .npz files"
-READING = 2  # is raised where files are read in another way, so that the cache holds no rows of before
+READING = 3  # is raised where files are read in another way, so that the cache holds no rows of before
 FORM_WORDS: Mapping[Form, str] = {"image": "images", "table": "a table", "ids": "rows of ids"}
 SHAPE_KEYS: Mapping[Form | None, tuple[str, ...]] = {  # configuration keys of the shape of a row
     "image": ("channels", "height", "width"),
@@ -199,19 +200,21 @@ def _splits(query: RowQuery) -> Splits:
         if path.is_dir() and npz_files(path) and not _holds_other_rows(path):
             return npz_splits(path, query)
         by_folder = query.folders == "groups" and not query.on_device  # a device is one of the groups
-        if (tables := open_tables(path, place, by_folder=by_folder)) and not (path.is_dir() and _only_images(path)):
+        images = path.is_dir() and _only_images(path)  # tables beside images are not opened
+        if not images and (tables := open_tables(path, place, by_folder=by_folder)):
             return {split: partial(_open_table, query, table) for split, table in tables.items()}
         return image_folder_splits(path, query)
 
 
 def _holds_other_rows(folder: Path) -> bool:
     """Return whether a folder holds images or tables, beside which .npz files are no rows."""
-    return bool({path.suffix.lower() for path in folder.rglob("*")} & {*SUFFIXES, *TEXT_SUFFIXES, ".parquet", ".arrow"})
+    others = {*SUFFIXES, *TEXT_SUFFIXES, ".parquet", ".arrow"}
+    return bool({path.suffix.lower() for path in visible_files(folder)} & others)
 
 
 def _only_images(folder: Path) -> bool:
     """Return whether a folder holds images and no rows but in text files, which may be notes about the images."""
-    kinds = {path.suffix.lower() for path in folder.rglob("*")}
+    kinds = {path.suffix.lower() for path in visible_files(folder)}
     return bool(kinds & set(SUFFIXES)) and not kinds & {".parquet", ".arrow"}
 
 

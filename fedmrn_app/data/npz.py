@@ -21,6 +21,7 @@ from fedmrn_app.data.rows import Entry, Form, OpenRows, RowQuery, Splits, check_
 from fedmrn_app.data.samples import Rows
 from fedmrn_app.data.splits import WORDS, split_of_file
 from fedmrn_app.data.table_rows import group_entry, groups_of
+from fedmrn_app.data.visible import visible_files
 
 INPUTS = ("x", "images", "data", "features", "inputs")
 LABELS = ("y", "labels", "label", "targets", "target")
@@ -74,7 +75,8 @@ def npz_splits(path: Path, query: RowQuery) -> Splits:
 
 def npz_files(folder: Path) -> list[Path]:
     """Return the .npz files in a folder and below it, in the order of their paths."""
-    return sorted(file for file in folder.rglob(f"*{SUFFIX}") if not file.name.startswith((".", "_")))
+    files = (file for file in visible_files(folder) if file.suffix == SUFFIX)
+    return sorted(file for file in files if not file.name.startswith("_"))
 
 
 def _parts_of(path: Path, query: RowQuery) -> dict[str, Part]:

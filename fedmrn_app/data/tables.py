@@ -5,14 +5,16 @@ All of them are opened as a `pyarrow.dataset.Dataset`, which reads a column when
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedmrn_app.data.other_kinds import unread_table, way_to_read
 from fedmrn_app.data.place import Place, first_line
-from fedmrn_app.data.splits import split_of_file, split_of_name, splits_of_names
+from fedmrn_app.data.splits import may_be_held_out, split_of_file, split_of_name, splits_of_names
 from fedmrn_app.data.text_files import TEXT_SUFFIXES, read_text_files
+from fedmrn_app.data.visible import visible_files
 from fedmrn_app.errors import needs_extra
 
 Table = Any  # a pyarrow.dataset.Dataset
@@ -35,16 +37,23 @@ def open_tables(path: Path, place: Place, *, by_folder: bool = False) -> Mapping
         return _saved_tables(path, place)
     if path.is_file():
         return {"train": partial(_open_files, [path], path.parent, place)}
-    files = _visible(path, ".parquet")
-    if texts := [file for suffix in TEXT_SUFFIXES for file in _visible(path, suffix)]:
+    visible = list(visible_files(path))
+    files = _tables_of(visible, ".parquet")
+    if texts := [file for suffix in TEXT_SUFFIXES for file in _tables_of(visible, suffix)]:
         if files:
             raise place.error("kind", f"holds {files[0].name} and {texts[0].name}; name one of the files, or a folder")
         files = texts
+    if files and (other := unread_table(visible)):
+        problem = f"{other.name} is of a kind that is not read, beside {files[0].name}{way_to_read(other)}"
+        raise place.error("kind", f"{problem}, or move it away")
     found: dict[str, list[Path]] = {}
     for file in files:
         if split := split_of_file(file.relative_to(path).as_posix()):
             found.setdefault(split, []).append(file)
     if files and not {"train", "test"} & set(found):
+        if len(files) > 1 and (held := next((file for file in files if may_be_held_out(file.name)), None)):
+            problem = f"{held.name} may hold rows for testing, and would be trained on"
+            raise place.error("split", f"{problem}; call the files train and test, or give {held.name} another name")
         found = {"train": files}
     elif unsplit := [file for file in files if not any(file in some for some in found.values())]:
         raise place.error(
@@ -59,7 +68,9 @@ def open_tables(path: Path, place: Place, *, by_folder: bool = False) -> Mapping
 
 def plain_folders(path: Path) -> list[str]:
     """Return the first level of folders of files of tables, none where there is one, or where their names are known."""
-    files = [file for suffix in (".parquet", *TEXT_SUFFIXES) for file in _visible(path, suffix) if file.parent != path]
+    visible = list(visible_files(path))
+    files = [file for suffix in (".parquet", *TEXT_SUFFIXES) for file in _tables_of(visible, suffix)]
+    files = [file for file in files if file.parent != path]
     names = sorted({file.relative_to(path).parts[0] for file in files})
     return names if len(names) > 1 and not any("=" in name or split_of_name(name) for name in names) else []
 
@@ -80,9 +91,9 @@ def holds_images(kind: Any) -> bool:
     return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
 
-def _visible(folder: Path, suffix: str) -> list[Path]:
-    files = (file for file in folder.rglob(f"*{suffix}") if file.name != f"metadata{suffix}")
-    return sorted(file for file in files if not file.name.startswith((".", "_")))
+def _tables_of(files: Sequence[Path], suffix: str) -> list[Path]:
+    found = (file for file in files if file.suffix.lower() == suffix and file.stem.lower() != "metadata")
+    return sorted(file for file in found if not file.name.startswith("_"))
 
 
 def _saved_tables(path: Path, place: Place) -> dict[str, Callable[[], Table]]:
