@@ -11,9 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedmrn_app.data.labels import FEW_CLASSES, are_whole, listed
 from fedmrn_app.data.place import Place
 from fedmrn_app.data.rows import ColumnKind, Entry, RowQuery, way_to_ignore
+from fedmrn_app.data.words import are_codes, are_days, names_persons, names_splits
 
 Table = Any  # a pyarrow.dataset.Dataset
 MAX_CATEGORIES = 100  # a column of text with more different values is text
@@ -30,8 +34,8 @@ class Found:
 
     Attributes:
         kind: a kind that can be an input, or why the column is none: `row numbers`, `id`, `one value`, `no value`,
-            `id of several rows`, `whole numbers that all differ`, `vectors of whole numbers`, `numbers with commas`,
-            `numbers as text`, `dates`, or the name of its type in Arrow.
+            `id of several rows`, `names of splits`, `whole numbers that all differ`, `vectors of whole numbers`,
+            `numbers with commas`, `numbers as text`, `dates`, or the name of its type in Arrow.
         note: the number of values, such as `9 values`, or one of them.
     """
 
@@ -44,11 +48,15 @@ RECOGNIZED = ("row numbers", "id", "one value", "no value")  # not used without 
 COMMAS = "numbers with commas"
 COMMA_NUMBERS = r"^\s*[-+]?\d+([.,]\d+)*\s*$"
 COMMA_WAY = "pandas.read_csv(FILE, sep=';', decimal=',') reads decimal commas, and thousands=',' commas of thousands"
+SEVERAL = "id of several rows"
+SPLITS = "names of splits"
+SPLITS_WAY = "files called train.csv and test.csv are splits"
 AS_TEXT = "numbers as text"
 NUMBERS = r"^\s*[-+]?(0|[1-9]\d*|\d*\.\d+)([eE][-+]?\d+)?\s*$"  # codes such as 02139 are none
 AS_TEXT_WAY = "pandas.to_numeric(COLUMN, errors='coerce') makes numbers, and of other texts missing values to fill in"
 DOUBTFUL: Mapping[str, ColumnKind] = {  # a person decides, and may make them inputs of a kind
-    "id of several rows": "category",
+    SEVERAL: "category",
+    SPLITS: "category",
     "whole numbers that all differ": "number",
     "vectors of whole numbers": "vector",
 }
@@ -62,6 +70,12 @@ def read_column(table: Table, name: str, place: Place) -> Any:
     with place.reading():
         column = table.to_table(columns=[name]).column(name)
         return column.cast(column.type.value_type) if types.is_dictionary(column.type) else column
+
+
+def value_numbers(column: Any) -> NDArray[np.int64]:
+    """Return a number for each value of a column, int64 (n,), -1 for a missing one."""
+    codes = column.combine_chunks().dictionary_encode().indices
+    return np.asarray(codes.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
 
 
 def kind_of_type(kind: Any) -> str:
@@ -113,16 +127,31 @@ def look_at(table: Table, name: str, place: Place) -> Found:
         if commas := comma_number(column):
             return Found(COMMAS, f"such as {commas}")
         found = _text(count, different, named, unique)
+        if found.kind in ("category", "text") and (other := _no_category(name, column, found, different)):
+            return other
         many = found.kind == "text" or (found.kind == "category" and different > FEW_CLASSES)
         return (_numbers_as_text(column) if many else None) or found
     consecutive = unique and _consecutive(column) and (named or count >= MIN_CONSECUTIVE)
     if unique and (named or consecutive):
         return Found("row numbers" if consecutive else "id", f"{different:,} different values")
-    if kind == "whole number" and named and 1 < different < count:
-        return Found("id of several rows", f"{different:,} different values")
+    several = kind == "whole number" and 1 < different < count
+    if several and (named or names_persons(name, different)):
+        return Found(SEVERAL, f"{different:,} different values")
+    if kind == "whole number" and different > 1 and are_days(column):
+        return Found("dates", f"such as {column.drop_null()[0]}")
     if kind == "whole number" and unique and count >= MIN_DIFFERENT:
         return Found("whole numbers that all differ")
     return Found("number")
+
+
+def _no_category(name: str, column: Any, found: Found, different: int) -> Found | None:
+    """Return what texts hold that only look like categories or sentences; None where they do not."""
+    if names_splits(name, column):
+        return Found(SPLITS, found.note)
+    if are_days(column):
+        return Found("dates", f"such as {column.drop_null()[0]}")
+    persons = found.kind == "category" and names_persons(name, different)
+    return Found(SEVERAL, found.note) if persons or are_codes(column, different) else None
 
 
 def comma_number(column: Any) -> str | None:
@@ -155,7 +184,7 @@ def _text(count: int, different: int, named: bool, unique: bool) -> Found:
         return Found("one value")
     few = different < count and different <= max(2, min(MAX_CATEGORIES, count // ROWS_PER_CATEGORY))
     if named:
-        return Found("id of several rows", note)
+        return Found(SEVERAL, note)
     return Found("category" if few else "text", note)
 
 
@@ -269,8 +298,10 @@ def refuse_unused(found: Mapping[str, Found], query: RowQuery, beside: str = "")
     if doubtful and not beside:
         name, first = doubtful[0], found[doubtful[0]]
         ways.append(f"dataset.kinds={{{name}:{DOUBTFUL[first.kind]}}} makes {name} an input")
-        if first.kind == "id of several rows":
+        if first.kind == SEVERAL:
             ways.append(f"dataset.group_column={name} makes it the group of partition=natural")
+        if first.kind == SPLITS:
+            ways.append(SPLITS_WAY)
         if first.kind == "vectors of whole numbers":
             ways.append(IDS_WAY)
     if any(one.kind == COMMAS for one in found.values()):

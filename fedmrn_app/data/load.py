@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.data.cache import Arrays, cached_arrays
+from fedmrn_app.data.columns import SEVERAL
 from fedmrn_app.data.digits import DIGITS_TEST_SIZE, read_digits
 from fedmrn_app.data.hub import read_split
 from fedmrn_app.data.image_folders import holds_metadata, image_folder_splits
@@ -107,7 +108,22 @@ def describe_rows(query: RowQuery) -> tuple[list[Entry], dict[str, int]]:
     with query.place.reading(errors=OSError):
         opened = {split: rows() for split, rows in splits.items()}
     first = opened.get("train") or next(iter(opened.values()))
-    return [*first.entries(), *_unused_folders(query)], {split: len(rows.labels) for split, rows in opened.items()}
+    entries = first.entries()
+    if set(opened) == {"train"} and query.test_share is not None:
+        entries = [_with_shared(entry, first, test_rows(first.labels.index, query.test_share)) for entry in entries]
+    return [*entries, *_unused_folders(query)], {split: len(rows.labels) for split, rows in opened.items()}
+
+
+def _with_shared(entry: Entry, opened: OpenRows, test: Rows) -> Entry:
+    """Return an entry that says how many rows cut off for testing are of a person or thing that is trained on too."""
+    if entry.kind != SEVERAL or entry.use != "not used" or opened.value_numbers is None:
+        return entry
+    numbers = opened.value_numbers(entry.name)
+    count = int(np.isin(numbers[test], np.delete(numbers, test)).sum())
+    shared = (
+        f"{count:,} of {len(test):,} test rows share one with training rows; a test split of its own keeps it apart"
+    )
+    return replace(entry, note=f"{entry.note}; {shared}") if count else entry
 
 
 def _unused_folders(query: RowQuery) -> list[Entry]:

@@ -91,6 +91,7 @@ class OpenRows:
         entries: tells what becomes of each column, array or folder.
         text_column: the column of text whose tokens are the ids.
         widths: tells the number of inputs of each of these columns.
+        value_numbers: returns a number for each row's value of a column, int64 (n,), alike where the values are.
     """
 
     form: Form
@@ -103,6 +104,7 @@ class OpenRows:
     entries: Callable[[], list[Entry]] = list
     text_column: str | None = None
     widths: Callable[[], Mapping[str, int]] | None = None
+    value_numbers: Callable[[str], NDArray[np.int64]] | None = None
 
     def indicators(self) -> NDArray[np.bool_] | None:
         """Return which inputs are zeros and ones for the values of a category, bool (inputs,); None for no names."""

@@ -25,6 +25,7 @@ from fedmrn_app.data.columns import (
     plan_columns,
     read_column,
     refuse_unused,
+    value_numbers,
     whole,
 )
 from fedmrn_app.data.copies import refuse_copies
@@ -117,6 +118,7 @@ def _number_rows(
         groups=groups,
         widths=features.widths,
         entries=entries,
+        value_numbers=lambda name: value_numbers(read_column(table, name, query.place)),
     )
 
 

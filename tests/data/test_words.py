@@ -1,0 +1,74 @@
+"""Columns that look like inputs, and name a split, a person or a day instead, are asked about."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedmrn_app.errors import DataError
+from tests.own_rows import own, write_table
+
+N = 200
+RANDOM = np.random.default_rng(0)
+LABELS = RANDOM.integers(0, 2, N)
+PEOPLE = np.repeat(np.arange(40), 5)
+
+
+def rows(folder: Path, name: str, values: Any) -> Path:
+    columns = {"a": RANDOM.normal(size=N), name: values, "label": LABELS}
+    return write_table(folder / "rows.parquet", **columns)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "line"),
+    [
+        (
+            "split",
+            ["train", "train", "train", "Test"] * 50,
+            "split (names of splits, 2 values) may be an input or none",
+        ),
+        ("Subset", ["dev", "holdout"] * 100, "files called train.csv and test.csv are splits"),
+        ("patient", [f"P{one}" for one in PEOPLE], "dataset.group_column=patient"),
+        ("study subject", [f"name{one}x" for one in PEOPLE], "study subject (id of several rows, 40 values)"),
+        ("code", [f"SUBJ-{one:04}" for one in PEOPLE], "code (id of several rows, 40 values)"),
+        ("MRN", PEOPLE * 17, "MRN (id of several rows, 40 different values)"),
+        ("Patient_No", PEOPLE, "dataset.kinds={Patient_No:category} makes Patient_No an input"),
+        ("admitted", ["01.02.2024", "13.02.2024"] * 100, "admitted (dates, such as 01.02.2024) cannot be an input"),
+        ("admitted", ["2024-02-01 10:30", "2024-02-03 11:00"] * 100, "dates"),
+        ("admitted", [20240131, 20231201] * 100, "admitted (dates, such as 20240131)"),
+    ],
+)
+def test_columns_that_name_something_are_refused(name: str, values: Any, line: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        own(rows(tmp_path, name, values)).measured()
+    assert line in str(error.value)
+    assert f"dataset.ignore=[{name}] leaves it out" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "kind"),
+    [
+        ("split", ["left", "right"] * 100, "category"),
+        ("use", ["train", "test"] * 100, "category"),
+        ("case", ["upper", "lower"] * 100, "category"),
+        ("patient_age", PEOPLE, "number"),
+        ("active_user", PEOPLE % 2, "number"),
+        ("zip", [f"02{one % 20:03}" for one in PEOPLE], "category"),
+        ("grade", [f"A{one % 6}" for one in PEOPLE], "category"),
+        ("diagnosis", [f"{'ABCD'[one % 4]}{one % 25:02}" for one in PEOPLE], "category"),
+        ("price", [20240131, 20241301] * 100, "number"),
+        ("small", np.array([1, 2] * 100, np.int8), "number"),
+    ],
+)
+def test_ordinary_columns_are_inputs(name: str, values: Any, kind: str, tmp_path: Path) -> None:
+    entries = own(rows(tmp_path, name, values)).measured().describe().entries
+    assert [(entry.kind, entry.use) for entry in entries if entry.name == name] == [(kind, "input")]
+
+
+def test_test_rows_of_persons_who_are_trained_on_are_counted(tmp_path: Path) -> None:
+    path = rows(tmp_path, "patient", [f"P{one}" for one in PEOPLE])
+    entries = own(path, ignore=["patient"]).measured().describe().entries
+    (note,) = [entry.note for entry in entries if entry.name == "patient"]
+    assert note.startswith("40 values, dataset.ignore; ")
+    assert note.endswith(" of 40 test rows share one with training rows; a test split of its own keeps it apart")
