@@ -10,7 +10,15 @@ HIDDEN = (".", "__")  # so begin names such as .ipynb_checkpoints, .Trash-1000 a
 
 
 def visible_files(folder: Path) -> Iterator[Path]:
-    """Return the files below a folder, in no order, without those that are hidden or in a hidden folder."""
-    for place, folders, files in os.walk(folder):
+    """Return the files below a folder, in no order, without those that are hidden or in a hidden folder.
+
+    Raises:
+        OSError: a folder cannot be read, or is a file.
+    """
+
+    def stop(error: OSError) -> None:
+        raise error
+
+    for place, folders, files in os.walk(folder, onerror=stop):
         folders[:] = [name for name in folders if not name.startswith(HIDDEN)]
         yield from (path for name in files if not name.startswith(".") and (path := Path(place, name)).is_file())

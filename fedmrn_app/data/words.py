@@ -13,7 +13,7 @@ _PERSON = r"(patient|subject|participant|person|mrn|case|pat|pseudonym|user|cust
 PERSON_NAMES = re.compile(rf"(.*[_ .-])?{_PERSON}([_ .-]?(no|nr|num|number|code|key|name|pseudonym))?")
 MIN_PERSONS = 3  # two values of a column called person may be a yes and a no
 MIN_CODES = 20  # fewer different values such as A1 and A2 may be grades
-_CODE = re.compile(r"\s*(\D*[A-Za-z]\D*)\d+\s*")
+_CODE = re.compile(r"\s*([^\d\s]*[A-Za-z][^\d\s]*)\d+\s*")
 _DAYS = r"^\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{2}|\d{4}))([ T]\d{1,2}:\d\d.*)?\s*$"
 _FIRST = 100  # values that tell of most columns that they hold something else
 
