@@ -110,20 +110,18 @@ def describe_rows(query: RowQuery) -> tuple[list[Entry], dict[str, int]]:
     first = opened.get("train") or next(iter(opened.values()))
     entries = first.entries()
     if set(opened) == {"train"} and query.test_share is not None:
-        entries = [_with_shared(entry, first, test_rows(first.labels.index, query.test_share)) for entry in entries]
+        entries = [_with_shared(entry, first, query.test_share) for entry in entries]
     return [*entries, *_unused_folders(query)], {split: len(rows.labels) for split, rows in opened.items()}
 
 
-def _with_shared(entry: Entry, opened: OpenRows, test: Rows) -> Entry:
+def _with_shared(entry: Entry, opened: OpenRows, test_share: float) -> Entry:
     """Return an entry that says how many rows cut off for testing are of a person or thing that is trained on too."""
     if entry.kind != SEVERAL or entry.use != "not used" or opened.value_numbers is None:
         return entry
-    numbers = opened.value_numbers(entry.name)
+    numbers, test = opened.value_numbers(entry.name), test_rows(opened.labels.index, test_share)
     count = int(np.isin(numbers[test], np.delete(numbers, test)).sum())
-    shared = (
-        f"{count:,} of {len(test):,} test rows share one with training rows; a test split of its own keeps it apart"
-    )
-    return replace(entry, note=f"{entry.note}; {shared}") if count else entry
+    shared = f"{count:,} of {len(test):,} test rows share one with training rows"
+    return replace(entry, note=f"{entry.note}; {shared}; a test split of its own keeps it apart") if count else entry
 
 
 def _unused_folders(query: RowQuery) -> list[Entry]:

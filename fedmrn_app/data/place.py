@@ -69,7 +69,9 @@ class Place:
         except DataError:
             raise
         except errors as error:
-            raise self.error("unreadable", f"cannot be {how}: {first_line(error)}") from error
+            file = error.filename if isinstance(error, OSError) else None
+            name = f"{Path(file).name} " if file and str(file) != self.value else ""
+            raise self.error("unreadable", f"{name}cannot be {how}: {first_line(error)}") from error
 
 
 def file_stamp(path: Path) -> tuple[object, ...]:

@@ -21,4 +21,4 @@ def visible_files(folder: Path) -> Iterator[Path]:
 
     for place, folders, files in os.walk(folder, onerror=stop):
         folders[:] = [name for name in folders if not name.startswith(HIDDEN)]
-        yield from (path for name in files if not name.startswith(".") and (path := Path(place, name)).is_file())
+        yield from (Path(place, name) for name in files if not name.startswith("."))

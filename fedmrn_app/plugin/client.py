@@ -318,10 +318,10 @@ def _choose_ways(client_round: ClientRound, form: ReplyForm, trained: Values) ->
     ways = ways_for_reply(base, trained, differences=task.differences) if task.forms else usual_ways(base)
     for number, (name, before) in enumerate(base.items()):
         way, from_zero = int(ways[number]) & KINDS, int(ways[number]) & FROM_ZERO
+        if name in learned:
+            ways[number] = Way.CODED
+            continue
         if learned and way == Way.CODED:
-            ways[number] = way
-            if name in learned:
-                continue
             other = find_tied(name, base, learned)
             tied = other is not None and is_same(trained[other], trained[name])
             ways[number] = Way.TIED if tied else Way.DENSE | from_zero

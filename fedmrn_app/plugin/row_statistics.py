@@ -1,7 +1,7 @@
 """Tells arrays of statistics, such as counts, variances and Hessian matrices, from weights.
 
-An app that sums statistics uses each value of a reply. A method's error, which training makes good for weights, stays
-in them, and makes counts and variances negative.
+Training corrects the error of a method in weights. In statistics the error stays, and may make counts and variances
+negative.
 """
 
 from __future__ import annotations
@@ -13,35 +13,30 @@ from numpy.typing import NDArray
 
 from fedmrn_app.plugin.comparison import parts_of
 
-_FIRST = 64  # values that are looked at before the others, because those of weights have both signs
 _ASYMMETRY = 1e-5  # of the largest value: what sums in another order leave
 
 
 def is_statistic(before: NDArray[np.generic], after: NDArray[np.generic]) -> bool:
     """Return whether a floating-point array holds statistics, by its values.
 
-    Weights have both signs, and square ones are not symmetric. Statistics are arrays without a value below 0, as sums
-    of counts, squares and probabilities are, and symmetric matrices, as Gram and Hessian matrices are.
+    Statistics are arrays without a value below 0, as sums of counts, squares and probabilities are, and symmetric
+    matrices, as Gram and Hessian matrices are. Weights have both signs, and square ones are not symmetric.
 
     Args:
         before: the array that was sent, of the same shape.
-        after: the array that came back.
+        after: the array that came back, which is not all zero where it holds statistics.
     """
-    return _is_not_negative(before, after) or _is_symmetric(before, after)
+    arrays = before, after
+    return (all(map(_is_not_negative, arrays)) or all(map(_is_symmetric, arrays))) and bool(after.any())
 
 
-def _is_not_negative(*arrays: NDArray[Any]) -> bool:
-    if any((array.reshape(-1)[:_FIRST] < 0).any() for array in arrays):
+def _is_not_negative(array: NDArray[Any]) -> bool:
+    return not any((part < 0).any() for (part,) in parts_of(array))
+
+
+def _is_symmetric(array: NDArray[Any]) -> bool:
+    if array.ndim != 2 or array.shape[0] != array.shape[1] or array.shape[0] < 2:
         return False
-    return not any((part < 0).any() for array in arrays for (part,) in parts_of(array)) and bool(arrays[-1].any())
-
-
-def _is_symmetric(*arrays: NDArray[Any]) -> bool:
-    for array in arrays:
-        if array.ndim != 2 or array.shape[0] != array.shape[1] or array.shape[0] < 2:
-            return False
-        if not np.allclose(array[0], array[:, 0], rtol=0, atol=_ASYMMETRY * np.abs(array).max()):
-            return False
-    return all(np.abs(array - array.T).max() <= _ASYMMETRY * np.abs(array).max() for array in arrays) and bool(
-        arrays[-1].any()
-    )
+    most = _ASYMMETRY * max(array.max(), -array.min())
+    # row by row, because the first one tells weights from statistics
+    return all((np.abs(row - column) <= most).all() for row, column in zip(array, array.T, strict=True))

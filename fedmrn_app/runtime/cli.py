@@ -49,7 +49,7 @@ _INFORMS = {"--help", "-h", "--hydra-help", "--version", "--info", "-i", "--cfg"
 def main() -> None:
     """Run the `fedmrn` command; exit with 0 if every run completed, 1 if one failed, 2 on a wrong configuration.
 
-    75 says that a scheduler has stopped it, and that the same command with `resume=auto` goes on.
+    75 says that a scheduler has stopped it, and that the same command goes on with `resume=auto` and the run's folder.
 
     `fedmrn data` shows data without a run.
     """

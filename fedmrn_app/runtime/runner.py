@@ -219,7 +219,8 @@ def _run(values: Values, config: Config, folder: Path, on: str | None) -> dict[s
                 run_supervised(run, values, folder, restarts=config.restarts, on_line=show)
             summary = read_summary(folder)
         except Stopped as stop:
-            again = f"the same command with resume=auto hydra.run.dir={folder} goes on"
+            place = f"hydra.sweep.dir={HydraConfig.get().sweep.dir}" if is_sweep() else f"hydra.run.dir={folder}"
+            again = f"the same command with {place} resume=auto goes on"
             line = f"{stop}: stopped after round {finished_rounds(folder)}; {again}"
             with (folder / "run.log").open("a") as log:
                 log.write(f"{line}\n")

@@ -60,3 +60,9 @@ def test_hidden_images_are_none(tmp_path: Path) -> None:
 def test_tables_beside_images_are_not_opened(tmp_path: Path) -> None:
     write(write_images(tmp_path, {name: random_pixels(5, 8, 8) for name in ("cat", "dog")}), "a.csv", "b.xlsx")
     assert len(own(tmp_path).measured().load("train")) == 8
+
+
+def test_a_link_that_leads_nowhere_is_not_left_out(tmp_path: Path) -> None:
+    (write(tmp_path, "a.csv") / "b.csv").symlink_to(tmp_path / "gone")
+    with pytest.raises(DataError, match=r": b\.csv cannot be read: No such file or directory"):
+        own(tmp_path).measured()

@@ -205,7 +205,7 @@ def global_generators() -> tuple[object, ...]:
     return torch.get_rng_state().tolist(), numpys[1].tolist(), numpys[2:], random.getstate()
 
 
-def is_refused_or_finite(name: str, data: st.DataObject) -> None:
+def check_hostile_body(name: str, data: st.DataObject) -> None:
     """Random bytes, and bytes of a real body changed, cut off or added to."""
     method = make_method(name)
     context = moved(SHAPES if data.draw(st.booleans()) else ((3, 5),))
@@ -239,7 +239,7 @@ def is_refused_or_finite(name: str, data: st.DataObject) -> None:
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_hostile_bodies_are_refused_or_finite(name: str, data: st.DataObject) -> None:
-    is_refused_or_finite(name, data)
+    check_hostile_body(name, data)
 
 
 @pytest.mark.slow
@@ -247,7 +247,7 @@ def test_hostile_bodies_are_refused_or_finite(name: str, data: st.DataObject) ->
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_many_hostile_bodies_are_refused_or_finite(name: str, data: st.DataObject) -> None:
-    is_refused_or_finite(name, data)
+    check_hostile_body(name, data)
 
 
 @pytest.mark.parametrize("name", CASES)

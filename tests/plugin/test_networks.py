@@ -153,3 +153,24 @@ def test_contiguous_and_channels_last_models_learn_the_same_masks(make: Any) -> 
 
     one, two = ended_in(torch.contiguous_format), ended_in(torch.channels_last)
     assert all(torch.equal(tensor, two[key]) for key, tensor in one.items())
+
+
+def test_masks_of_weights_above_zero_are_sent() -> None:
+    """Weights that are all positive look like counts."""
+
+    def positive() -> nn.Module:
+        net = nn.Linear(8, 10)
+        net.weight.data.fill_(1)
+        net.bias.data.fill_(0)
+        return net
+
+    def loop(net: nn.Module, message: Message) -> None:
+        optimizer = sgd(net, message)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            functional.cross_entropy(net(torch.eye(8)), torch.arange(8)).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+    arrived, ended = learned(loop, positive)
+    assert bool((ended["weight"] > 0).all())
+    torch.testing.assert_close(arrived["weight"], ended["weight"])

@@ -353,11 +353,11 @@ def two_layers(records: Records) -> RecordDict:
 
 def test_default_sends_layers_with_small_updates() -> None:
     """EDEN with two bits leaves 0.13 of a squared norm, here of that of each tensor."""
-    ones = np.where(np.arange(400) % 2, np.float32(1), np.float32(-1)) * np.ones((120, 1), np.float32)
-    sent = {"arrays": dict.fromkeys(("one", "two"), ones)}
+    start = np.where(np.arange(400) % 2, np.float32(1), np.float32(-1)) * np.ones((120, 1), np.float32)
+    sent = {"arrays": dict.fromkeys(("one", "two"), start)}
     plain, coded = (reply_of(sent, two_layers, plug_in=plug_in) for plug_in in (False, True))
     for name, value in plain.array_records["arrays"].items():
-        change, arrived = (x - ones for x in (value.numpy(), coded.array_records["arrays"][name].numpy()))
+        change, arrived = (x - start for x in (value.numpy(), coded.array_records["arrays"][name].numpy()))
         error = np.square(arrived - change).sum() / np.square(change).sum()
         assert 0.05 < error < 0.2
 
