@@ -69,8 +69,8 @@ class Place:
         except DataError:
             raise
         except errors as error:
-            file = error.filename if isinstance(error, OSError) else None
-            name = f"{Path(file).name} " if file and str(file) != self.value else ""
+            file = Path(str(getattr(error, "filename", "")))
+            name = f"{file.name} " if Path(self.value) in file.parents else ""  # of a folder's files
             raise self.error("unreadable", f"{name}cannot be {how}: {first_line(error)}") from error
 
 
