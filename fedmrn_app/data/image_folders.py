@@ -177,10 +177,11 @@ def _collect(classes: list[Path], number: dict[str, int], place: Place) -> tuple
     files: list[Path] = []
     index: list[int] = []
     for one in classes:
-        below = sorted(visible_files(one))
-        images = [path for path in below if _is_image(path)]
-        if below and not images:  # an empty folder is a class of which this party has no rows
-            raise place.error("kind", f"{one} holds no images ({', '.join(SUFFIXES)}), but {below[0].name}")
+        images = sorted(filter(_is_image, visible_files(one)))
+        # an empty folder is a class of which this party has no rows; one with anything in hidden folders is none
+        others = () if images else (path for path in one.rglob("*") if path.is_file() and not path.name.startswith("."))
+        if other := min(others, default=None):
+            raise place.error("kind", f"{one} holds no images ({', '.join(SUFFIXES)}), but {other.name}")
         files += images
         index += [number[one.name]] * len(images)
     return files, np.array(index, np.int64)
