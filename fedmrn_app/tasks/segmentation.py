@@ -12,7 +12,7 @@ with the background in the loss, and crops at random scales.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -21,16 +21,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from fedmrn_app.data.cache import cached_arrays
+from fedmrn_app.data.cache import Arrays, cached_arrays
 from fedmrn_app.data.hub import read_split
 from fedmrn_app.data.images import open_image, require_pillow
 from fedmrn_app.data.label_maps import LAYOUTS, Pair, table_pairs, voc_files
+from fedmrn_app.data.map_checks import MapReader, refuse_few_classes
 from fedmrn_app.data.place import Place, first_line
+from fedmrn_app.data.rows import Entry
+from fedmrn_app.data.summary import DataSummary
 from fedmrn_app.errors import ConfigError, DataError
 from fedmrn_app.tasks.augmentation import crop_flip, normalize
 from fedmrn_app.tasks.task import Report, Samples, Split, Task, convert, shape_of
 from fedmrn_app.validation import Count, Range
 
+READING = 1  # is raised where label maps are read in another way, so that the cache holds none of before
 PADDING_SHARE = 8  # `crop_flip` pads by an eighth of each side: the share that 4 pixels are of CIFAR's 32
 
 
@@ -75,9 +79,26 @@ class Segmentation(Task):
         """Return one split, mapped read-only; it is decoded on first use.
 
         Raises:
-            DataError: a folder or column is missing, an image has no label map or one of another size, or a label is
-                neither a class nor void.
+            DataError: a folder or column is missing, an image has no label map or one of another size, a label is
+                neither a class nor void, or no class occurs, or a single one in the training maps.
         """
+        arrays = self._arrays(split, report)
+        return Samples(arrays["x"], arrays["y"])
+
+    def describe(self, report: Report | None = None) -> DataSummary:
+        """Return the rows of each split, and which share of classes and pixels counts in the training maps."""
+        pixels = self._arrays("train", report)["pixels"]
+        void = 100 * pixels[self.void] / pixels.sum()
+        note = f"{self.classes} classes, of which {self._occurring(pixels)} occur; {void:.2g} % of pixels void"
+        summary = super().describe(report)
+        return replace(summary, entries=[Entry(self.annotation_column, "label map", "label", note)])
+
+    def _occurring(self, pixels: NDArray[np.int64]) -> int:
+        """Return how many classes occur, given the pixels (256,) of each label."""
+        return int(np.count_nonzero(pixels[: self.classes]))
+
+    def _arrays(self, split: Split, report: Report | None) -> Arrays:
+        """Return x and y of a split, and the `pixels` int64 (256,) that have each label in y."""
         place = Place("dataset", self.name) if self.path is None else Place(self.path_key, self.path)
         folder = None if self.path is None else place.find(LAYOUTS)
         files = None if folder is None else voc_files(folder, split, place)
@@ -88,15 +109,15 @@ class Segmentation(Task):
             stamp = place.stamp(folder)
         columns = (self.image_column, self.annotation_column)
 
-        def make() -> dict[str, NDArray[np.uint8]]:
+        def make() -> Arrays:
             if files is not None:
-                return self._decode([(str(labels), image, labels) for image, labels in files], len(files), place)
+                pairs = [(str(labels), image, labels) for image, labels in files]
+                return self._decode(pairs, len(files), place, split)
             table = read_split(place, self.hub, self.subset, split, LAYOUTS)
-            return self._decode(table_pairs(table, columns, place, split), table.count_rows(), place)
+            return self._decode(table_pairs(table, columns, place, split), table.count_rows(), place, split)
 
-        source = (stamp, split, self.height, self.width, (*columns, self.classes, self.first_class, self.void))
-        arrays = cached_arrays(f"{self.name}-{split}", source, make, report, private=place.on_disk)
-        return Samples(arrays["x"], arrays["y"])
+        source = (READING, stamp, split, self.height, self.width, (*columns, self.classes, self.first_class, self.void))
+        return cached_arrays(f"{self.name}-{split}", source, make, report, private=place.on_disk)
 
     def local(self, path: str) -> Segmentation:
         """Return the same task on the images of a device, a folder in one of the two layouts; only `train` is read."""
@@ -162,8 +183,8 @@ class Segmentation(Task):
             "accuracy": float(right.sum()) / max(int(tally.sum()), 1),
         }
 
-    def _decode(self, pairs: Iterable[Pair], count: int, place: Place) -> dict[str, NDArray[np.uint8]]:
-        """Decode all pairs into x and y as they are stored."""
+    def _decode(self, pairs: Iterable[Pair], count: int, place: Place, split: Split) -> Arrays:
+        """Decode all pairs into x and y as they are stored, and count the pixels of each label."""
         if not count:
             raise place.error("empty", "has no images")
         require_pillow(place)
@@ -171,7 +192,8 @@ class Segmentation(Task):
 
         x = np.empty((count, 3, self.height, self.width), np.uint8)
         y = np.empty((count, self.height, self.width), np.uint8)
-        size = (self.width, self.height)
+        pixels = np.zeros(256, np.int64)
+        size, maps = (self.width, self.height), MapReader(place)
         for number, (name, *pair) in enumerate(pairs):
             try:
                 image, labels = (open_image(encoded) for encoded in pair)
@@ -180,14 +202,19 @@ class Segmentation(Task):
                 raise place.error(
                     "image", f"{name} cannot be decoded: {first_line(error)}; replace the file"
                 ) from error
-            known = np.asarray(labels)  # of a palette image the indices into the palette
+            known = maps.read(labels, name)
             if known.shape != (image.height, image.width):
                 shapes = f"the label map has shape {known.shape}, its image ({image.height}, {image.width})"
                 raise place.error("shape", f"{name}: {shapes}; make them the same")
             x[number] = np.asarray(image.resize(size, Image.Resampling.BILINEAR)).transpose(2, 0, 1)
-            classes = Image.fromarray(self._classes_of(known.astype(np.int64), name))
+            classes = Image.fromarray(self._classes_of(known, name))
             y[number] = np.asarray(classes.resize(size, Image.Resampling.NEAREST))
-        return {"x": x, "y": y}
+            pixels += np.bincount(y[number].ravel(), minlength=256)
+        found = self._occurring(pixels)
+        if not found or (split == "train" and place.key != DeviceScenes.path_key):  # a device may have a single class
+            words = f"the {count:,} label maps of {split}"
+            refuse_few_classes(found, maps.labels, self.first_class, self.void, place, words)
+        return {"x": x, "y": y, "pixels": pixels}
 
     def _classes_of(self, labels: NDArray[np.int64], name: str) -> NDArray[np.uint8]:
         """Return stored labels as classes from 0, and void."""

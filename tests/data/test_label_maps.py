@@ -1,6 +1,7 @@
 """Images and label maps are read from parquet files and from PascalVOC's folders, and refused where they do not fit."""
 
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from fedmrn_app.data.map_checks import MapReader
+from fedmrn_app.data.place import Place
 from fedmrn_app.errors import DataError
 from fedmrn_app.tasks.segmentation import Segmentation
 from fedmrn_app.validation import build
@@ -129,6 +132,43 @@ def test_wrong_data_are_refused_in_one_line(tmp_path: Path) -> None:
     assert refusal(write_parquet(tmp_path / "empty", [], [])) == ("dataset.path", "empty")
     (tmp_path / "size/train-00000-of-00001.parquet").write_bytes(b"PAR1")
     assert refusal(replace(task, path=str(tmp_path / "size"))) == ("dataset.path", "unreadable")
+
+
+@pytest.mark.parametrize(
+    ("values", "first", "found", "way"),
+    [
+        ((0, 255), 0, "only one class occurs in the 4 label maps of train, whose labels are 0, 255;", "write it as 1"),
+        ((0, 255), 1, "no class occurs in the 4 label maps of train, whose labels are 0, 255;", "write it as 1"),
+        ((0, 1), 1, "only one class occurs", "to count them, set dataset.first_class=0 dataset.classes=2"),
+        ((1, 1), 0, "only one class occurs", "two classes or more"),
+        ((255, 255), 0, "no class occurs", "two classes or more"),
+    ],
+)
+def test_maps_in_which_fewer_than_two_classes_count_are_refused(
+    values: tuple[int, int], first: int, found: str, way: str, tmp_path: Path
+) -> None:
+    images, maps = scenes()
+    labels = np.where(maps > 1, np.uint8(values[0]), np.uint8(values[1]))
+    task = replace(write_voc(tmp_path, images, labels), first_class=first)
+    with pytest.raises(DataError, match=f"{found}.* {way}"):
+        task.load("train")
+    if found.startswith("only"):
+        assert len(task.load("test")) == 1
+        assert len(task.local(str(tmp_path)).load("train")) == 4
+
+
+def test_the_summary_tells_which_classes_and_pixels_count(tmp_path: Path) -> None:
+    task = write_parquet(tmp_path, *scenes())
+    (entry,) = replace(task, classes=6).describe().entries
+    assert re.fullmatch(r"6 classes, of which 4 occur; (1[789]|2[0123]) % of pixels void", entry.note)
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"), [("RGB", "is in colours"), ("RGBA", "is in colours"), ("LA", "has an alpha"), ("F", "fractions")]
+)
+def test_maps_that_hold_no_labels_are_refused(mode: str, said: str) -> None:
+    with pytest.raises(DataError, match=f"^dataset.path=here: a: the label map .*{said}.*mode {mode}.*number of each"):
+        MapReader(Place("dataset.path", "here")).read(Image.new(mode, (2, 2)), "a")
 
 
 def test_incomplete_voc_folders_are_refused(tmp_path: Path) -> None:
