@@ -103,15 +103,20 @@ def open_image(image: Any) -> Image.Image:
         image: a path, the bytes of a file, or a mapping of `bytes` and `path` as the library datasets stores images.
 
     Raises:
-        Exception: the image is broken.
+        Exception: the image is broken, or has several pages.
     """
     from PIL import Image, ImageOps
 
     if isinstance(image, dict):
         image = image["bytes"] if image["bytes"] is not None else Path(image.get("path") or "")
     with Image.open(image if isinstance(image, Path) else BytesIO(image or b"")) as opened:
+        pages = getattr(opened, "n_frames", 1)
+        if pages > 1 and opened.format != "MPO":  # as cameras store a photo, with a preview as its second page
+            raise ValueError(f"it has {pages} pages or frames; write each to a file of its own, or keep one")
         opened.load()
-        return ImageOps.exif_transpose(opened)
+        upright = ImageOps.exif_transpose(opened)
+        upright.format = opened.format  # is lost where an image is turned
+        return upright
 
 
 def _pixels(image: Any, form: ImageForm) -> NDArray[np.uint8]:
@@ -138,15 +143,23 @@ def _pixels(image: Any, form: ImageForm) -> NDArray[np.uint8]:
 
 
 def _of_8_bits(image: Image.Image, form: ImageForm) -> Image.Image:
-    """Return a grey image of 16 bits with 8 bits, in which `form.most` and all above it is 255."""
+    """Return a grey image of 16 bits with 8 bits, in which `form.most` is 255.
+
+    Raises:
+        ValueError: pixels are fractions, below 0 or above `form.most`.
+    """
     from PIL import Image
 
     values = np.asarray(image)
-    if form.most is None or not np.issubdtype(values.dtype, np.integer):
-        problem = f"its pixels have more than 8 bits (mode {image.mode}), from {values.min()} to {values.max()}"
-        most = 65535 if values.max() > 4095 else 4095
-        raise ValueError(f"{problem}; dataset.image_max={most} makes {most} the 255 of 8 bits")
-    return Image.fromarray(np.clip(values * (255 / form.most), 0, 255).round().astype(np.uint8))
+    least, most = values.min(), values.max()
+    pixels = f"its pixels are from {least:g} to {most:g} (mode {image.mode})"
+    if least < 0 or not np.issubdtype(values.dtype, np.integer):
+        raise ValueError(f"{pixels}, not whole numbers from 0; convert the files to 8 bits, 0 to 255, beforehand")
+    if form.most is None or most > form.most:
+        over = "more than 8 bits" if form.most is None else f"above dataset.image_max={form.most}"
+        way = next(limit for limit in (4095, 65535, int(most)) if limit >= most)
+        raise ValueError(f"{pixels}, {over}; dataset.image_max={way} makes {way} the 255 of 8 bits")
+    return Image.fromarray((values * (255 / form.most)).round().astype(np.uint8))
 
 
 def by(shape: tuple[int, ...]) -> str:

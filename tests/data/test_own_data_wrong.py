@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from fedmrn_app.data.images import ImageForm, open_image, stack_images
+from fedmrn_app.data.place import Place
 from fedmrn_app.errors import DataError
 from fedmrn_app.tasks.classification import Classification
 from tests.own_rows import (
@@ -132,6 +135,37 @@ def test_wrong_rows_are_refused_in_one_line(make: Make, code: str, tmp_path: Pat
         own(path).measured().load("test")
     assert (error.value.code, error.value.key, error.value.value) == (code, "dataset.path", path)
     assert "\n" not in str(error.value)
+
+
+DEEP = np.full((8, 8), 500, np.uint16)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "most", "said"),
+    [
+        (DEEP, None, "500 .*more than 8 bits; dataset.image_max=4095 makes"),
+        (DEEP, 400, "500 .*above dataset.image_max=400; dataset.image_max=4095 makes"),
+        (DEEP * 10, 4095, "5000 .*above dataset.image_max=4095; dataset.image_max=65535 makes"),
+        (DEEP.astype(np.int32) * 1000, 65535, "above dataset.image_max=65535; dataset.image_max=500000 makes"),
+        (DEEP.astype(np.int32) - 501, 4095, "from -1 to -1 .*mode I.*; convert the files to 8 bits"),
+        (DEEP.astype(np.float32) / 1000, 4095, r"from 0\.5 to 0\.5 .*mode F.*; convert the files to 8 bits"),
+    ],
+)
+def test_pixels_that_do_not_fit_8_bits_are_refused(pixels: Any, most: int | None, said: str) -> None:
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, "TIFF")
+    with pytest.raises(DataError, match=f"^dataset.path=here: a cannot be read as an image: .*{said}") as error:
+        stack_images([("a", content.getvalue())], 1, Place("dataset.path", "here"), ImageForm(most=most))
+    assert ("image_max=" in said) == ("image_max=" in str(error.value))
+
+
+@pytest.mark.parametrize("kind", ["TIFF", "WEBP", "PNG"])
+def test_images_of_several_pages_are_refused(kind: str) -> None:
+    content = io.BytesIO()
+    pages = [Image.fromarray(page) for page in random_pixels(3, 8, 8)]
+    pages[0].save(content, kind, save_all=True, append_images=pages[1:])
+    with pytest.raises(ValueError, match="it has 3 pages or frames; write each"):
+        open_image(content.getvalue())
 
 
 @pytest.mark.parametrize("x_test", [IDS + 8, IDS - 1])
