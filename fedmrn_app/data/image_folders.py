@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmrn_app.data.class_folders import refuse_links, refuse_other_names, refuse_unread
 from fedmrn_app.data.images import SUFFIXES, ImageForm, stack_images
 from fedmrn_app.data.label_files import label_file
 from fedmrn_app.data.labels import Labels, listed
@@ -85,6 +86,9 @@ def _open_folder(folder: Path, query: RowQuery) -> OpenRows:
         raise query.place.error(
             "empty", f"{folder} has no folder for each class, such as cat/ and dog/ with images each"
         )
+    refuse_links(classes, query)
+    if query.folders is None and not query.on_device:
+        refuse_other_names(classes, query)
     files, index = _collect(classes, {one.name: number for number, one in enumerate(classes)}, query.place)
     if query.folders is None and not query.on_device:
         _refuse_levels(folder, classes, query.place)
@@ -128,6 +132,7 @@ def _open_groups(folder: Path, query: RowQuery, split: str | None = None) -> Ope
     groups = [one for one in _folders(folder) if one.name not in query.ignore]
     if split is not None:
         groups = [found for one in groups if (found := _split_of(one, split))]
+    refuse_links(groups, query)
     names = sorted({one.name for group in groups for one in _folders(group)})
     number = {name: place for place, name in enumerate(names)}
     files: list[Path] = []
@@ -177,11 +182,13 @@ def _collect(classes: list[Path], number: dict[str, int], place: Place) -> tuple
     files: list[Path] = []
     index: list[int] = []
     for one in classes:
-        images = sorted(filter(_is_image, visible_files(one)))
+        visible = sorted(visible_files(one))
+        images = [path for path in visible if _is_image(path)]
         # an empty folder is a class of which this party has no rows; one with anything in hidden folders is none
         others = () if images else (path for path in one.rglob("*") if path.is_file() and not path.name.startswith("."))
         if other := min(others, default=None):
             raise place.error("kind", f"{one} holds no images ({', '.join(SUFFIXES)}), but {other.name}")
+        refuse_unread(one, visible, len(images), place)
         files += images
         index += [number[one.name]] * len(images)
     return files, np.array(index, np.int64)

@@ -137,6 +137,60 @@ def test_wrong_rows_are_refused_in_one_line(make: Make, code: str, tmp_path: Pat
     assert "\n" not in str(error.value)
 
 
+def linked(folder: Path) -> Path:
+    write_images(folder, {"cat": PIXELS, "dog": PIXELS})
+    (folder / "a_dog").symlink_to(folder / "dog")
+    return folder
+
+
+def beside(*names: str) -> Make:
+    """Images of two classes, with other files beside those of the first."""
+
+    def make(folder: Path) -> Path:
+        write_images(folder, {"cat": PIXELS, "dog": PIXELS})
+        for name in names:
+            (folder / "cat" / name).write_bytes(b"a")
+        return folder
+
+    return make
+
+
+ODD_FOLDERS: list[tuple[Make, str]] = [
+    (images(images=PIXELS, masks=PIXELS), "images/ and masks/ seem to be no classes; dataset=pascal_voc reads"),
+    (images(**{"train/Image": PIXELS, "train/labels": PIXELS, "test/a": PIXELS}), "Image/ and labels/ seem"),
+    (images(cat=PIXELS, dog=PIXELS, Unlabeled=PIXELS), r"Unlabeled/ may hold .*; dataset.ignore=\[Unlabeled\] leaves"),
+    (linked, r"a_dog/ is a link to the images of dog/.*, or dataset.ignore=\[a_dog\] leaves it out"),
+    (
+        beside("x.dcm", "y.JFIF"),
+        r"cat holds 2 files of kinds that are not read, such as x\.dcm, beside 2 that are; con",
+    ),
+    (beside("x.heic"), r"cat holds 1 file of kinds that are not read, such as x\.heic, beside 2 that are"),
+]
+
+
+@pytest.mark.parametrize(("make", "said"), ODD_FOLDERS, ids=[case[1][:12] for case in ODD_FOLDERS])
+def test_folders_that_are_no_classes_or_not_wholly_read_are_refused(make: Make, said: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=said) as error:
+        own(make(tmp_path)).measured()
+    assert error.value.code in ("ambiguous", "kind")
+
+
+@pytest.mark.parametrize(
+    ("make", "changes", "classes"),
+    [
+        (images(images=PIXELS, masks=PIXELS), {"folders": "classes"}, 2),
+        (images(masks=PIXELS, bare=PIXELS), {}, 2),
+        (images(cat=PIXELS, dog=PIXELS, unknown=PIXELS), {"folders": "classes"}, 3),
+        (images(cat=PIXELS, dog=PIXELS, unknown=PIXELS), {"ignore": ["unknown"]}, 2),
+        (linked, {"ignore": ["a_dog"]}, 2),
+        (beside("a.txt", "a.json", "a.xml", "Thumbs.db", ".DS_Store", "._x.heic", "README"), {}, 2),
+    ],
+)
+def test_folders_that_are_meant_are_read(make: Make, changes: Any, classes: int, tmp_path: Path) -> None:
+    task = own(make(tmp_path), **changes).measured()
+    assert (task.classes, len(task.load("train")), len(task.load("test"))) == (classes, classes, classes)
+
+
 DEEP = np.full((8, 8), 500, np.uint16)
 
 
