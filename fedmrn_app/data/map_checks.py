@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +27,7 @@ class MapReader:
     def __init__(self, place: Place) -> None:
         self.labels: set[int] = set()
         self._place = place
+        self._colours: dict[int, tuple[tuple[int, ...], str]] = {}  # of palettes, by label: the colour and the map
 
     def read(self, image: Image.Image, name: str) -> NDArray[np.int64]:
         """Return the labels of a map, int64 (height, width): of a palette image the indices into the palette.
@@ -36,15 +37,32 @@ class MapReader:
             name: what errors call it.
 
         Raises:
-            DataError: it holds colours.
+            DataError: it holds colours, is a JPEG, or its palette gives a label another colour than an earlier one.
         """
+        if image.format in ("JPEG", "MPO"):
+            what = "the label map is a JPEG, which blurs labels; write it as a PNG from its source"
+            raise self._place.error("image", f"{name}: {what}")
         if image.mode not in _LABEL_MODES and not image.mode.startswith("I"):
             problem = {"F": "holds fractions", "LA": "has an alpha channel", "PA": "has an alpha channel"}
             what = f"the label map {problem.get(image.mode, 'is in colours')} (mode {image.mode})"
             raise self._place.error("shape", f"{name}: {what}; store the number of each pixel's class in one channel")
         known = np.asarray(image).astype(np.int64)
-        self.labels.update(map(int, np.unique(known)))
+        found = list(map(int, np.unique(known)))
+        self.labels.update(found)
+        if image.mode == "P":
+            self._compare_palette(image, found, name)
         return known
+
+    def _compare_palette(self, image: Image.Image, found: Sequence[int], name: str) -> None:
+        """Refuse a palette that gives one of its labels another colour than an earlier map: it would be no class."""
+        values = image.getpalette("RGB") or []
+        for label in found:
+            colour = tuple(values[3 * label : 3 * label + 3])
+            other, first = self._colours.setdefault(label, (colour, name))
+            if other != colour:
+                problem = f"the palette gives {label} the colour {colour}, that of {first} gives it {other}"
+                way = "convert colours to numbers of classes in all maps alike"
+                raise self._place.error("label", f"{name}: {problem}, so that it stands for two classes; {way}")
 
 
 def refuse_few_classes(

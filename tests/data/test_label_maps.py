@@ -171,6 +171,27 @@ def test_maps_that_hold_no_labels_are_refused(mode: str, said: str) -> None:
         MapReader(Place("dataset.path", "here")).read(Image.new(mode, (2, 2)), "a")
 
 
+def coloured(colours: list[int]) -> Image.Image:
+    image = Image.fromarray(np.array([[0, 1], [1, 0]], np.uint8), "P")
+    image.putpalette(colours)
+    return image
+
+
+def test_palettes_that_give_a_label_another_colour_are_refused() -> None:
+    reader = MapReader(Place("dataset.path", "here"))
+    for number, unused in enumerate((5, 6)):  # the colour of 2, which no pixel has
+        assert reader.read(coloured([0, 0, 0, 9, 9, 9, unused]), f"map{number}").tolist() == [[0, 1], [1, 0]]
+    with pytest.raises(DataError, match=r"here: odd: the palette gives 1 the colour \(9, 8, 9\), that of map0 gives"):
+        reader.read(coloured([0, 0, 0, 9, 8, 9]), "odd")
+
+
+def test_maps_that_are_jpegs_are_refused(tmp_path: Path) -> None:
+    task = write_voc(tmp_path, *scenes())
+    Image.fromarray(scenes()[1][0]).save(tmp_path / "SegmentationClass/2007_1.png", "JPEG")
+    with pytest.raises(DataError, match=r"2007_1\.png: the label map is a JPEG, which blurs labels; write it as a PNG"):
+        task.load("train")
+
+
 def test_incomplete_voc_folders_are_refused(tmp_path: Path) -> None:
     task = write_voc(tmp_path / "voc", *scenes())
     (tmp_path / "voc/SegmentationClass/2007_2.png").unlink()
