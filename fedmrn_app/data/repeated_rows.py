@@ -1,30 +1,39 @@
-"""Rows for evaluation that are training rows too, so that their accuracy tells nothing about new rows."""
+"""Rows for evaluation that are training rows too, and rows with the inputs of others but another label."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmrn_app.data.samples import Samples
 
-WORTH_SAYING = 0.01  # of the rows for evaluation
+WORTH_SAYING = 0.01  # of the rows
 _MOST_ROWS, _MOST_BYTES = 1 << 20, 1 << 29  # that are looked at in each split: half a second
 _PIECE = 1 << 10  # rows that are read at a time
 
-
-def repeated_rows(training: Samples, evaluation: Samples) -> int:
-    """Return how many rows for evaluation equal a training row, with inputs and target.
-
-    Of large splits only the first rows are looked at, 1,048,576 rows or 512 MiB.
-    """
-    wanted: dict[int, int] = {}
-    for row in _hashes(evaluation):
-        wanted[row] = wanted.get(row, 0) + 1
-    return sum(wanted.pop(row, 0) for row in _hashes(training))
+Hashes = NDArray[np.int64]  # (n, 2): of the inputs of each row, and of inputs and target
 
 
-def _hashes(samples: Samples) -> Iterator[int]:
+def row_hashes(samples: Samples) -> Hashes:
+    """Return hashes of rows; of large splits only of the first rows, 1,048,576 rows or 512 MiB."""
+    return np.fromiter(_hashes(samples), np.dtype((np.int64, 2)))
+
+
+def repeated_rows(training: Hashes, evaluation: Hashes) -> int:
+    """Return how many rows for evaluation equal a training row, with inputs and target."""
+    return int(np.isin(evaluation[:, 1], training[:, 1]).sum())
+
+
+def contradicting_rows(rows: Hashes) -> int:
+    """Return how many rows have the inputs of another row, and another target than it."""
+    _, first, index = np.unique(rows[:, 0], return_index=True, return_inverse=True)
+    differs = rows[:, 1] != rows[first, 1][index]
+    return int(np.isin(index, index[differs]).sum())
+
+
+def _hashes(samples: Samples) -> Iterator[tuple[int, int]]:
     if not len(samples):
         return
     row_bytes = np.asarray(samples.x[:1]).nbytes + 1
@@ -33,4 +42,5 @@ def _hashes(samples: Samples) -> Iterator[int]:
         part = slice(start, min(start + _PIECE, count))
         x, y = np.ascontiguousarray(samples.x[part]), np.ascontiguousarray(samples.y[part])
         for inputs, target in zip(x, y, strict=True):
-            yield hash(inputs.tobytes() + target.tobytes())
+            content = inputs.tobytes()
+            yield hash(content), hash(content + target.tobytes())

@@ -21,7 +21,7 @@ from fedmrn_app.data.labels import Labels
 from fedmrn_app.data.load import FORM_WORDS, SHAPE_KEYS, check_shape, describe_rows, load_rows, open_rows, open_splits
 from fedmrn_app.data.place import Place
 from fedmrn_app.data.pooling import pool_inputs
-from fedmrn_app.data.repeated_rows import WORTH_SAYING, repeated_rows
+from fedmrn_app.data.repeated_rows import WORTH_SAYING, contradicting_rows, repeated_rows, row_hashes
 from fedmrn_app.data.rows import ColumnKind, Folders, Form, RowQuery, Tokenizer
 from fedmrn_app.data.site_statistics import KEY as STATISTICS_KEY
 from fedmrn_app.data.site_statistics import SiteStatistics, read_sites, site_statistics
@@ -231,11 +231,15 @@ class LabelledRows(Task):
         entries, stored = describe_rows(query) if known else ([], {"train": 0, "test": 0})
         words = {"image": f"images of {by(shape)}", "table": f"a table of {shape[0]} input{'s' * (shape[0] > 1)}"}
         training = self.load("train", report)
-        splits = [self._split_rows("train", "training", training)]
+        hashes, use = row_hashes(training), "training"
+        count = 0 if training.labels is None else contradicting_rows(hashes)  # quantities differ by nature
+        if count > WORTH_SAYING * len(training):
+            use += f"; {count:,} of these rows have the inputs of another row with another label"
+        splits = [self._split_rows("train", use, training)]
 
         def add(split: Split, use: str) -> None:
             samples = self.load(split, report)
-            count = repeated_rows(training, samples)
+            count = repeated_rows(hashes, row_hashes(samples))
             if count > WORTH_SAYING * len(samples):
                 use += f"; {count:,} of these rows are training rows too"
             splits.append(self._split_rows(split, use, samples))

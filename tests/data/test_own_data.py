@@ -244,6 +244,17 @@ def test_rows_for_evaluation_that_are_training_rows_are_counted(same: int, said:
     assert (train.use, test.use) == ("training", f"evaluation{said}")
 
 
+@pytest.mark.parametrize(("rows", "said"), [(1, ""), (2, "; 4 of these rows have the inputs of another row with")])
+def test_rows_with_the_same_inputs_and_other_labels_are_counted(rows: int, said: str, tmp_path: Path) -> None:
+    x, y = random_pixels(300, 4, 4), np.arange(300) % 2
+    x[150], x[200:250] = x[0], x[50:100]  # with the same labels
+    x[100 : 100 + rows] = x[1 : 1 + rows]
+    y[100 : 100 + rows] = 1 - y[1 : 1 + rows]
+    path = write_npz(tmp_path / "a.npz", x=x, y=y, x_test=x[:1], y_test=y[:1])
+    assert own(path).measured().describe().splits[0].use.startswith(f"training{said}")
+    assert own(path).measured().describe().splits[0].use.endswith("label" if said else "training")
+
+
 def test_classes_that_differ_in_capitals_can_be_kept_apart(tmp_path: Path) -> None:
     rows = {"v": [1.5, 2, 3] * 4, "label": ["no", "yes", "Yes"] * 4}
     assert own(write_table(tmp_path / "a.parquet", **rows), classes=3).measured().names == ("Yes", "no", "yes")
