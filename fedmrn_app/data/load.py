@@ -30,7 +30,7 @@ from fedmrn_app.data.visible import visible_files
 from fedmrn_app.errors import DataError
 
 FORMS = "a folder of images by class, parquet, CSV or JSONL files, a folder of datasets.save_to_disk, or .npz files"
-READING = 3  # is raised where files are read in another way, so that the cache holds no rows of before
+READING = 4  # is raised where files are read in another way, so that the cache holds no rows of before
 FORM_WORDS: Mapping[Form, str] = {"image": "images", "table": "a table", "ids": "rows of ids"}
 SHAPE_KEYS: Mapping[Form | None, tuple[str, ...]] = {  # configuration keys of the shape of a row
     "image": ("channels", "height", "width"),
