@@ -14,6 +14,7 @@ from fedmrn_app.data.place import Place
 LISTED_WORDS = 12  # at most this many names are listed in an error
 MAX_LABEL = 1 << 31
 NO_LABEL = ("", "nan", "null", "n/a", "#n/a", "<na>")  # texts that files have where there is no label
+MAYBE_NO_LABEL = ("?", "-", "none", "unknown", "unlabeled", "unlabelled", "tbd", "undefined")  # a class, or no label
 FEW_CLASSES = 20  # more different whole numbers may be a quantity, such as an age
 ROWS_PER_CLASS = 10  # in the mean, of more classes than that
 
@@ -156,10 +157,8 @@ def count_classes(labels: Labels, place: Place, classes: int | None = None) -> t
         names = labels.names or ()
         if classes not in (None, len(names)):
             raise place.error("classes", f"has {len(names)} classes ({listed(names)}), not {classes}")
-        if classes is None and (alike := _alike(names)):
-            problem = f"the classes {alike[0]!r} and {alike[1]!r} differ in spaces or capitals only"
-            ways = f"write them alike, or keep them apart by dataset.classes={len(names)}"
-            raise place.error("ambiguous", f"{problem}; {ways}")
+        if classes is None and not labels.declared:
+            _refuse_doubtful(names, labels.index, place)
         return names, len(names)
     different = np.unique(numbers)
     least, most = int(different[0]), int(different[-1])
@@ -178,11 +177,31 @@ def count_classes(labels: Labels, place: Place, classes: int | None = None) -> t
     return tuple(map(str, different)), len(different)
 
 
+def _refuse_doubtful(names: tuple[str, ...], index: NDArray[np.int64], place: Place) -> None:
+    """Refuse names of which two may be one class, one no class, or some several classes at once."""
+    keep = f"dataset.classes={len(names)}"
+    if alike := _alike(names):
+        problem = f"the classes {alike[0]!r} and {alike[1]!r} differ in spaces, capitals or leading zeros only"
+        raise place.error("ambiguous", f"{problem}; write them alike, or keep them apart by {keep}")
+    words = () if "+" in names else MAYBE_NO_LABEL  # beside a plus, a minus is a class
+    if none := next((name for name in names if name.strip().lower() in words), None):
+        count = int((index == names.index(none)).sum())
+        problem = f"{count:,} of {len(index):,} rows have the label {none!r}, which may stand for none"
+        raise place.error("ambiguous", f"{problem}; leave such rows out, or make it a class by {keep}")
+    for separator in "|;,":
+        several = [name for name in names if separator in name]
+        parts = {part.strip() for name in several for part in name.split(separator)}
+        if several and 2 * len(parts & set(names)) > len(parts):
+            problem = f"the label {several[0]!r} may be several classes at once, of which a row can have only one"
+            raise place.error("ambiguous", f"{problem}; write one class in each row, or make it a class by {keep}")
+
+
 def _alike(names: Sequence[str]) -> tuple[str, str] | None:
-    """Return two names that differ in spaces only, or in capitals if they are longer than a letter."""
+    """Return two names that differ in spaces or leading zeros only, or in capitals if they are longer than a letter."""
     seen: dict[str, str] = {}
     for name in names:
         short = " ".join(name.split())
+        short = short.lstrip("0") or "0" if short.isdecimal() else short
         other = seen.setdefault(short.casefold() if len(short) > 1 else short, name)
         if other != name:
             return other, name

@@ -64,14 +64,14 @@ def reviews() -> dict[str, Any]:
 
 
 def census() -> dict[str, Any]:
-    """Columns as those of Adult: numbers, texts, and a label that follows from them."""
+    """Columns as those of Adult: numbers, texts, and a label that mostly follows from them."""
     education, work = RANDOM.choice(GRADES, ROWS), RANDOM.choice(["state", "private"], ROWS)
     return {
         "age": RANDOM.integers(17, 40, ROWS),
         "work": work,
         "education": education,
         "gain": [Decimal(f"{value:.2f}") for value in NOISE[:, 0]],
-        "label": np.where(education == "high", ">50K", "<=50K"),
+        "label": np.where((education == "high") ^ (np.arange(ROWS) % 40 == 7), ">50K", "<=50K"),
     }
 
 
