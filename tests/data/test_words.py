@@ -54,6 +54,7 @@ def test_columns_that_name_something_are_refused(name: str, values: Any, line: s
         ("case", ["upper", "lower"] * 100, "category"),
         ("patient_age", PEOPLE, "number"),
         ("active_user", PEOPLE % 2, "number"),
+        ("visit", [f"week {one % 25}" for one in PEOPLE], "category"),
         ("zip", [f"02{one % 20:03}" for one in PEOPLE], "category"),
         ("grade", [f"A{one % 6}" for one in PEOPLE], "category"),
         ("diagnosis", [f"{'ABCD'[one % 4]}{one % 25:02}" for one in PEOPLE], "category"),
