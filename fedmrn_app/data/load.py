@@ -31,6 +31,7 @@ from fedmrn_app.errors import DataError
 
 FORMS = "a folder of images by class, parquet, CSV or JSONL files, a folder of datasets.save_to_disk, or .npz files"
 READING = 4  # is raised where files are read in another way, so that the cache holds no rows of before
+FOUND_KEYS = ("dataset.kinds", "dataset.feature_columns")  # which the training rows set for the other splits
 FORM_WORDS: Mapping[Form, str] = {"image": "images", "table": "a table", "ids": "rows of ids"}
 SHAPE_KEYS: Mapping[Form | None, tuple[str, ...]] = {  # configuration keys of the shape of a row
     "image": ("channels", "height", "width"),
@@ -176,15 +177,18 @@ def open_splits(query: RowQuery) -> Splits:
     """
     found = _splits(query)
     return {
-        split: rows if split == "train" else partial(_named, query.place, split, rows) for split, rows in found.items()
+        split: rows if split == "train" else partial(_named, query.place, split, rows, "train" in found)
+        for split, rows in found.items()
     }
 
 
-def _named(place: Place, split: str, rows: Callable[[], OpenRows]) -> OpenRows:
+def _named(place: Place, split: str, rows: Callable[[], OpenRows], trained: bool) -> OpenRows:
     try:
         return rows()
     except DataError as error:
         problem = str(error).removeprefix(f"{place}: ")
+        if trained and (key := next((key for key in FOUND_KEYS if f" ({key})" in problem), None)):
+            problem = f"{problem.replace(f' ({key})', '')}; its columns must be those of the training rows"
         raise replace(place, part=f"{split} split: ").error(error.code, problem) from error
 
 

@@ -95,7 +95,8 @@ def _parts_of(path: Path, query: RowQuery) -> dict[str, Part]:
     used = {name for part in splits.values() for name in (part.x, part.y)} | {query.group_column} | set(query.ignore)
     if (left := [name for name in names if name not in used]) and not query.on_device:
         problem = f"array{'s' * (len(left) > 1)} {listed(left)} would not be used"
-        raise place.error("unused", f"{problem}; {way_to_ignore(left)}")
+        groups = f"; dataset.group_column={left[0]} takes it as groups" if len(left) == 1 else ""
+        raise place.error("unused", f"{problem}; {way_to_ignore(left)}{groups}")
     return splits
 
 

@@ -211,6 +211,8 @@ def _labels(table: Table, name: str, query: RowQuery) -> Labels:
 
     column = read_column(table, name, place)
     kind = column.type
+    if not len(column):
+        raise place.error("empty", "has no rows")
     if column.null_count:
         row = column.is_null().to_pylist().index(True)
         raise place.error("label", f"row {row} has no label in column {name}; leave it out")

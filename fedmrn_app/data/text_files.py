@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import re
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from io import TextIOWrapper
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from fedmrn_app.errors import needs_extra
 JSON_LINES = ".jsonl"
 TEXT_SUFFIXES = (".csv", ".tsv", JSON_LINES)
 _SEPARATORS = ",;\t|"
+_HEAD, _HEAD_ROWS = 1 << 20, 1000  # bytes and rows that tell of codes
+_E_CODE = re.compile(r"\d+E\d+")
 _LARGEST_BLOCK = (1 << 31) - 1  # bytes that PyArrow reads at once
 
 
@@ -35,7 +39,11 @@ def read_text_files(files: Sequence[Path], place: Place, values: Sequence[str] |
     with needs_extra("data", place.key, place.value):
         import pyarrow
 
-    tables = [(_read_json if file.suffix.lower() == JSON_LINES else _read_csv)(file, place) for file in files]
+    codes = set[str]().union(*(_codes(file, place) for file in files if file.suffix.lower() != JSON_LINES))
+    tables = [
+        _read_json(file, place) if file.suffix.lower() == JSON_LINES else _read_csv(file, codes, place)
+        for file in files
+    ]
     for file, table in zip(files, tables, strict=True):
         if set(table.column_names) != set(tables[0].column_names):
             odd = sorted(set(table.column_names) ^ set(tables[0].column_names))
@@ -46,8 +54,21 @@ def read_text_files(files: Sequence[Path], place: Place, values: Sequence[str] |
             table.append_column(column, pyarrow.array([value] * len(table), pyarrow.string()))
             for table, value in zip(tables, values, strict=True)
         ]
+    for file, table in zip(files, tables, strict=True):
+        _refuse_other_types(tables[0], table, (files[0], file), place)
     with place.reading():
         return pyarrow.concat_tables(tables, promote_options="permissive")
+
+
+def _refuse_other_types(one: Any, other: Any, files: tuple[Path, Path], place: Place) -> None:
+    """Refuse a column that is text in one file and something else in another."""
+    from pyarrow import string, types
+
+    for name in one.column_names:
+        kinds = one.schema.field(name).type, other.schema.field(name).type
+        if string() in kinds and kinds[0] != kinds[1] and not any(map(types.is_null, kinds)):
+            problem = f"column {name} is {kinds[0]} in {files[0].name} and {kinds[1]} in {files[1].name}"
+            raise place.error("type", f"{problem}; write it in one type")
 
 
 def _read_json(file: Path, place: Place) -> Any:
@@ -58,8 +79,8 @@ def _read_json(file: Path, place: Place) -> Any:
         return json.read_json(file, read_options=json.ReadOptions(block_size=block))
 
 
-def _read_csv(file: Path, place: Place) -> Any:
-    from pyarrow import ArrowException, types
+def _read_csv(file: Path, codes: Collection[str], place: Place) -> Any:
+    from pyarrow import ArrowException, string, types
     from pyarrow import csv as arrow
 
     with place.reading():
@@ -72,6 +93,12 @@ def _read_csv(file: Path, place: Place) -> Any:
     names = next(csv.reader([first.strip()], delimiter=separator), [])
     if not any(name.strip() for name in names):
         raise place.error("empty", f"{file.name} has no line of names")
+    if first.lstrip().startswith("#") and separator not in first:
+        problem = f"{file.name} begins with a comment, {first.strip()[:40]!r}"
+        raise place.error("names", f"{problem}; take such lines out, so that it begins with the names of the columns")
+    if len(names) == 1 and len(first.split()) > 1:
+        problem = f"{file.name} has one column, {names[0].strip()[:40]!r}, whose name has blanks"
+        raise place.error("names", f"{problem}; columns are separated by commas, semicolons, tabs or bars")
     if values := [name.strip() for name in names if _is_number(name)]:
         problem = f"the first line of {file.name} holds values, such as {values[0]}, and not the names of the columns"
         raise place.error("names", f"{problem}; add a line of names")
@@ -85,6 +112,9 @@ def _read_csv(file: Path, place: Place) -> Any:
             file,
             read_options=arrow.ReadOptions(block_size=min(size + 1, _LARGEST_BLOCK)),
             parse_options=arrow.ParseOptions(delimiter=separator, newlines_in_values=True),
+            convert_options=arrow.ConvertOptions(
+                column_types={name: string() for name in names if name.strip() in codes}
+            ),
         ).rename_columns([name.strip() for name in names])
     except (ArrowException, ValueError) as error:
         raise place.error("unreadable", f"{file.name} cannot be read as CSV: {first_line(error)}") from error
@@ -93,6 +123,25 @@ def _read_csv(file: Path, place: Place) -> Any:
             problem = f"column {name.strip()} of {file.name} has text that is not UTF-8"
             raise place.error("encoding", f"{problem}; {_way_to_recode('latin-1')}")
     return table
+
+
+def _codes(file: Path, place: Place) -> set[str]:
+    """Return the columns whose first values are codes such as 02139 and 1E5, which numbers would merge."""
+    with place.reading(), file.open("rb") as content:
+        lines = content.read(_HEAD).decode("utf-8-sig", "replace").splitlines()
+    separator = max(_SEPARATORS, key=lines[0].count) if lines else ","
+    try:
+        rows = list(islice(csv.reader(lines, delimiter=separator), _HEAD_ROWS))
+    except csv.Error:  # what PyArrow cannot read either has a line of its own
+        return set()
+    whole = [row for row in rows if len(row) == len(rows[0])]
+    columns = ([value.strip() for value in column] for column in zip(*whole, strict=True))
+    return {name for name, *values in columns if _are_codes([value for value in values if value])}
+
+
+def _are_codes(values: Sequence[str]) -> bool:
+    zeros = any(len(value) > 1 and value[0] == "0" for value in values) and all(map(str.isdecimal, values))
+    return zeros or (bool(values) and all(map(_E_CODE.fullmatch, values)))
 
 
 def _way_to_recode(encoding: str) -> str:
