@@ -63,6 +63,17 @@ class Features:
                 missing[name] = count
         return missing
 
+    def strangers(self) -> dict[str, int]:
+        """Return the number of rows whose category is not among the known values, by column, if any."""
+        found = {}
+        for name in (name for name, kind in self.kinds.items() if kind == "category"):
+            encoded = read_column(self.table, name, self.place).combine_chunks().dictionary_encode()
+            new = ~np.isin(texts_of(encoded.dictionary), ["", *self.categories[name]])
+            numbers = encoded.indices.drop_null().to_numpy(zero_copy_only=False).astype(np.int64)
+            if count := int(new[numbers].sum()):
+                found[name] = count
+        return found
+
     def _block(self, name: str) -> NDArray[np.float64]:
         """Return the inputs of one column, float64 (n, width)."""
         column = read_column(self.table, name, self.place)

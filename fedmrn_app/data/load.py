@@ -112,6 +112,12 @@ def describe_rows(query: RowQuery) -> tuple[list[Entry], dict[str, int]]:
     entries = first.entries()
     if set(opened) == {"train"} and query.test_share is not None:
         entries = [_with_shared(entry, first, query.test_share) for entry in entries]
+    for split, rows in opened.items():
+        strangers = rows.strangers() if split != "train" else {}
+        for place, entry in enumerate(entries):
+            if count := strangers.get(entry.name):
+                note = f"{entry.note}; {count:,} {split} rows with values that no training row has, read as none"
+                entries[place] = replace(entry, note=note)
     return [*entries, *_unused_folders(query)], {split: len(rows.labels) for split, rows in opened.items()}
 
 

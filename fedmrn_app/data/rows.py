@@ -91,6 +91,7 @@ class OpenRows:
         entries: tells what becomes of each column, array or folder.
         text_column: the column of text whose tokens are the ids.
         widths: tells the number of inputs of each of these columns.
+        strangers: tells the number of rows whose category is none of the known ones, by column.
         value_numbers: returns a number for each row's value of a column, int64 (n,), alike where the values are.
     """
 
@@ -104,6 +105,7 @@ class OpenRows:
     entries: Callable[[], list[Entry]] = list
     text_column: str | None = None
     widths: Callable[[], Mapping[str, int]] | None = None
+    strangers: Callable[[], Mapping[str, int]] = dict
     value_numbers: Callable[[str], NDArray[np.int64]] | None = None
 
     def indicators(self) -> NDArray[np.bool_] | None:

@@ -117,6 +117,7 @@ def _number_rows(
         categories=categories,
         groups=groups,
         widths=features.widths,
+        strangers=features.strangers,
         entries=entries,
         value_numbers=lambda name: value_numbers(read_column(table, name, query.place)),
     )

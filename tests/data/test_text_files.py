@@ -83,3 +83,10 @@ def test_an_array_that_is_not_used_may_be_groups(tmp_path: Path) -> None:
     path = write_npz(tmp_path / "a.npz", x=A[:, None], y=LABELS, patient=np.arange(40) // 4)
     with pytest.raises(DataError, match=r"ignore=\[patient\] leaves it out; dataset.group_column=patient takes it as"):
         own(path).measured()
+
+
+def test_values_that_only_test_rows_have_are_counted(tmp_path: Path) -> None:
+    write(tmp_path / "train.csv", "x", ["u", "v"])
+    write(tmp_path / "test.csv", "x", ["u", "w"])
+    notes = [entry.note for entry in own(tmp_path).measured().describe().entries]
+    assert notes[1] == "2 values: u, v; 20 test rows with values that no training row has, read as none"
