@@ -140,6 +140,8 @@ def _text_rows(
         window = query.window or encode_texts(texts(), query.tokenizer, vocabulary, None).shape[1]
         long = cut_off(texts(), query.tokenizer, window)
         note = f"the last {window} {query.tokenizer} of each" + (f", {long:,} texts are longer" if long else "")
+        empty = sum(not (text or "").strip() for text in texts())
+        note += f", {empty:,} rows have no text" if empty else ""
         used[name] = Entry(name, "text", "input", note)
         return entries_of(table, used, query)
 

@@ -162,6 +162,8 @@ def _nothing_learned(run: ServerRun, final: float) -> str | None:
     constant = None if test is None else task.constant_score(test)
     if constant is None or task.sign() * (final - constant) > 0:
         return None
+    if constant == 1.0:
+        return f"all test rows are of one class, so that this {task.metrics[0]} tells nothing; add rows of the others"
     method = run.protocol.method.name
     plain = "" if method == "fedavg" else f", or strategy=fedavg, which shows whether {method} is the cause"
     what = f"the model is no better than the same answer for all rows ({task.metrics[0]} {constant:.4f})"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedmrn_app.errors import DataError
-from tests.own_rows import own, write_npz
+from tests.own_rows import own, write_npz, write_table
 
 LABELS = [row // 6 % 2 for row in range(40)]
 A = np.random.default_rng(0).normal(size=40)
@@ -90,3 +90,11 @@ def test_values_that_only_test_rows_have_are_counted(tmp_path: Path) -> None:
     write(tmp_path / "test.csv", "x", ["u", "w"])
     notes = [entry.note for entry in own(tmp_path).measured().describe().entries]
     assert notes[1] == "2 values: u, v; 20 test rows with values that no training row has, read as none"
+
+
+def test_rows_without_text_are_counted(tmp_path: Path) -> None:
+    words = ["", "  ", "a fine film", "a poor one", "so so"]
+    texts = [f"{words[row % 5]} {row}" if row % 5 > 1 else words[row % 5] for row in range(40)]
+    path = write_table(tmp_path / "a.parquet", text=texts, label=LABELS)
+    (note,) = [entry.note for entry in own(path).measured().describe().entries if entry.name == "text"]
+    assert note.endswith(", 16 rows have no text")

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,15 @@ import pytest
 
 from fedmrn_app.config.build import resolve_from_data
 from fedmrn_app.config.compose import compose_values, load_config
+from fedmrn_app.data.samples import Samples
 from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.federation.protocol import GlobalState
 from fedmrn_app.federation.report import RoundReport
-from fedmrn_app.flower import local_run, shared_workers
+from fedmrn_app.flower import local_run, serve, shared_workers
 from fedmrn_app.flower.local_run import gpu_places, run_local, worker_count
 from fedmrn_app.results.checkpoint import read_state
 from fedmrn_app.results.progress import Progress
-from tests.own_rows import write_npz
+from tests.own_rows import own, write_npz
 from tests.paths import ROOT
 from tests.reference import reference_run
 from tests.run_folder import rows_on_disk
@@ -133,6 +135,14 @@ def test_a_model_that_is_no_better_than_a_constant_answer_has_a_line(rate: str, 
     )
     log = (tmp_path / "run" / "run.log").read_text()
     assert (line in log, "strategy=fedavg," in log) == (not learned, False)
+
+
+def test_test_rows_of_one_class_are_named_as_the_cause() -> None:
+    task = own(None, form="table", features=1, classes=2)
+    test = Samples(np.zeros((5, 1)), np.zeros(5, np.int64))
+    run: Any = SimpleNamespace(progress=SimpleNamespace(task=task, splits=SimpleNamespace(test=test)))
+    line = serve._nothing_learned(run, 1.0)
+    assert line == "all test rows are of one class, so that this accuracy tells nothing; add rows of the others"
 
 
 @pytest.mark.slow
