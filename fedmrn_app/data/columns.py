@@ -150,6 +150,8 @@ def _no_category(name: str, column: Any, found: Found, different: int) -> Found 
         return Found(SPLITS, found.note)
     if are_days(column):
         return Found("dates", f"such as {column.drop_null()[0]}")
+    if different == len(column):
+        return None
     persons = found.kind == "category" and names_persons(name, different)
     return Found(SEVERAL, found.note) if persons or are_codes(column, different) else None
 

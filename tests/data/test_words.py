@@ -73,3 +73,8 @@ def test_test_rows_of_persons_who_are_trained_on_are_counted(tmp_path: Path) -> 
     (note,) = [entry.note for entry in entries if entry.name == "patient"]
     assert note.startswith("40 values, dataset.ignore; ")
     assert note.endswith(" of 40 test rows share one with training rows; a test split of its own keeps it apart")
+
+
+def test_codes_that_all_differ_are_no_id_of_several_rows(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"column key \(text, 200 values\) cannot be an input of a table"):
+        own(rows(tmp_path, "key", [f"P{row}" for row in range(N)])).measured()
