@@ -36,7 +36,8 @@ def refuse_other_names(classes: Sequence[Path], query: RowQuery) -> None:
         raise query.place.error("ambiguous", f"{image}/ and {label_map}/ seem to be no classes; {way}; {anyway}")
     if none:
         problem = f"{none}/ may hold images without a label"
-        raise query.place.error("ambiguous", f"{problem}; {way_to_ignore([none])}; {anyway}")
+        make = f"dataset.folders=classes dataset.classes={len(classes)} makes it a class"
+        raise query.place.error("ambiguous", f"{problem}; {way_to_ignore([none])}; {make}")
 
 
 def refuse_links(folders: Sequence[Path], query: RowQuery) -> None:

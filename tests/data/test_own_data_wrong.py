@@ -180,7 +180,7 @@ def test_folders_that_are_no_classes_or_not_wholly_read_are_refused(make: Make, 
     [
         (images(images=PIXELS, masks=PIXELS), {"folders": "classes"}, 2),
         (images(masks=PIXELS, bare=PIXELS), {}, 2),
-        (images(cat=PIXELS, dog=PIXELS, unknown=PIXELS), {"folders": "classes"}, 3),
+        (images(cat=PIXELS, dog=PIXELS, unknown=PIXELS), {"folders": "classes", "classes": 3}, 3),
         (images(cat=PIXELS, dog=PIXELS, unknown=PIXELS), {"ignore": ["unknown"]}, 2),
         (linked, {"ignore": ["a_dog"]}, 2),
         (beside("a.txt", "a.json", "a.xml", "Thumbs.db", ".DS_Store", "._x.heic", "README"), {}, 2),
