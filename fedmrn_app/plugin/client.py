@@ -30,7 +30,7 @@ from fedmrn_app.plugin.client_round import ClientRound, RoundContent, in_sent_ty
 from fedmrn_app.plugin.comparison import find_tied, is_same, is_unmoved
 from fedmrn_app.plugin.difference import check_returned, distance, moved_towards
 from fedmrn_app.plugin.fidelity import even
-from fedmrn_app.plugin.reply_form import ReplyForm, base_key, default_key, ways_for_reply
+from fedmrn_app.plugin.reply_form import ReplyForm, base_keys, default_key, ways_for_reply
 from fedmrn_app.plugin.scales import SCALES
 from fedmrn_app.plugin.self_check import SMALL, Finer, finer_than, name_once, shares_that_arrive
 from fedmrn_app.plugin.settings import (
@@ -113,8 +113,8 @@ def _compress(reply: Message, client_round: ClientRound, context: Context) -> No
     replied = {key: _in_little_endian(to_values(record)) for key, record in content.array_records.items()}
     coded: dict[str, ConfigRecord] = {}
     beside: dict[str, ArrayRecord] = {}
-    for key, arrays in replied.items():
-        base = base_key(key, arrays, records, alone=len(replied) == 1)
+    for key, base in base_keys(replied, records).items():
+        arrays = replied[key]
         if base is None and len(replied) == 1 and any(records.values()):
             unknown = sorted(set(arrays) - {name for values in records.values() for name in values})
             other = ", ".join(unknown[:3]) or key
@@ -154,7 +154,7 @@ def _compress_record(
         if client_round.bound is not None:
             reason = f"the server asks for updates of norm {client_round.bound:g} or less of a single ArrayRecord"
             raise RunError(f"{reason}; send one, or clip on the server", code="clipping", value=client_round.bound)
-        client_round = client_round.without_masks(sent)
+        client_round = client_round.without_masks(sent, further=True)
     learned = client_round.learned
     form, trained = ReplyForm.of(sent, arrays), {name: arrays[name] for name in sent if name in arrays}
     if not client_round.task.forms:
@@ -315,7 +315,9 @@ def _choose_ways(client_round: ClientRound, form: ReplyForm, trained: Values) ->
             raise RunError(f"{reason}, or say Compressed(..., method='eden')", code="names", value=missing[0])
     elif method.training.learns_masks:
         raise no_masks(method)
-    ways = ways_for_reply(base, trained, differences=task.differences) if task.forms else usual_ways(base)
+    ways = usual_ways(base)
+    if task.forms:
+        ways = ways_for_reply(base, trained, differences=task.differences, further=client_round.further)
     for number, (name, before) in enumerate(base.items()):
         way, from_zero = int(ways[number]) & KINDS, int(ways[number]) & FROM_ZERO
         if name in learned:

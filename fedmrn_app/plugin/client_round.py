@@ -55,6 +55,7 @@ class ClientRound:
         learned: what an optimizer learns as masks; None for other trainings.
         client: number of the client in a secure sum; None without.
         records: the arrays of all ArrayRecords by their keys.
+        further: whether `values` are of another ArrayRecord than the first.
     """
 
     task: ClientTask
@@ -64,11 +65,12 @@ class ClientRound:
     learned: Learned | None = None
     client: int | None = None
     records: Mapping[str, Values] = field(default_factory=dict)
+    further: bool = False
 
-    def without_masks(self, values: Values) -> ClientRound:
+    def without_masks(self, values: Values, *, further: bool = False) -> ClientRound:
         """Return the round of arrays for which no masks are learned."""
         task = self.task.without_masks() if self.method.training.learns_masks else self.task
-        return ClientRound(task, task.settings.build(), values, self.bound, records=self.records)
+        return ClientRound(task, task.settings.build(), values, self.bound, records=self.records, further=further)
 
     @property
     def private_seed(self) -> int:

@@ -24,7 +24,7 @@ from fedmrn_app.plugin.arrays import (
     usual_ways,
 )
 from fedmrn_app.plugin.comparison import is_difference, is_same
-from fedmrn_app.plugin.reply_form import ReplyForm, base_key, default_key
+from fedmrn_app.plugin.reply_form import ReplyForm, base_keys, default_key
 from fedmrn_app.plugin.scales import read_exponents
 from fedmrn_app.plugin.settings import (
     BESIDE,
@@ -209,8 +209,8 @@ def check_plain(content: RecordDict, records: Mapping[str, Values]) -> None:
         PayloadError: they have other names or shapes than those that were sent, or are not finite.
     """
     replied = {key: to_values(record) for key, record in content.array_records.items()}
-    for key, found in replied.items():
-        base = base_key(key, found, records, alone=len(replied) == 1)
+    for key, base in base_keys(replied, records).items():
+        found = replied[key]
         values = records.get(base or "", {})
         if base is None and (len(replied) > 1 or not any(records.values())):
             continue

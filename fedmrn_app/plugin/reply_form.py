@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.plugin.arrays import FROM_ZERO, Values, Way, may_change_length, usual_ways
-from fedmrn_app.plugin.comparison import is_difference
+from fedmrn_app.plugin.comparison import is_difference, is_update
 from fedmrn_app.plugin.row_statistics import is_statistic
 from fedmrn_app.plugin.vectors import way_of_vector
 
@@ -127,13 +127,16 @@ def _is_known(code: int) -> bool:
     return (code & 63) <= len(_TYPES) and code & 192 != 192
 
 
-def ways_for_reply(base: Values, trained: Values, *, differences: bool = False) -> NDArray[np.uint8]:
+def ways_for_reply(
+    base: Values, trained: Values, *, differences: bool = False, further: bool = False
+) -> NDArray[np.uint8]:
     """Return `usual_ways` of a reply with the exceptions that keep each value right, uint8 (tensors,).
 
     Arrays of another shape are sent as Flower does, and statistics exactly, see `is_statistic`. Vectors that are no
     biases or statistics of the model are sent exactly, and long ones with a bound on the error of each value. Arrays
     that are much shorter than their difference from what was sent are differences themselves, such as gradients, and
-    are coded as they are; with `differences` all arrays are.
+    are coded as they are; with `differences` all arrays are. Of a `further` record only updates of what was sent are
+    coded: other arrays, such as the changes of SCAFFOLD's control variates, are sums in which the errors would stay.
     """
     ways = usual_ways(base)
     for number, (name, before) in enumerate(base.items()):
@@ -143,6 +146,8 @@ def ways_for_reply(base: Values, trained: Values, *, differences: bool = False) 
             continue
         if ways[number] == Way.CODED and is_statistic(before, after):
             ways[number] = Way.EXACT
+        if further and ways[number] in (Way.CODED, Way.DENSE) and not is_update(before, after):
+            ways[number] = Way.EXACT
         if ways[number] == Way.DENSE:
             ways[number] = way_of_vector(name, np.zeros_like(before) if differences else before, after, base)
         if ways[number] in (Way.CODED, Way.DENSE, Way.BOUNDED) and (differences or is_difference(before, after)):
@@ -150,29 +155,30 @@ def ways_for_reply(base: Values, trained: Values, *, differences: bool = False) 
     return ways
 
 
-def base_key(key: str, arrays: Values, records: Mapping[str, Values], *, alone: bool) -> str | None:
-    """Return the key of the message's arrays that a reply's arrays are coded from.
+def base_keys(replied: Mapping[str, Values], records: Mapping[str, Values]) -> dict[str, str | None]:
+    """Return the keys of the message's arrays that each ArrayRecord of a reply is coded from.
 
     Args:
-        key: of the reply's ArrayRecord.
-        arrays: of this record.
-        records: those of the message by their keys.
-        alone: whether the reply has no other ArrayRecord.
+        replied: arrays of the reply by the keys of their records.
+        records: those of the message.
 
     Returns:
-        The same key if the message has it, or else the first one with arrays of these names and shapes. None if there
-        is none; a reply's only record belongs to the message's only one.
+        The same key if the message has it, or else the first one with arrays of these names and shapes that no other
+        record is coded from. None if there is none; a reply's only record belongs to the message's only one.
     """
-    records = {other: values for other, values in records.items() if values}
-    if key in records:
-        return key
-    if alone and len(records) == 1:
-        return next(iter(records))
-    shapes = {name: value.shape for name, value in arrays.items()}
-    for other, values in records.items():
-        if shapes and all(name in values and values[name].shape == shape for name, shape in shapes.items()):
-            return other
-    return None
+    records = {key: values for key, values in records.items() if values}
+    if len(replied) == len(records) == 1:
+        return {key: next(iter(records)) for key in replied}
+    found: dict[str, str | None] = {key: key if key in records else None for key in replied}
+    for key in (key for key in replied if key not in records):
+        shapes = {name: value.shape for name, value in replied[key].items()}
+        free = (other for other in records if other not in found.values())
+        found[key] = next((other for other in free if shapes and _holds(records[other], shapes)), None)
+    return found
+
+
+def _holds(values: Values, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    return all(name in values and values[name].shape == shape for name, shape in shapes.items())
 
 
 def default_key(key: str, records: Mapping[str, Values]) -> str:

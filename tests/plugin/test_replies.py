@@ -213,6 +213,27 @@ def test_replies_arrive_as_in_plain_flower(case: str, method: str | None) -> Non
         assert set(metrics) == known[name] | more
 
 
+@pytest.mark.parametrize("method", [None, "fedavg"])
+@pytest.mark.parametrize(("key", "start"), [("control", 0.0), ("control", 0.01), ("control", 0.1), ("change", 1.0)])
+def test_changes_in_a_further_record_arrive_exactly(key: str, start: float, method: str | None) -> None:
+    """Servers add up the changes of control variates, so that the errors of a codec would stay in the sum."""
+    control = moved({name: start * value for name, value in WEIGHTS.items()})
+    change = {name: 0.03 * value for name, value in moved(WEIGHTS).items()}
+
+    def reply(records: Records) -> RecordDict:
+        return with_metrics(**{key: change, "arrays": moved(records["arrays"])})
+
+    content = reply_of({"arrays": WEIGHTS, "control": control}, reply, plug_in=True, method=method)
+    for name, value in to_values(content.array_records[key]).items():
+        np.testing.assert_array_equal(value, change[name])
+
+
+def test_weights_in_a_further_record_are_coded() -> None:
+    sent = {"arrays": WEIGHTS, "critic": moved(WEIGHTS)}
+    content = reply_of(sent, lambda r: with_metrics(**{key: moved(values) for key, values in r.items()}), plug_in=True)
+    assert not np.array_equal(to_values(content.array_records["critic"])["w"], moved(sent["critic"])["w"])
+
+
 def test_a_line_says_that_nothing_is_compressed(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("WARNING", "flwr")
     reply_of(*CASES["trees, sent empty"], plug_in=True, rounds=2)
