@@ -218,9 +218,9 @@ class Parts:
         """
         changed = dict(values)
         for name, part in zip(self.coded, self.layout.split(vector), strict=True):
-            changed[name] = _in_shape(part, values[name].shape).astype(values[name].dtype, copy=False)
+            changed[name] = in_dtype(_in_shape(part, values[name].shape), values[name].dtype)
         for name, place in zip(self.dense, slices(self.dense_sizes), strict=True):
-            changed[name] = dense[place].reshape(values[name].shape).astype(values[name].dtype)
+            changed[name] = in_dtype(dense[place].reshape(values[name].shape), values[name].dtype)
         places = slices(values[name].nbytes for name in self.exact)
         expected = places[-1].stop if places else 0
         if len(exact) != expected:
@@ -229,6 +229,14 @@ class Parts:
         for name, place in zip(self.exact, places, strict=True):
             changed[name] = np.frombuffer(exact[place], values[name].dtype).reshape(values[name].shape)
         return {name: changed[self.tied.get(name, name)] for name in values}
+
+
+def in_dtype(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return decoded values in the type of what was sent; the largest one stands for all beyond its range."""
+    if dtype.kind == "f" and dtype.itemsize < array.dtype.itemsize:
+        most = np.finfo(dtype).max
+        array = np.clip(array, -most, most)
+    return array.astype(dtype, copy=False)
 
 
 def _in_shape(part: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.layout import slices
-from fedmrn_app.plugin.arrays import Values
+from fedmrn_app.plugin.arrays import Values, in_dtype
 
 RELATIVE_ERROR = 2.0**-6  # of the change of a value
 _DROPPED = 18  # bits of a float32
@@ -66,5 +66,5 @@ def unpack_bounded(data: bytes, names: Sequence[str], base: Values) -> dict[str,
     for name, place in zip(names, slices(sizes), strict=True):
         before: NDArray[Any] = base[name]
         after = before.astype(np.float64) + changes[place].astype(np.float64).reshape(before.shape)
-        found[name] = after.astype(before.dtype)
+        found[name] = in_dtype(after, before.dtype)
     return found

@@ -79,7 +79,7 @@ class Exchange:
         step: Positive = LATTICE_STEP,
         options: Mapping[str, Any] | None = None,
         plain_replies: bool = True,
-        max_failed_rounds: Annotated[int, Range(least=0)] = 0,
+        max_failed_rounds: Annotated[int, Range(least=0)] | None = 0,
         reply: Reply = "auto",
         budget: Annotated[float, Range(above=0, most=32)] | None = None,
         schedule: Schedule = "auto",
@@ -338,7 +338,7 @@ class Exchange:
             return
         opened.contexts.clear()
         self._failed = 0 if opened.used else self._failed + 1
-        if self._failed > self._max_failed:
+        if self._max_failed is not None and self._failed > self._max_failed:
             rounds = f"round {opened.number}" if self._failed == 1 else f"{self._failed} rounds in a row"
             reason = opened.no_sum or f"all clients failed in {rounds}; first {opened.first_error}"
             raise RunError(

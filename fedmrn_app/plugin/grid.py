@@ -167,4 +167,5 @@ def compressed_grid(grid: Grid, method: str | None = None, **options: Unpack[Opt
     Raises:
         ConfigError: the method or an option does not work on an app's arrays.
     """
-    yield CompressedGrid(grid, new_exchange(method, options))
+    loop_options: Options = {"max_failed_rounds": None, **options}
+    yield CompressedGrid(grid, new_exchange(method, loop_options))

@@ -37,7 +37,8 @@ class Options(TypedDict, total=False):
         step: step of that grid for a tensor of mean size, in root mean squares of the first values.
         options: options of the method, such as `{"bits": 2}` for `eden`.
         plain_replies: whether the replies of clients without the mod, or with one of another version, count (True).
-        max_failed_rounds: number of rounds in a row in which all clients may fail (0); one more ends the run.
+        max_failed_rounds: number of rounds in a row in which all clients may fail; one more ends the run. 0 by default;
+            None, any number, is the default of `compressed_grid`, whose loop sees each error.
         reply: what clients reply with. `auto` (default) takes each array for weights, or for a difference from what was
             sent where it is much shorter than that; `difference` says that all are differences, such as gradients.
         budget: bits per parameter that a whole reply is to take in the mean over all rounds; for `topk`, `fedmrn`,
@@ -59,7 +60,7 @@ class Options(TypedDict, total=False):
     step: float
     options: Mapping[str, Any] | None
     plain_replies: bool
-    max_failed_rounds: int
+    max_failed_rounds: int | None
     reply: Literal["auto", "difference"]
     budget: float | None
     schedule: Schedule

@@ -27,6 +27,7 @@ from fedmrn_app.plugin.vectors import way_of_vector
 
 _TYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16")
 _SCALAR, _SINGLE = 64, 128
+_MOST_FLOAT32 = float(np.finfo(np.float32).max) / 4
 _SHAPES: Mapping[int, tuple[int, ...]] = {_SCALAR: (), _SINGLE: (1,)}
 
 
@@ -132,11 +133,12 @@ def ways_for_reply(
 ) -> NDArray[np.uint8]:
     """Return `usual_ways` of a reply with the exceptions that keep each value right, uint8 (tensors,).
 
-    Arrays of another shape are sent as Flower does, and statistics exactly, see `is_statistic`. Vectors that are no
-    biases or statistics of the model are sent exactly, and long ones with a bound on the error of each value. Arrays
-    that are much shorter than their difference from what was sent are differences themselves, such as gradients, and
-    are coded as they are; with `differences` all arrays are. Of a `further` record only updates of what was sent are
-    coded: other arrays, such as the changes of SCAFFOLD's control variates, are sums in which the errors would stay.
+    Arrays of another shape are sent as Flower does; statistics, see `is_statistic`, and values beyond float32 exactly.
+    Vectors that are no biases or statistics of the model are sent exactly, and long ones with a bound on the error of
+    each value. Arrays that are much shorter than their difference from what was sent are differences themselves, such
+    as gradients, and are coded as they are; with `differences` all arrays are. Of a `further` record only updates of
+    what was sent are coded: other arrays, such as the changes of SCAFFOLD's control variates, are summands of a sum in
+    which the errors would stay.
     """
     ways = usual_ways(base)
     for number, (name, before) in enumerate(base.items()):
@@ -146,6 +148,8 @@ def ways_for_reply(
             continue
         if ways[number] == Way.CODED and is_statistic(before, after):
             ways[number] = Way.EXACT
+        if not all(map(_fits_float32, (before, after))):
+            ways[number] = Way.EXACT
         if further and ways[number] in (Way.CODED, Way.DENSE) and not is_update(before, after):
             ways[number] = Way.EXACT
         if ways[number] == Way.DENSE:
@@ -153,6 +157,12 @@ def ways_for_reply(
         if ways[number] in (Way.CODED, Way.DENSE, Way.BOUNDED) and (differences or is_difference(before, after)):
             ways[number] |= FROM_ZERO
     return ways
+
+
+def _fits_float32(array: NDArray[Any]) -> bool:
+    """Return whether no finite value of an array, nor a difference of two such, is beyond the range of float32."""
+    wide = array.dtype.kind == "f" and array.dtype.itemsize > 4 and array.size
+    return not wide or max(-float(array.min()), float(array.max())) < _MOST_FLOAT32
 
 
 def base_keys(replied: Mapping[str, Values], records: Mapping[str, Values]) -> dict[str, str | None]:

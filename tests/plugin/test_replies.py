@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -226,6 +226,24 @@ def test_changes_in_a_further_record_arrive_exactly(key: str, start: float, meth
     content = reply_of({"arrays": WEIGHTS, "control": control}, reply, plug_in=True, method=method)
     for name, value in to_values(content.array_records[key]).items():
         np.testing.assert_array_equal(value, change[name])
+
+
+@pytest.mark.parametrize(
+    ("first", "dtype", "exact"),
+    [
+        (1e200 * WEIGHTS["w"].astype(np.float64), np.float64, True),
+        (1e200 * np.linspace(-1, 1, 9000), np.float64, True),
+        ((6e4 * np.sign(WEIGHTS["w"])), np.float16, False),
+    ],
+)
+def test_values_near_and_beyond_a_range_stay_finite(first: NDArray[Any], dtype: Any, exact: bool) -> None:
+    sent: NDArray[Any] = first.astype(dtype)
+    trained: NDArray[Any] = (1.09 * first).astype(dtype)
+    content = reply_of({"arrays": {"w": sent}}, lambda r: with_metrics(arrays={"w": trained}), plug_in=True, rounds=1)
+    found = to_values(content.array_records["arrays"])["w"]
+    assert found.dtype == dtype
+    assert np.isfinite(cast(NDArray[Any], found)).all()
+    assert np.array_equal(found, trained) == exact
 
 
 def test_weights_in_a_further_record_are_coded() -> None:

@@ -190,6 +190,20 @@ def test_run_in_which_all_clients_fail_ends_with_the_first_error(allowed: int, l
     assert strategy.state()["round"] == last
 
 
+@pytest.mark.parametrize(("options", "ends"), [({}, False), ({"max_failed_rounds": 0}, True)])
+def test_a_loop_goes_on_after_a_client_that_fails(options: Any, ends: bool) -> None:
+    """Each of its calls may ask a single client, and it sees the error of the reply."""
+    local = LocalGrid(serving(edit=raises("no data here", NODES, [1])))
+    content = RecordDict({"arrays": first_arrays(), "config": ConfigRecord({"server-round": 1})})
+    with compressed_grid(local, **options) as grid:  # type: ignore[arg-type]
+        if ends:
+            with pytest.raises(RunError, match="no data here"):
+                grid.send_and_receive([Message(content, NODES[0], "train")])
+        else:
+            (reply,) = grid.send_and_receive([Message(content, NODES[0], "train")])
+            assert "no data here" in str(reply.error.reason)
+
+
 def seeds_of(grid: LocalGrid) -> list[object]:
     return [message.content.config_records["fedmrn"]["seed"] for message in grid.sent]
 
