@@ -26,8 +26,9 @@ from fedmrn_app.report.comparison import against
 from fedmrn_app.report.groups import Groups
 from fedmrn_app.report.notes import notes
 from fedmrn_app.report.registration import read_registration
-from fedmrn_app.report.runs import load_runs
+from fedmrn_app.report.runs import load_runs, unfinished_runs
 from fedmrn_app.report.time_to_target import table_of_times
+from fedmrn_app.system.atomic_io import os_reason
 
 
 def main() -> int:
@@ -63,12 +64,19 @@ def main() -> int:
         return 2
     except BrokenPipeError:  # the reader has all that it wants, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        print(f"fedmrn-report: {os_reason(error)}", file=sys.stderr)
+        return 1
     return 0
 
 
 def _report(arguments: argparse.Namespace) -> list[str]:
     """Write the page and the copies that the arguments ask for, and return the lines to print."""
     runs = load_runs(*arguments.folders, rounds=arguments.rounds)
+    if left := unfinished_runs(arguments.folders):
+        many = len(left) > 1
+        words = f"{len(left)} run{'s' * many} without a summary.json, such as {left[0]}"
+        print(f"fedmrn-report: {words}, {'are' if many else 'is'} left out", file=sys.stderr)
     lines = table_of(runs, arguments)
     if arguments.figure:
         with needs_extra("report", "fedmrn-report --figure"):
@@ -76,7 +84,8 @@ def _report(arguments: argparse.Namespace) -> list[str]:
             from fedmrn_app.report.time_figure import draw_times
 
         if arguments.time:
-            draw_times(read_registration(arguments.time), runs, arguments.figure, train=arguments.train_seconds)
+            registration = read_registration(arguments.time, "--time")
+            draw_times(registration, runs, arguments.figure, train=arguments.train_seconds)
         else:
             draw_benchmark(read_registration(arguments.benchmark), runs, arguments.figure)
         lines += ["", f"figure in {arguments.figure}"]
@@ -153,7 +162,7 @@ def table_of(runs: pd.DataFrame, kind: argparse.Namespace) -> list[str]:
     if kind.benchmark:
         return table_of_benchmark(read_registration(kind.benchmark), runs, brief=kind.brief)
     if kind.time:
-        return table_of_times(read_registration(kind.time), runs, train=kind.train_seconds)
+        return table_of_times(read_registration(kind.time, "--time"), runs, train=kind.train_seconds)
     if not (_takes_means(kind) or kind.test or kind.until is not None):
         return tables.each_run(runs)
     groups = Groups.of(runs)

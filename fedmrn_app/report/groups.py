@@ -64,7 +64,8 @@ class Groups:
             else None
             for row, own in zip(table.itertuples(), settings, strict=True)
         ]
-        return cls(runs, load_rounds(runs), table.astype({"paper": float}))
+        # a copy in one piece, since pandas warns of columns that were added one by one
+        return cls(runs, load_rounds(runs), table.astype({"paper": float}).copy())
 
     @property
     def metric(self) -> str:

@@ -135,8 +135,12 @@ def _folder(name: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "_", name.lower())
 
 
-def read_registration(path: Path) -> Registration:
+def read_registration(path: Path, option: str = "--benchmark") -> Registration:
     """Read a registered benchmark.
+
+    Args:
+        path: of the YAML file.
+        option: what errors name.
 
     Raises:
         RunError: the file cannot be read, or it is no registration of a benchmark.
@@ -146,7 +150,8 @@ def read_registration(path: Path) -> Registration:
     except ValidationError as error:
         first = error.errors()[0]
         reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror}"
+    except (ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
-    message = f"--benchmark {path}: {reason}"
-    raise RunError(message, code="registration", key="--benchmark", value=str(path))
+    raise RunError(f"{option} {path}: {reason}", code="registration", key=option, value=str(path))

@@ -189,6 +189,12 @@ def find_summaries(folders: Sequence[Path]) -> list[Path]:
     )
 
 
+def unfinished_runs(folders: Sequence[Path]) -> list[Path]:
+    """Return the folders of runs that have not ended, or that have failed, in and below some folders."""
+    begun = {path.parent for folder in folders for path in folder.rglob("run.log")}
+    return sorted(folder for folder in begun if not (folder / "summary.json").exists())
+
+
 def data_of(summary: Mapping[str, Any]) -> str:
     """Return the data set and its partition, and the split that was evaluated where it is not the test split."""
     split = summary.get("evaluated_on", "test")

@@ -165,7 +165,14 @@ def choose(groups: Groups, key: str, last: int) -> pd.DataFrame:
 
 
 def until(groups: Groups, value: float) -> pd.DataFrame:
-    """Return rounds, seconds and traffic up to the first round whose metric is `value` or better, means over seeds."""
+    """Return rounds, seconds and traffic up to the first round whose metric is `value` or better, means over seeds.
+
+    Raises:
+        RunError: no value of the metric is as large, because it is a share of one.
+    """
+    if groups.factor != 1 and not 0 <= value <= 1:
+        message = f"--until {value:g}: the {groups.metric} is a share of one, such as 0.85"
+        raise RunError(message, code="range", key="--until", value=value)
     rounds = groups.rounds
     seconds = rounds["seconds"].groupby(level="folder", sort=False)
     rounds = rounds.assign(

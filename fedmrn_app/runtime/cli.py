@@ -141,7 +141,12 @@ def _check_options(arguments: Sequence[str]) -> None:
 
     parser = get_args_parser()
     setattr(parser, "error", refuse)  # noqa: B010 (a method)
-    parser.parse_intermixed_args([word for word in arguments if word not in ("--help", "-h", "--version")])
+    given = parser.parse_intermixed_args([word for word in arguments if word not in ("--help", "-h", "--version")])
+    if given.resolve and given.cfg is None:
+        refuse("--resolve: goes with --cfg, such as --cfg job --resolve")
+    kinds = {"--run": given.run, "--multirun": given.multirun, "--cfg": given.cfg, "--info": given.info}
+    if len(both := [name for name, value in kinds.items() if value]) > 1:
+        refuse(f"{both[0]}: does not go with {both[1]}; leave one of them out")
 
 
 def _checked_sweep(overrides: Sequence[str]) -> Sweep:

@@ -107,6 +107,32 @@ def test_options_choose_the_table_and_write_the_page(tmp_path: Path, report: Rep
         assert label in (page / f"{name}.svg").read_text()
 
 
+def test_runs_that_have_not_ended_are_counted(tmp_path: Path, report: Report) -> None:
+    leave_summary(tmp_path / "runs" / "ended")
+    (tmp_path / "runs" / "failed").mkdir()
+    (tmp_path / "runs" / "failed" / "run.log").write_text("2026-01-01 00:00:00 failed\n")
+    code, out, err = report(tmp_path / "runs")
+    assert (code, len(out.splitlines())) == (0, 3)
+    assert err == f"fedmrn-report: 1 run without a summary.json, such as {tmp_path}/runs/failed, is left out\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--until", "85"], "--until 85: the accuracy is a share of one, such as 0.85"),
+        (["--time", "nope.yaml"], "--time nope.yaml: cannot be read: No such file or directory"),
+        (["--keep", "run/summary.json/kept"], "run/summary.json/kept/run: Not a directory"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(
+    words: list[str], said: str, tmp_path: Path, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path / "run", "eden", 0, (0.5, 0.6))
+    monkeypatch.chdir(tmp_path)
+    code, _, err = report("run", *words)
+    assert (code, err) == (1 if "--keep" in words else 2, f"fedmrn-report: {said}\n")
+
+
 def test_folders_without_a_finished_run_are_refused_in_one_line(tmp_path: Path, report: Report) -> None:
     run = leave_summary(tmp_path / "run")
     (tmp_path / "empty").mkdir()
