@@ -82,6 +82,7 @@ def _add(words: argparse.Namespace) -> None:
 
 def _remove(words: argparse.Namespace) -> None:
     with opened(words.folder) as federation:
+        before = len(federation.devices)
         for word in words.devices:
             try:
                 name = federation.device_name(word)
@@ -94,7 +95,8 @@ def _remove(words: argparse.Namespace) -> None:
                 "" if error is None else f"; the gate refuses its key, the SuperLink is told when it starts ({error})"
             )
             print(f"{name}: removed; client {number} takes part in no run any more{told}")
-        _say_shares(federation)
+        if len(federation.devices) < before:
+            _say_shares(federation)
         say_unsigned(federation)
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from fedmrn_app.deploy import changes, device, register, server, service_files, status
 from fedmrn_app.deploy.certificates import read_device_key
 from fedmrn_app.deploy.folder import DEFAULT_FOLDER, Federation, create, load, opened, renew_server
+from fedmrn_app.deploy.node_settings import check_node_config
 from fedmrn_app.environment import releases
 from fedmrn_app.errors import ConfigError, FedMRNError
 from fedmrn_app.runtime.connection import add_connection, check_name
@@ -71,7 +72,7 @@ def _device(words: argparse.Namespace) -> None:
     with opened(words.folder) as federation:
         name = federation.device_name(words.device)
         if words.config is not None:
-            federation.devices[name].config = words.config
+            federation.devices[name].config = check_node_config(words.config)
             federation.save()
         _print_files(service_files.write_device_services(federation, name))
     console.print(f"copy {federation.bundle(name)} to the device, and nothing else", markup=False)

@@ -7,6 +7,7 @@ import shutil
 
 from fedmrn_app.deploy import register, service_files
 from fedmrn_app.deploy.folder import Federation, add_device
+from fedmrn_app.deploy.node_settings import check_node_config
 from fedmrn_app.errors import ConfigError, RunError
 
 
@@ -25,7 +26,8 @@ def add(
         The name, and why the key is not registered yet; None if it is.
 
     Raises:
-        ConfigError: the name is that of another device, or has other characters than letters, digits, -, _ and dots.
+        ConfigError: the name is that of another device, or has other characters than letters, digits, -, _ and dots;
+            or `config` has settings that a device does not have.
     """
     full = f"device-{federation.slots}" if name is None else name
     if full.isdigit() or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", full):
@@ -34,6 +36,7 @@ def add(
     if full in federation.devices or federation.bundle(full).exists():
         reason = f"is a device of {federation.path} already; take another name"
         raise ConfigError(f"device={full}: {reason}", code="exists", key="device", value=full)
+    check_node_config(config)
     add_device(federation, full, public_key)
     federation.devices[full].config = config
     federation.save()
