@@ -16,6 +16,7 @@ from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryV
 from fedmrn_app.config.build import build_task
 from fedmrn_app.config.compose import GROUPS, choices_of, compose_checked, load_config, open_own_groups, parse
 from fedmrn_app.config.schema import Config
+from fedmrn_app.data.place import Place
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.tasks.task import Task
 from fedmrn_app.validation import check_value, refusal
@@ -42,11 +43,15 @@ class Sweep:
     searches: bool = False
     direction: str | None = None
 
-    def check(self) -> None:
+    def check(self, *, here: bool = False) -> None:
         """Check the configuration of every run; of runs that differ in their seed alone, one, and of others the seed.
+
+        Args:
+            here: whether the runs read their data on this machine, so that `dataset.path` must be there.
 
         Raises:
             ConfigError: of the first run that is refused.
+            DataError: its data are not there.
         """
         seen: set[tuple[str, ...]] = set()
         seeds: set[str] = set()
@@ -58,7 +63,10 @@ class Sweep:
                     check_value(Config, "seed", parse([seed])[0].value() if seed else 0)
                     seeds.add(seed)
                 continue
-            self._check_direction(build_task(load_config(tuple(run))))
+            task = build_task(load_config(tuple(run)))
+            self._check_direction(task)
+            if here and (path := getattr(task, "path", None)) is not None:
+                Place(task.path_key, path).find("where the data of the sweep's runs are")
             seen.add(others)
             seeds.add(seed)
 

@@ -69,7 +69,7 @@ def main() -> None:
                 options = [word for word in arguments if word.startswith("-")]
                 overrides = [word for word in arguments if not word.startswith("-")]
                 if {"--multirun", "-m"} & set(options):
-                    sweep = _checked_sweep(overrides)
+                    sweep = _checked_sweep(overrides, here=on is None)
                     folder, key = sweep.folder, "sweep"
                 else:
                     composed = _checked_run(overrides)
@@ -149,14 +149,15 @@ def _check_options(arguments: Sequence[str]) -> None:
         refuse(f"{both[0]}: does not go with {both[1]}; leave one of them out")
 
 
-def _checked_sweep(overrides: Sequence[str]) -> Sweep:
-    """Check all runs of a sweep before the first one starts."""
+def _checked_sweep(overrides: Sequence[str], *, here: bool) -> Sweep:
+    """Check all runs of a sweep before the first one starts; `here` says whether this machine trains."""
     sweep = open_sweep(overrides)
     if len(sweep.runs) == 1 and not sweep.searches:
         console.print("--multirun has no effect because no setting has several values")
     elif len(sweep.runs) > MANY:
         console.print(f"checking {len(sweep.runs)} runs before the first one starts")
-    sweep.check()
+    elsewhere = any(word.startswith("hydra/launcher=") for word in overrides)  # which may have other disks
+    sweep.check(here=here and not elsewhere)
     return sweep
 
 

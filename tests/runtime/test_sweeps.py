@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedmrn_app.config.sweep import Sweep
-from fedmrn_app.errors import ConfigError
+from fedmrn_app.errors import ConfigError, DataError
 from fedmrn_app.runtime.cli import print_sweep
 from fedmrn_app.runtime.sweeps import forget_outcomes, read_best, read_outcomes
 from tests.reference import reference_run
@@ -57,6 +57,14 @@ def test_seeds_are_checked_without_checking_every_run(tmp_path: Path) -> None:
     for wrong in (["seed=-1", "local.lr=0.1"], ["seed=0", "local.lr=-1"]):
         with pytest.raises(ConfigError):
             Sweep([*runs, wrong], tmp_path).check()
+
+
+def test_data_that_are_not_here_are_named_before_the_first_run(tmp_path: Path) -> None:
+    runs = [["dataset=fashion_mnist", f"dataset.path={path}"] for path in (tmp_path, tmp_path / "nowhere")]
+    Sweep(runs, tmp_path).check()
+    Sweep(runs[:1], tmp_path).check(here=True)
+    with pytest.raises(DataError, match="nowhere: no such folder or file"):
+        Sweep(runs, tmp_path).check(here=True)
 
 
 @pytest.mark.slow
