@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -33,6 +34,7 @@ _DEATHS = {  # what is said about a process that has died, by Ray within pages o
     "machine's memory is full: raise client_cpus, so that fewer clients train at once, or lower local.batch_size",
 }
 _STYPE = "numpy.ndarray"  # Flower's name for arrays in the format of np.save
+_HEAD, _MOST_HEAD = 10, 4096  # bytes of such an array up to the length of its header, and with the header
 
 
 def payload_content(payload: bytes) -> RecordDict:
@@ -169,9 +171,18 @@ def from_array(array: Array) -> NDArray[Any]:
     Raises:
         ValueError: the bytes are not in the format of np.save, version 1.
     """
-    head = io.BytesIO(array.data[:4096])
-    if array.stype != _STYPE or np.lib.format.read_magic(head) != (1, 0):
+    if array.stype != _STYPE:
         raise ValueError(f"an array has the type {array.stype}, expected {_STYPE}")
-    shape, by_column, dtype = np.lib.format.read_array_header_1_0(head)
-    found: NDArray[Any] = np.frombuffer(array.data, dtype, offset=head.tell())
+    end = _HEAD + int.from_bytes(array.data[_HEAD - 2 : _HEAD], "little")
+    shape, by_column, dtype = _read_header(bytes(array.data[: min(end, _MOST_HEAD)]))
+    found: NDArray[Any] = np.frombuffer(array.data, dtype, offset=end)
     return found.reshape(shape, order="F" if by_column else "C")
+
+
+@lru_cache(4096)
+def _read_header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Return shape, order and type of an array; the arrays of a model have the same headers in each message."""
+    head = io.BytesIO(data)
+    if np.lib.format.read_magic(head) != (1, 0):
+        raise ValueError(f"an array has another version than 1 of the format of {_STYPE}")
+    return np.lib.format.read_array_header_1_0(head)
