@@ -275,6 +275,14 @@ def choices_of(group: str) -> list[str]:
     return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in files)
 
 
+def _choices_with(group: str, key: str) -> list[str]:
+    """Return the names of a config group's files that have a key."""
+    if group not in GROUPS or group == "experiment":
+        return []
+    files = {name: OmegaConf.load(find_conf() / group / f"{name}.yaml") for name in choices_of(group)}
+    return [name for name, file in files.items() if key in (file.get(group) or file)]
+
+
 def _is_choice(override: Override) -> bool:
     return override.key_or_group in GROUPS
 
@@ -320,5 +328,7 @@ def _check_key(override: Override, known: Any, opened: Sequence[str]) -> None:
             if node == {"name": "default"}:  # a task or a model that the data set names
                 named = known["dataset"].get(where)
                 hint = f"set {where}={named if named in choices_of(where) and part != '_target_' else 'own'} too"
+            elif depth == 1 and (having := _choices_with(where, part)):
+                hint += f"; it is a key of {', '.join(f'{where}={choice}' for choice in having)}"
             raise _refused(override, f"unknown key{nearest(part, allowed)}; {hint}", "unknown-key")
         node = node[part]

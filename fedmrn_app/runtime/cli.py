@@ -55,7 +55,7 @@ def main() -> None:
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra passes errors on, instead of printing a traceback itself
     sweep, composed = None, None
-    folder: Path | None
+    folder: Path | None = None
     try:
         with ExitStack() as folders:
             if sys.argv[1:2] == [COMMAND]:
@@ -106,7 +106,11 @@ def main() -> None:
         errors.print(f"fedmrn: {stop}", markup=False)
         sys.exit(EXIT_CODE)
     except KeyboardInterrupt:
-        errors.print("interrupted; finished rounds are in the run's folder")
+        if folder is None:
+            errors.print("interrupted")
+        else:
+            word = quote_override(f"hydra.{'run' if sweep is None else 'sweep'}.dir", str(folder))
+            errors.print(f"interrupted; the same command with {word} resume=auto goes on", markup=False)
         sys.exit(130)
     sys.exit(1 if sweep is not None and not print_sweep(sweep) else 0)
 

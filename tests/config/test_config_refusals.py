@@ -54,6 +54,11 @@ def said(error: ConfigError) -> str:
     return f"{error.key}={written}"
 
 
+def test_a_key_of_another_choice_is_named_with_it() -> None:
+    assert str(refused("partition.alpha=1")).endswith("; it is a key of partition=dirichlet")
+    assert str(refused("strategy.tensor_steps=1")).endswith("; it is a key of strategy=quantized")
+
+
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))])
 def test_every_line_of_the_catalogue_is_refused(part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_modules(tmp_path)
