@@ -238,6 +238,8 @@ def parse(overrides: Sequence[str]) -> list[Override]:
                 raise ConfigError(f"{key}: must be KEY=VALUE", code="format", key=key) from error
             if value.endswith(","):
                 reason = f"ends with a comma; the values of a sweep stand without spaces, such as {key}=1,2"
+            elif value[:1] in ("[", "{"):
+                reason = "cannot be read; in names write a backslash before each of ( ) [ ] { } : = , and \\"
             else:
                 reason = f'cannot be read; put the value in quotes of its own: "{quote_override(key, value)}"'
             raise _unreadable(key, value, reason) from error
@@ -279,7 +281,7 @@ def _choices_with(group: str, key: str) -> list[str]:
     """Return the names of a config group's files that have a key."""
     if group not in GROUPS or group == "experiment":
         return []
-    files = {name: OmegaConf.load(find_conf() / group / f"{name}.yaml") for name in choices_of(group)}
+    files: dict[str, Any] = {name: OmegaConf.load(find_conf() / group / f"{name}.yaml") for name in choices_of(group)}
     return [name for name, file in files.items() if key in (file.get(group) or file)]
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedmrn_app.data.labels import FEW_CLASSES, are_whole, listed
 from fedmrn_app.data.place import Place
-from fedmrn_app.data.rows import ColumnKind, Entry, RowQuery, way_to_ignore
+from fedmrn_app.data.rows import ColumnKind, Entry, RowQuery, listing, setting, way_to_ignore, way_to_keep
 from fedmrn_app.data.words import are_codes, are_days, names_persons, names_splits
 
 Table = Any  # a pyarrow.dataset.Dataset
@@ -37,10 +37,12 @@ class Found:
             `id of several rows`, `names of splits`, `whole numbers that all differ`, `vectors of whole numbers`,
             `numbers with commas`, `numbers as text`, `dates`, or the name of its type in Arrow.
         note: the number of values, such as `9 values`, or one of them.
+        whole: whether it holds whole numbers.
     """
 
     kind: str
     note: str = ""
+    whole: bool = False
 
 
 INPUTS: tuple[ColumnKind, ...] = ("number", "category", "vector")  # of a table
@@ -53,6 +55,7 @@ SPLITS = "names of splits"
 SPLITS_WAY = "files called train.csv and test.csv are splits"
 AS_TEXT = "numbers as text"
 NUMBERS = r"^\s*[-+]?(0|[1-9]\d*|\d*\.\d+)([eE][-+]?\d+)?\s*$"  # codes such as 02139 are none
+CODES = r"^\s*\d+\s*$"
 AS_TEXT_WAY = "pandas.to_numeric(COLUMN, errors='coerce') makes numbers, and of other texts missing values to fill in"
 DOUBTFUL: Mapping[str, ColumnKind] = {  # a person decides, and may make them inputs of a kind
     SEVERAL: "category",
@@ -107,7 +110,7 @@ def is_text(kind: Any) -> bool:
 
 def look_at(table: Table, name: str, place: Place) -> Found:
     """Return what a column holds."""
-    from pyarrow import compute
+    from pyarrow import compute, types
 
     kind, column = kind_of_type(table.schema.field(name).type), read_column(table, name, place)
     count, filled = len(column), len(column) - column.null_count
@@ -117,6 +120,8 @@ def look_at(table: Table, name: str, place: Place) -> Found:
         return Found("vectors of whole numbers")
     if kind not in ("whole number", "number", "text"):
         return Found(kind)
+    if types.is_boolean(column.type) and column.null_count:
+        return Found("category", "2 values, and missing ones")
     if kind == "number" and not whole(column):
         return Found("number")
     with place.reading():
@@ -135,8 +140,8 @@ def look_at(table: Table, name: str, place: Place) -> Found:
     if unique and (named or consecutive):
         return Found("row numbers" if consecutive else "id", f"{different:,} different values")
     several = kind == "whole number" and 1 < different < count
-    if several and (named or names_persons(name, different)):
-        return Found(SEVERAL, f"{different:,} different values")
+    if several and ((named and not INDEX_NAMES.fullmatch(name.lower())) or names_persons(name, different)):
+        return Found(SEVERAL, f"{different:,} different values", whole=True)
     if kind == "whole number" and different > 1 and are_days(column):
         return Found("dates", f"such as {column.drop_null()[0]}")
     if kind == "whole number" and unique and count >= MIN_DIFFERENT:
@@ -152,7 +157,7 @@ def _no_category(name: str, column: Any, found: Found, different: int) -> Found 
         return Found("dates", f"such as {column.drop_null()[0]}")
     if different == len(column):
         return None
-    persons = found.kind == "category" and names_persons(name, different)
+    persons = found.kind == "category" and names_persons(name, different, column)
     return Found(SEVERAL, found.note) if persons or are_codes(column, different) else None
 
 
@@ -172,6 +177,9 @@ def _numbers_as_text(column: Any) -> Found | None:
     from pyarrow import compute
 
     values = column.drop_null()
+    begin_with_zero = compute.any(compute.match_substring_regex(values, r"^\s*0\d")).as_py()
+    if begin_with_zero and compute.all(compute.match_substring_regex(values, CODES)).as_py():
+        return None
     others = compute.filter(values, compute.invert(compute.match_substring_regex(values, NUMBERS)))
     if 2 * len(others) >= len(values):
         return None
@@ -299,9 +307,10 @@ def refuse_unused(found: Mapping[str, Found], query: RowQuery, beside: str = "")
     doubtful = [name for name, one in found.items() if one.kind in DOUBTFUL]
     if doubtful and not beside:
         name, first = doubtful[0], found[doubtful[0]]
-        ways.append(f"dataset.kinds={{{name}:{DOUBTFUL[first.kind]}}} makes {name} an input")
+        way = f"{way_to_keep({name: DOUBTFUL[first.kind]})} makes {name} an input"
+        ways.append(way + (" for each value, and with number instead a single one" if first.whole else ""))
         if first.kind == SEVERAL:
-            ways.append(f"dataset.group_column={name} makes it the group of partition=natural")
+            ways.append(f"{setting('group_column', listing([name]))} makes it the group of partition=natural")
         if first.kind == SPLITS:
             ways.append(SPLITS_WAY)
         if first.kind == "vectors of whole numbers":
@@ -310,14 +319,19 @@ def refuse_unused(found: Mapping[str, Found], query: RowQuery, beside: str = "")
         ways.append(COMMA_WAY)
     numbers = [name for name, one in found.items() if one.kind == AS_TEXT]
     if numbers and not beside:
-        ways += [AS_TEXT_WAY, f"dataset.kinds={{{numbers[0]}:category}} makes its values an input each"]
+        ways += [AS_TEXT_WAY, _way_to_categories(numbers)]
     texts = [name for name, one in found.items() if one.kind == "text"]
     if texts and not beside:
-        ways.append(f"dataset.text_column={texts[0]} reads that text alone")
-        ways.append(f"dataset.kinds={{{texts[0]}:category}} makes its values an input each")
+        ways.append(f"{setting('text_column', listing(texts[:1]))} reads that text alone")
+        ways.append(_way_to_categories(texts))
     code = "ambiguous" if doubtful and len(doubtful) == len(found) else "unused"
     verb = "may be an input or none" if code == "ambiguous" else f"cannot be an input{beside or ' of a table'}"
     raise query.place.error(code, f"column{'s' * (len(found) > 1)} {words} {verb}; {'; '.join(ways)}")
+
+
+def _way_to_categories(names: Sequence[str]) -> str:
+    kinds: dict[str, ColumnKind] = dict.fromkeys(names, "category")
+    return f"{way_to_keep(kinds)} makes {'its' if len(names) == 1 else 'their'} values an input each"
 
 
 def _given(table: Table, name: str, query: RowQuery) -> Found:

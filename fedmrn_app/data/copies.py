@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fedmrn_app.data.columns import Table, read_column, value_numbers
 from fedmrn_app.data.features import numbers_of
 from fedmrn_app.data.labels import Labels, listed
-from fedmrn_app.data.rows import ColumnKind, RowQuery, way_to_ignore
+from fedmrn_app.data.rows import ColumnKind, RowQuery, way_to_ignore, way_to_keep
 
 MIN_ROWS = 30  # in fewer rows a column may go with the classes by chance
 MIN_NUMBERS = 10  # in fewer rows a number may go with a quantity by chance
@@ -39,9 +39,9 @@ def refuse_copies(table: Table, features: Sequence[tuple[str, ColumnKind]], labe
     found = list(find(table, looked_at, labels, query))
     if found:
         names = [name for name, _, _ in found]
-        keep = ",".join(f"{name}:{kind}" for name, kind, _ in found)
+        keep = way_to_keep({name: kind for name, kind, _ in found})
         what = f"column{'s' * (len(found) > 1)} {listed(names)} would tell the label: {found[0][2]}"
-        keeps = f"dataset.kinds={{{keep}}} makes an input of what is not a copy"
+        keeps = f"{keep} makes an input of what is not a copy"
         raise query.place.error("ambiguous", f"{what}; {way_to_ignore(names)}; {keeps}")
 
 

@@ -155,6 +155,9 @@ def _refuse_levels(folder: Path, classes: list[Path], place: Place) -> None:
     for one in classes:
         below = _folders(one)
         if below and not any(map(_is_image, one.iterdir())) and any(map(_is_image, visible_files(one))):
+            if len(classes) == 1:
+                problem = f"holds the folder {one.name} alone"
+                raise place.error("ambiguous", f"{problem}; name it: {place.key}={Path(place.value) / one.name}")
             raise place.error(
                 "ambiguous",
                 f"{one.name}/ holds folders ({listed([b.name for b in below])}); is {one.name} a class or a group such "

@@ -156,8 +156,8 @@ def _of_8_bits(image: Image.Image, form: ImageForm) -> Image.Image:
     if least < 0 or not np.issubdtype(values.dtype, np.integer):
         raise ValueError(f"{pixels}, not whole numbers from 0; convert the files to 8 bits, 0 to 255, beforehand")
     if form.most is None or most > form.most:
-        over = "more than 8 bits" if form.most is None else f"above dataset.image_max={form.most}"
-        way = next(limit for limit in (4095, 65535, int(most)) if limit >= most)
+        over = "stored in more than 8 bits" if form.most is None else f"above dataset.image_max={form.most}"
+        way = next(limit for limit in (255, 4095, 65535, int(most)) if limit >= most)
         raise ValueError(f"{pixels}, {over}; dataset.image_max={way} makes {way} the 255 of 8 bits")
     return Image.fromarray((values * (255 / form.most)).round().astype(np.uint8))
 

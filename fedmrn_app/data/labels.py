@@ -72,7 +72,7 @@ def encode_labels(values: NDArray[Any], place: Place, declared: tuple[str, ...] 
     for row in np.flatnonzero((index < 0) | (index >= (MAX_LABEL if declared is None else len(declared))))[:1]:
         way = f"labels are below {MAX_LABEL if declared is None else len(declared)}; store others as text"
         if index[row] < 0:
-            way = "labels below 0 often stand for none: leave such rows out, or store the labels as text"
+            way = "labels below 0 often stand for none: leave such rows out, or store the labels as words"
         raise place.error("label", f"row {row} has the label {index[row]}; {way}")
     return Labels(index, declared, declared is not None)
 

@@ -30,7 +30,7 @@ from fedmrn_app.data.visible import visible_files
 from fedmrn_app.errors import DataError
 
 FORMS = "a folder of images by class, parquet, CSV or JSONL files, a folder of datasets.save_to_disk, or .npz files"
-READING = 4  # is raised where files are read in another way, so that the cache holds no rows of before
+READING = 5  # is raised where files are read in another way, so that the cache holds no rows of before
 FOUND_KEYS = ("dataset.kinds", "dataset.feature_columns")  # which the training rows set for the other splits
 FORM_WORDS: Mapping[Form, str] = {"image": "images", "table": "a table", "ids": "rows of ids"}
 SHAPE_KEYS: Mapping[Form | None, tuple[str, ...]] = {  # configuration keys of the shape of a row
@@ -193,7 +193,9 @@ def _named(place: Place, split: str, rows: Callable[[], OpenRows], trained: bool
         return rows()
     except DataError as error:
         problem = str(error).removeprefix(f"{place}: ")
-        if trained and (key := next((key for key in FOUND_KEYS if f" ({key})" in problem), None)):
+        if trained and ("label_column" in problem or "no column is called label" in problem):
+            problem = "its rows have no label; move them away, or name the file of training rows in dataset.path"
+        elif trained and (key := next((key for key in FOUND_KEYS if f" ({key})" in problem), None)):
             problem = f"{problem.replace(f' ({key})', '')}; its columns must be those of the training rows"
         raise replace(place, part=f"{split} split: ").error(error.code, problem) from error
 

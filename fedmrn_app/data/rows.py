@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmrn_app.data.labels import Labels
+from fedmrn_app.data.labels import Labels, listed
 from fedmrn_app.data.place import Place
 from fedmrn_app.data.samples import Rows
 
@@ -18,6 +20,8 @@ Use = Literal["input", "label", "group", "not used"]
 ColumnKind = Literal["number", "category", "text", "vector"]
 Folders = Literal["classes", "groups"]  # what the first level of folders of images is, where there are two
 Tokenizer = Literal["words", "characters"]
+_HYDRA = re.compile(r"[\\()\[\]{}:=,]")  # characters that Hydra takes for its own without a backslash
+_SHELL = re.compile(r"[\s\\()'\"$&;|<>*?`!#]")
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,23 @@ class OpenRows:
 
 def way_to_ignore(names: Sequence[str]) -> str:
     """Return how to leave columns, arrays or folders out."""
-    return f"dataset.ignore=[{','.join(names)}] leaves {'it' if len(names) == 1 else 'them'} out"
+    return f"{setting('ignore', f'[{listing(names)}]')} leaves {'it' if len(names) == 1 else 'them'} out"
+
+
+def way_to_keep(kinds: Mapping[str, ColumnKind]) -> str:
+    """Return how to make inputs of columns, each of a kind."""
+    return setting("kinds", "{" + ",".join(f"{listing([name])}:{kind}" for name, kind in kinds.items()) + "}")
+
+
+def listing(names: Sequence[str]) -> str:
+    """Return names as an override of Hydra lists them."""
+    return ",".join(_HYDRA.sub(r"\\\g<0>", name) for name in names)
+
+
+def setting(key: str, value: str) -> str:
+    """Return a setting of the data set as a person types it, in quotes where a shell needs them."""
+    word = f"dataset.{key}={value}"
+    return shlex.quote(word) if _SHELL.search(word) else word
 
 
 Splits = Mapping[str, Callable[[], OpenRows]]  # of `train`, `val` and `test`; rows that are not split are `train`
@@ -133,11 +153,14 @@ def check_table(x: NDArray[Any], place: Place, columns: tuple[str, ...] | None =
     table = np.asarray(x, np.float64)
     if not table.shape[1]:
         raise place.error("empty", "the table has no columns")
-    for row, column in np.argwhere(~np.isfinite(table))[:1]:
-        name = column if columns is None else columns[column]
-        raise place.error(
-            "not-finite",
-            f"column {name} is {table[row, column]} in row {row}; every value must be a finite number, fill it in or "
-            "leave the row out",
-        )
-    return table
+    wrong = ~np.isfinite(table)
+    if not wrong.any():
+        return table
+    odd, rows = np.flatnonzero(wrong.any(0)), np.flatnonzero(wrong.any(1))
+    names = [str(column if columns is None else columns[column]) for column in odd]
+    value = table[rows[0]][wrong[rows[0]]][0]
+    what = f"{len(rows):,} of {len(table):,} rows, such as row {rows[0]}, have {value} in {listed(names)}"
+    ways = "fill them in or leave such rows out"
+    if columns is not None and place.key != "data-path":
+        ways += f"; {way_to_ignore(names)}"
+    raise place.error("not-finite", f"{what}; every value must be a finite number, {ways}")

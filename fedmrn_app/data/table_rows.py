@@ -37,9 +37,8 @@ from fedmrn_app.data.rows import Entry, OpenRows, RowQuery
 from fedmrn_app.data.samples import Rows
 from fedmrn_app.data.tables import holds_images
 from fedmrn_app.data.texts import VOCABULARY, cut_off, encode_texts
+from fedmrn_app.data.words import LABEL_COLUMNS
 from fedmrn_app.errors import needs_extra
-
-LABEL_COLUMNS = ("label", "labels", "target", "class", "y")  # names by which a column of labels is found
 
 
 def columns_rows(table: Table, query: RowQuery) -> OpenRows:
@@ -199,6 +198,8 @@ def _label_column(table: Table, query: RowQuery) -> str:
         return known_column(table, query.label_column, "label_column", query)
     found = [name for name in column_names(table) if name.lower() in LABEL_COLUMNS and name != query.group_column]
     found = [name for name in found if name not in query.ignore]
+    if any(name.lower() == "x" for name in column_names(table)):
+        found = [name for name in found if name.lower() != "y"]  # beside an x it is a coordinate
     if len(found) == 1:
         return found[0]
     which = f"several columns may be the label ({', '.join(found)})" if found else "no column is called label"

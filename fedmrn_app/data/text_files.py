@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from fedmrn_app.data.place import Place, first_line
+from fedmrn_app.data.words import LABEL_COLUMNS
 from fedmrn_app.errors import needs_extra
 
 JSON_LINES = ".jsonl"
 TEXT_SUFFIXES = (".csv", ".tsv", JSON_LINES)
 _SEPARATORS = ",;\t|"
 _HEAD, _HEAD_ROWS = 1 << 20, 1000  # bytes and rows that tell of codes
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_NAMELESS = "Unnamed: "  # as pandas calls them
+_LOOKED_AT = 100  # texts of several lines in a column
 _E_CODE = re.compile(r"\d+E\d+")
 _LARGEST_BLOCK = (1 << 31) - 1  # bytes that PyArrow reads at once
 
@@ -90,7 +94,7 @@ def _read_csv(file: Path, codes: Collection[str], place: Place) -> Any:
             first = TextIOWrapper(content, "utf-8-sig", "replace", newline="").readline()
         size = file.stat().st_size
     separator = max(_SEPARATORS, key=first.count)
-    names = next(csv.reader([first.strip()], delimiter=separator), [])
+    names = next(csv.reader([first.rstrip("\r\n")], delimiter=separator), [])
     if not any(name.strip() for name in names):
         raise place.error("empty", f"{file.name} has no line of names")
     if first.lstrip().startswith("#") and separator not in first:
@@ -99,18 +103,19 @@ def _read_csv(file: Path, codes: Collection[str], place: Place) -> Any:
     if len(names) == 1 and len(first.split()) > 1:
         problem = f"{file.name} has one column, {names[0].strip()[:40]!r}, whose name has blanks"
         raise place.error("names", f"{problem}; columns are separated by commas, semicolons, tabs or bars")
-    if values := [name.strip() for name in names if _is_number(name)]:
+    if values := _values_as_names([name.strip() for name in names]):
         problem = f"the first line of {file.name} holds values, such as {values[0]}, and not the names of the columns"
-        raise place.error("names", f"{problem}; add a line of names")
+        raise place.error("names", f"{problem}; add a line of names, or write names as words, such as c{values[0]}")
     if strange := [name for name in names if "\ufffd" in name]:
         raise place.error("encoding", f"the name {strange[0]} in {file.name} is not UTF-8; {_way_to_recode('latin-1')}")
+    names = [name or f"{_NAMELESS}{place}" if names.count("") > 1 else name for place, name in enumerate(names)]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise place.error("names", f"{file.name} has two columns called {twice!r}; rename one")
     try:
         table = arrow.read_csv(
             file,
-            read_options=arrow.ReadOptions(block_size=min(size + 1, _LARGEST_BLOCK)),
+            read_options=arrow.ReadOptions(block_size=min(size + 1, _LARGEST_BLOCK), column_names=names, skip_rows=1),
             parse_options=arrow.ParseOptions(delimiter=separator, newlines_in_values=True),
             convert_options=arrow.ConvertOptions(
                 column_types={name: string() for name in names if name.strip() in codes}
@@ -122,7 +127,10 @@ def _read_csv(file: Path, codes: Collection[str], place: Place) -> Any:
         if types.is_binary(kind):  # so PyArrow reads text that is not UTF-8
             problem = f"column {name.strip()} of {file.name} has text that is not UTF-8"
             raise place.error("encoding", f"{problem}; {_way_to_recode('latin-1')}")
-    return table
+        if types.is_string(kind):
+            _refuse_open_quotes(table, name.strip(), separator, file, place)
+    empty = [name for name in names if name.startswith(_NAMELESS) and types.is_null(table.column(name).type)]
+    return table.drop_columns(empty)  # as separators at the end of each line make
 
 
 def _codes(file: Path, place: Place) -> set[str]:
@@ -149,9 +157,28 @@ def _way_to_recode(encoding: str) -> str:
     return f"{read}.to_csv(FILE, index=False) saves it in UTF-8"
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def _values_as_names(names: Sequence[str]) -> list[str]:
+    """Return the values in a first line of values; none where it names a label, or numbers the columns from 0."""
+    found = [name for name in names if _NUMBER.fullmatch(name)]
+    if found == [*map(str, range(len(found)))] or any(name.lower() in LABEL_COLUMNS for name in names):
+        return []
+    return found
+
+
+def _refuse_open_quotes(table: Any, name: str, separator: str, file: Path, place: Place) -> None:
+    """Refuse a text that holds whole lines of the file: its quotation mark is not closed."""
+    from pyarrow import compute
+
+    column, names = table.column(name), table.column_names
+    other = names[0] if name == names[-1] else names[-1]
+    part = 0 if other == names[0] else -1
+    long = compute.filter(column, compute.greater(compute.count_substring(column, "\n"), 1))
+    if other == name or not len(long):
+        return
+    known = {str(value) for value in table.column(other).unique().to_pylist()}
+    for text in long.slice(0, _LOOKED_AT).to_pylist():
+        lines = [line.split(separator) for line in text.splitlines()[1:-1]]
+        whole = [line for line in lines if len(line) == len(names) and line[part].strip() in known]
+        if 2 * len(whole) > len(lines):
+            problem = f"column {name} of {file.name} has a text of {len(lines) + 2} lines, as where a quotation mark is"
+            raise place.error("quotes", f'{problem} not closed: {text[:40]!r}; write "" for each " inside a text')

@@ -7,10 +7,13 @@ from typing import Any
 
 from fedmrn_app.data.splits import WORDS
 
+LABEL_COLUMNS = ("label", "labels", "target", "class", "y")  # names by which a column of labels is found
 SPLIT_COLUMNS = ("split", "fold", "subset", "set", "partition")
 _SPLIT_WORDS = frozenset(("holdout", "hold-out", "hold_out", *(word for words in WORDS.values() for word in words)))
 _PERSON = r"(patient|subject|participant|person|mrn|case|pat|pseudonym|user|customer)"
-PERSON_NAMES = re.compile(rf"(.*[_ .-])?{_PERSON}([_ .-]?(no|nr|num|number|code|key|name|pseudonym))?")
+_COUNTED = r"(?!(.*[_ .-])?(per|by|use|new|active|best|worst|test|edge|is|has|num|number|count)[_ .-])"
+PERSON_NAMES = re.compile(rf"{_COUNTED}(.*[_ .-])?{_PERSON}([_ .-]?(no|nr|num|number|code|key|name|pseudonym))?")
+_PERHAPS = re.compile(r"(.*[_ .-])?(subject|case|user|customer)")  # school subjects, upper case, kinds of customers
 MIN_PERSONS = 3  # two values of a column called person may be a yes and a no
 MIN_CODES = 20  # fewer different values such as A1 and A2 may be grades
 _CODE = re.compile(r"\s*([^\d\s]*[A-Za-z][^\d\s]*)\d+\s*")
@@ -25,9 +28,19 @@ def names_splits(name: str, column: Any) -> bool:
     return {str(value).strip().lower() for value in column.drop_null().unique().to_pylist()} <= _SPLIT_WORDS
 
 
-def names_persons(name: str, different: int) -> bool:
-    """Return whether a column is called like a person, of whom each may have several rows."""
-    return different >= MIN_PERSONS and bool(PERSON_NAMES.fullmatch(name.lower()))
+def names_persons(name: str, different: int, texts: Any = None) -> bool:
+    """Return whether a column is called like a person, of whom each may have several rows.
+
+    Args:
+        name: of the column.
+        different: the number of its values.
+        texts: the column where it holds texts, of which a few words without digits may be kinds of persons.
+    """
+    if different < MIN_PERSONS or not PERSON_NAMES.fullmatch(name.lower()):
+        return False
+    if texts is None or different > MIN_CODES or not _PERHAPS.fullmatch(name.lower()):
+        return True
+    return all(any(map(str.isdigit, value)) for value in texts.drop_null().unique().to_pylist())
 
 
 def are_codes(column: Any, different: int) -> bool:

@@ -124,7 +124,9 @@ def test_errors_in_a_test_split_name_it(tmp_path: Path) -> None:
     write_table(tmp_path / "train.parquet", a=[1.5, 2, 3] * 2, label=Y)
     write_table(tmp_path / "test.parquet", a=[1.5, 2, 3])
     task = own(tmp_path).measured()
-    with pytest.raises(DataError, match=r"/[^:]*: test split: no column is called label; its columns are a; set"):
+    with pytest.raises(
+        DataError, match=r"/[^:]*: test split: its rows have no label; move them away, or name the file"
+    ):
         task.describe()
 
 
@@ -141,6 +143,12 @@ def linked(folder: Path) -> Path:
     write_images(folder, {"cat": PIXELS, "dog": PIXELS})
     (folder / "a_dog").symlink_to(folder / "dog")
     return folder
+
+
+def test_a_folder_around_the_folders_of_classes_is_named(tmp_path: Path) -> None:
+    write_images(tmp_path / "Pets", {"cat": PIXELS, "dog": PIXELS})
+    with pytest.raises(DataError, match=f"holds the folder Pets alone; name it: dataset.path={tmp_path}/Pets"):
+        own(tmp_path).measured()
 
 
 def beside(*names: str) -> Make:

@@ -72,6 +72,58 @@ def test_other_columns_in_a_test_split_name_no_key_that_nobody_set(
     assert line in str(error.value)
 
 
+def rows_of(path: Path) -> int:
+    task = own(path).measured()
+    return len(task.load("train")) + len(task.load("test"))
+
+
+@pytest.mark.parametrize("head", ["0,1,label", "2019,2020,label", "400,410.5,class", ",0,label", "Nan,b,y"])
+def test_numbers_are_names_beside_a_label(head: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    lines = [f"{row + 0.5},{a:.3f},{label}" for row, (a, label) in enumerate(zip(A, LABELS, strict=True))]
+    path.write_text("\n".join([head, *lines]) + "\n")
+    assert rows_of(path) == 40
+
+
+@pytest.mark.parametrize("head", ["5.1,3.5,1.4", "5.1,3.5,setosa"])
+def test_values_are_no_names(head: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f"{head}\n" * 40)
+    with pytest.raises(DataError, match=r"holds values, such as 5.1, .*; add a line of names, or write names as words"):
+        own(tmp_path / "a.csv").measured()
+
+
+def test_empty_columns_without_a_name_are_left_out(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "b", ["1.5", "2.5"])
+    path.write_text("".join(f"{line},,\n" for line in path.read_text().splitlines()))
+    assert [entry.name for entry in own(path).measured().describe().entries] == ["a", "b", "label"]
+
+
+@pytest.mark.parametrize("separator", [",", "\t"])
+def test_a_quotation_mark_that_is_not_closed_is_named(separator: str, tmp_path: Path) -> None:
+    texts = [f"a disk {row}" if row % 50 or not row else f'"go {row}' for row in range(150)]
+    lines = [f"{text}{separator}{'xy'[row % 2]}" for row, text in enumerate(texts)]
+    (tmp_path / "a.csv").write_text("\n".join([f"text{separator}label", *lines]) + "\n")
+    with pytest.raises(DataError, match=r"column text of a.csv has a text of \d+ lines, .* is not closed"):
+        own(tmp_path / "a.csv").measured()
+    lines = [f'"one,\ntwo, and\nthree {row}"{separator}{"xy"[row % 2]}' for row in range(150)]
+    (tmp_path / "b.csv").write_text("\n".join([f"text{separator}label", *lines]) + "\n")
+    assert rows_of(tmp_path / "b.csv") == 150
+
+
+def test_a_y_beside_an_x_is_no_label(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join(["X,Y,area", *(f"{a:.3f},{row % 7},{row}.5" for row, a in enumerate(A))]) + "\n")
+    with pytest.raises(DataError, match=r"no column is called label; its columns are X, Y, area; set dataset.label"):
+        own(path).measured()
+
+
+def test_all_columns_with_gaps_are_named(tmp_path: Path) -> None:
+    gaps = [None if row % 9 == 3 else float(row) for row in range(40)]
+    path = write_table(tmp_path / "a.parquet", a=gaps, b=list(A), c=[*gaps[1:], 1.5], label=LABELS)
+    with pytest.raises(DataError, match=r"10 of 40 rows, such as row 2, have nan in a, c; .*ignore=\[a,c\] leaves"):
+        own(path).measured().load("train")
+
+
 def test_a_column_of_two_types_names_both_files(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", "x", ["u", "v"])
     write(tmp_path / "b.csv", "x", ["1", "2"])

@@ -90,7 +90,7 @@ def hospital() -> dict[str, Any]:
 
 def values_as_names() -> dict[str, Any]:
     """Rows without a line of names."""
-    return {"39": NOISE[:, 0], "label": LABELS}
+    return {"39": NOISE[:, 0], "1": LABELS}
 
 
 def vectors(folder: Path) -> Path:
