@@ -37,23 +37,23 @@ def is_unmoved(before: NDArray[np.generic], after: NDArray[np.generic]) -> bool:
 
 def is_difference(before: NDArray[np.generic], after: NDArray[np.generic]) -> bool:
     """Return whether an array is at most half as long as its difference from what was sent."""
-    length, difference = _squared_lengths(before, after)
+    length, difference = squared_lengths(before, after)
     return 4 * length < difference
 
 
 def is_update(before: NDArray[np.generic], after: NDArray[np.generic]) -> bool:
     """Return whether an array differs from what was sent by at most half of its length, as trained weights do."""
-    length, difference = _squared_lengths(before, after)
+    length, difference = squared_lengths(before, after)
     return 4 * difference <= length
 
 
-def _squared_lengths(before: NDArray[np.generic], after: NDArray[np.generic]) -> tuple[float, float]:
+def squared_lengths(before: NDArray[np.generic], after: NDArray[np.generic]) -> tuple[float, float]:
     """Return the squared length of what came back, and of its difference from what was sent."""
     if before.dtype == after.dtype == np.float32 and after.size >= _LARGE and _are_contiguous(before, after):
-        from fedmrn_app.kernels.lengths import squared_lengths  # Numba takes most of what an import loads
+        from fedmrn_app.kernels import lengths  # Numba takes most of what an import loads
 
         flat: Any = before.reshape(-1), after.reshape(-1)
-        return squared_lengths(*flat)
+        return lengths.squared_lengths(*flat)
     length = difference = 0.0
     with np.errstate(invalid="ignore", over="ignore"):
         for x, y in parts_of(before, after):

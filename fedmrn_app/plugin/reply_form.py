@@ -11,8 +11,9 @@ So does the plug-in. A reply says only what differs from the message:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,10 @@ from flwr.app import ConfigRecord
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError, RunError
-from fedmrn_app.plugin.arrays import FROM_ZERO, Values, Way, may_change_length, usual_ways
-from fedmrn_app.plugin.comparison import is_difference, is_update
+from fedmrn_app.plugin.arrays import FROM_ZERO, KINDS, Values, Way, may_change_length, usual_ways
+from fedmrn_app.plugin.comparison import is_difference, is_same, is_update, squared_lengths
 from fedmrn_app.plugin.row_statistics import is_statistic
-from fedmrn_app.plugin.vectors import way_of_vector
+from fedmrn_app.plugin.vectors import is_of_model, way_of_vector
 
 _TYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16")
 _SCALAR, _SINGLE = 64, 128
@@ -133,20 +134,23 @@ def ways_for_reply(
 ) -> NDArray[np.uint8]:
     """Return `usual_ways` of a reply with the exceptions that keep each value right, uint8 (tensors,).
 
-    Arrays of another shape are sent as Flower does; statistics, see `is_statistic`, and values beyond float32 exactly.
+    Arrays of another shape are sent as Flower does; statistics, see `is_statistic`, what belongs to them, and values
+    beyond float32 exactly.
     Vectors that are no biases or statistics of the model are sent exactly, and long ones with a bound on the error of
     each value. Arrays that are much shorter than their difference from what was sent are differences themselves, such
     as gradients, and are coded as they are; with `differences` all arrays are. Of a `further` record only updates of
     what was sent are coded: other arrays, such as the changes of SCAFFOLD's control variates, are summands of a sum in
     which the errors would stay.
     """
-    ways = usual_ways(base)
+    ways, statistics = usual_ways(base), list[str]()
     for number, (name, before) in enumerate(base.items()):
         after = trained[name]
         if after.shape != before.shape:
             ways[number] = Way.BESIDE
             continue
-        if ways[number] == Way.CODED and is_statistic(before, after):
+        counts = ways[number] == Way.DENSE and not is_of_model(name, after, base)
+        if (ways[number] == Way.CODED or counts or not before.any()) and is_statistic(before, after):
+            statistics += [] if ways[number] == Way.EXACT or is_same(before, after) else [name]
             ways[number] = Way.EXACT
         if not all(map(_fits_float32, (before, after))):
             ways[number] = Way.EXACT
@@ -156,7 +160,21 @@ def ways_for_reply(
             ways[number] = way_of_vector(name, np.zeros_like(before) if differences else before, after, base)
         if ways[number] in (Way.CODED, Way.DENSE, Way.BOUNDED) and (differences or is_difference(before, after)):
             ways[number] |= FROM_ZERO
+    _send_with_statistics(ways, statistics, base, trained)
     return ways
+
+
+def _send_with_statistics(ways: NDArray[np.uint8], statistics: Sequence[str], base: Values, trained: Values) -> None:
+    """Send arrays exactly that belong to statistics in their record, such as X'y to X'X and sums to counts.
+
+    Those are arrays of the same shape as a matrix of statistics, and others unless they are updates of what was sent.
+    """
+    shapes = {base[name].shape for name in statistics if base[name].ndim >= 2}
+    for number, (name, before) in enumerate(base.items()) if statistics else ():
+        if ways[number] & KINDS in (Way.CODED, Way.DENSE, Way.BOUNDED) and (
+            before.shape in shapes or not is_update(before, trained[name])
+        ):
+            ways[number] = Way.EXACT
 
 
 def _fits_float32(array: NDArray[Any]) -> bool:
@@ -173,8 +191,9 @@ def base_keys(replied: Mapping[str, Values], records: Mapping[str, Values]) -> d
         records: those of the message.
 
     Returns:
-        The same key if the message has it, or else the first one with arrays of these names and shapes that no other
-        record is coded from. None if there is none; a reply's only record belongs to the message's only one.
+        The same key if the message has it, or else the one with arrays of these names and shapes that is the nearest of
+        those that no other record is coded from. None if there is none; a reply's only record belongs to the message's
+        only one.
     """
     records = {key: values for key, values in records.items() if values}
     if len(replied) == len(records) == 1:
@@ -183,8 +202,14 @@ def base_keys(replied: Mapping[str, Values], records: Mapping[str, Values]) -> d
     for key in (key for key in replied if key not in records):
         shapes = {name: value.shape for name, value in replied[key].items()}
         free = (other for other in records if other not in found.values())
-        found[key] = next((other for other in free if shapes and _holds(records[other], shapes)), None)
+        fitting = [other for other in free if shapes and _holds(records[other], shapes)]
+        found[key] = min(fitting, key=partial(_distance, records, replied[key]), default=None)
     return found
+
+
+def _distance(records: Mapping[str, Values], arrays: Values, key: str) -> float:
+    """Return how far arrays are from those of a record, as the sum of squares; of a single one it is not looked at."""
+    return sum(squared_lengths(records[key][name], value)[1] for name, value in arrays.items())
 
 
 def _holds(values: Values, shapes: Mapping[str, tuple[int, ...]]) -> bool:

@@ -28,10 +28,14 @@ def way_of_vector(name: str, before: NDArray[np.generic], after: NDArray[np.gene
         after: the array that came back.
         arrays: all arrays of the record, whose shapes say which lengths biases have.
     """
-    belongs = bool(_NAMES.search(name)) or bool(_NAMELESS.match(name) and after.size in _lengths(arrays))
-    if belongs and _is_even(before, after):
+    if is_of_model(name, after, arrays) and _is_even(before, after):
         return Way.DENSE
     return Way.EXACT if after.size <= LONG else Way.BOUNDED
+
+
+def is_of_model(name: str, array: NDArray[np.generic], arrays: Values) -> bool:
+    """Return whether a vector is called like a bias or a statistic of a model, or has the length of one and no name."""
+    return bool(_NAMES.search(name)) or bool(_NAMELESS.match(name) and array.size in _lengths(arrays))
 
 
 def _lengths(arrays: Values) -> set[int]:
