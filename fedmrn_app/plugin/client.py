@@ -30,6 +30,7 @@ from fedmrn_app.plugin.client_round import ClientRound, RoundContent, in_sent_ty
 from fedmrn_app.plugin.comparison import find_tied, is_same, is_unmoved
 from fedmrn_app.plugin.difference import check_returned, distance, moved_towards
 from fedmrn_app.plugin.fidelity import even
+from fedmrn_app.plugin.kept import matrices, pack_kept
 from fedmrn_app.plugin.reply_form import ReplyForm, base_keys, default_key, ways_for_reply
 from fedmrn_app.plugin.scales import SCALES
 from fedmrn_app.plugin.self_check import SMALL, Finer, finer_than, name_once, shares_that_arrive
@@ -293,9 +294,14 @@ def _code_once(
         record["bounded"] = bounded
     if exponents is not None:
         record[SCALES] = exponents.tobytes()
+    kept = b""
+    if learned is None and residual is None and not isinstance(method.codec, Floats):
+        kept = pack_kept(matrices(parts, base), base, trained)
+    if kept:
+        record["kept"] = kept
 
     def decoded() -> Values:
-        return shared.decode(base, task.seed, payload, exact, exponents, bounded)[0]
+        return shared.decode(base, task.seed, payload, exact, exponents, bounded, kept)[0]
 
     return _Coded(record, residual, decoded, parts.beside, parts.coded, base)
 

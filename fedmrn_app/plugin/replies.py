@@ -149,8 +149,9 @@ def _decode_record(
     Raises:
         PayloadError: the record is not what was asked for.
     """
-    data, exact, named, bounded = (record.get(field, b"") for field in ("", "exact", "ways", "bounded"))
-    if not all(isinstance(part, bytes) for part in (data, exact, named, bounded)):
+    fields = [record.get(field, b"") for field in ("", "exact", "ways", "bounded", "kept")]
+    data, exact, named, bounded, kept = fields
+    if not all(isinstance(part, bytes) for part in fields):
         raise PayloadError("reply holds something else than bytes", code="records")
     form = ReplyForm.read(record, sent)
     base = form.base(sent)
@@ -166,7 +167,7 @@ def _decode_record(
     shared, start = contexts[kind]
     scaled = task.even or task.checks or (masked and method.training.learns_masks)
     exponents = read_exponents(record, len(shared.parts.coded) if scaled else 0)
-    replaced, upload = shared.decode(start, task.seed, data, exact, exponents, bounded)
+    replaced, upload = shared.decode(start, task.seed, data, exact, exponents, bounded, kept)
     arrays = dict(to_record(replaced).items())
     plain = {} if beside is None else to_values(beside)  # which finds damaged ones before the strategy does
     for name in shared.parts.beside:

@@ -23,6 +23,7 @@ from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import Distribution, Noise
 from fedmrn_app.plugin.arrays import Parts, Values
 from fedmrn_app.plugin.bounded import unpack_bounded
+from fedmrn_app.plugin.kept import matrices, put_back
 from fedmrn_app.plugin.scales import SCALES, Exponents, rescaled
 from fedmrn_app.validation import build, nearest
 from fedmrn_app.wire.dense import DENSE_BITS
@@ -319,6 +320,7 @@ class RoundContext:
         exact: bytes,
         exponents: Exponents | None = None,
         bounded: bytes = b"",
+        kept: bytes = b"",
     ) -> tuple[Values, CheckedUpload]:
         """Return the arrays that a reply stands for, and its checked payload.
 
@@ -329,6 +331,7 @@ class RoundContext:
             exact: the tensors that are sent byte for byte.
             exponents: of the scales that the client set by itself.
             bounded: the tensors that are sent with a bound on the error of each value.
+            kept: the rows and zeros of coded tensors that their code must not move.
 
         Raises:
             PayloadError: the reply is not what was asked for.
@@ -348,5 +351,6 @@ class RoundContext:
         found = parts.replaced(values, vector, upload.dense, exact)
         if wide and update is not None:
             found |= parts.moved_in_float64(values, update)
+        put_back(kept, matrices(parts, values), values, found)
         found |= unpack_bounded(bounded, parts.bounded, values)
         return found, upload
