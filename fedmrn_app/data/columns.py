@@ -25,6 +25,7 @@ ROWS_PER_CATEGORY = 5  # in the mean; a column of text with fewer rows for each 
 MIN_DIFFERENT = 50  # whole numbers that all differ in at least as many rows may be ids
 MIN_CONSECUTIVE = 10  # whole numbers that count the rows are row numbers from as many rows on
 INDEX_NAMES = re.compile(r"__index_level_\d+__|unnamed: ?\d+|level_\d+|index|")
+_LEVEL = re.compile(r"level_\d+")  # may be a level of anything where its values repeat
 ID_NAMES = re.compile(r"(.*[_ .-])?(id|ids|idx|uuid|guid|rownames?|row_?number)|.*[a-z](Id|ID|Idx|UUID)")
 
 
@@ -140,7 +141,7 @@ def look_at(table: Table, name: str, place: Place) -> Found:
     if unique and (named or consecutive):
         return Found("row numbers" if consecutive else "id", f"{different:,} different values")
     several = kind == "whole number" and 1 < different < count
-    if several and ((named and not INDEX_NAMES.fullmatch(name.lower())) or names_persons(name, different)):
+    if several and ((named and not _LEVEL.fullmatch(name.lower())) or names_persons(name, different)):
         return Found(SEVERAL, f"{different:,} different values", whole=True)
     if kind == "whole number" and different > 1 and are_days(column):
         return Found("dates", f"such as {column.drop_null()[0]}")
