@@ -135,12 +135,11 @@ def ways_for_reply(
     """Return `usual_ways` of a reply with the exceptions that keep each value right, uint8 (tensors,).
 
     Arrays of another shape are sent as Flower does; statistics, see `is_statistic`, what belongs to them, and values
-    beyond float32 exactly.
-    Vectors that are no biases or statistics of the model are sent exactly, and long ones with a bound on the error of
-    each value. Arrays that are much shorter than their difference from what was sent are differences themselves, such
-    as gradients, and are coded as they are; with `differences` all arrays are. Of a `further` record only updates of
-    what was sent are coded: other arrays, such as the changes of SCAFFOLD's control variates, are summands of a sum in
-    which the errors would stay.
+    beyond float32 exactly. Vectors that are no biases or statistics of the model are sent exactly, and long ones with a
+    bound on the error of each value. Arrays that are much shorter than their difference from what was sent are
+    differences themselves, such as gradients, and are coded as they are; with `differences` all arrays are. Of a
+    `further` record only updates of what was sent are coded: other arrays, such as the changes of SCAFFOLD's control
+    variates, are summands of a sum in which the errors would stay.
     """
     ways, statistics = usual_ways(base), list[str]()
     for number, (name, before) in enumerate(base.items()):
@@ -148,9 +147,11 @@ def ways_for_reply(
         if after.shape != before.shape:
             ways[number] = Way.BESIDE
             continue
+        matrix = ways[number] == Way.CODED
         counts = ways[number] == Way.DENSE and not is_of_model(name, after, base)
-        if (ways[number] == Way.CODED or counts or not before.any()) and is_statistic(before, after):
-            statistics += [] if ways[number] == Way.EXACT or is_same(before, after) else [name]
+        if (matrix or counts or not before.any()) and is_statistic(before, after):
+            # a bias that begins at zero may be without a negative value by chance
+            statistics += [name] if (matrix or counts) and not is_same(before, after) else []
             ways[number] = Way.EXACT
         if not all(map(_fits_float32, (before, after))):
             ways[number] = Way.EXACT
