@@ -36,7 +36,7 @@ class Found:
     Attributes:
         kind: a kind that can be an input, or why the column is none: `row numbers`, `id`, `one value`, `no value`,
             `id of several rows`, `names of splits`, `whole numbers that all differ`, `vectors of whole numbers`,
-            `numbers with commas`, `numbers as text`, `dates`, or the name of its type in Arrow.
+            `numbers with commas`, `numbers as text`, `numbers with a unit`, `dates`, or the name of its type in Arrow.
         note: the number of values, such as `9 values`, or one of them.
         whole: whether it holds whole numbers.
     """
@@ -58,6 +58,9 @@ AS_TEXT = "numbers as text"
 NUMBERS = r"^\s*[-+]?(0|[1-9]\d*|\d*\.\d+)([eE][-+]?\d+)?\s*$"  # codes such as 02139 are none
 CODES = r"^\s*\d+\s*$"
 AS_TEXT_WAY = "pandas.to_numeric(COLUMN, errors='coerce') makes numbers, and of other texts missing values to fill in"
+UNITS = "numbers with a unit"
+WITH_UNIT = r"^\s*[$€£¥]?\s*[-+]?\d*\.?\d+\s*([$€£¥%]|[A-Za-z]{0,3})\s*$"
+UNITS_WAY = r"COLUMN.str.replace(r'[^\d.+-]', '', regex=True).astype(float) makes numbers"
 DOUBTFUL: Mapping[str, ColumnKind] = {  # a person decides, and may make them inputs of a kind
     SEVERAL: "category",
     SPLITS: "category",
@@ -178,6 +181,8 @@ def _numbers_as_text(column: Any) -> Found | None:
     from pyarrow import compute
 
     values = column.drop_null()
+    if unit := _unit(values):
+        return Found(UNITS, f"such as {unit!r}")
     begin_with_zero = compute.any(compute.match_substring_regex(values, r"^\s*0\d")).as_py()
     if begin_with_zero and compute.all(compute.match_substring_regex(values, CODES)).as_py():
         return None
@@ -185,6 +190,16 @@ def _numbers_as_text(column: Any) -> Found | None:
     if 2 * len(others) >= len(values):
         return None
     return Found(AS_TEXT, f"beside {str(others[0])!r}" if len(others) else f"such as {str(values[0])!r}")
+
+
+def _unit(values: Any) -> str | None:
+    """Return the first of texts that are all numbers with the same unit, such as $12 or 56 kg; None of other texts."""
+    from pyarrow import compute
+
+    if not compute.all(compute.match_substring_regex(values, WITH_UNIT)).as_py():
+        return None
+    units = compute.utf8_lower(compute.replace_substring_regex(values, r"[-+.\d\s]", "")).unique().to_pylist()
+    return str(values[0]).strip() if len(units) == 1 and units[0] else None
 
 
 def _text(count: int, different: int, named: bool, unique: bool) -> Found:
@@ -318,9 +333,10 @@ def refuse_unused(found: Mapping[str, Found], query: RowQuery, beside: str = "")
             ways.append(IDS_WAY)
     if any(one.kind == COMMAS for one in found.values()):
         ways.append(COMMA_WAY)
-    numbers = [name for name, one in found.items() if one.kind == AS_TEXT]
+    numbers = {name: one.kind for name, one in found.items() if one.kind in (AS_TEXT, UNITS)}
     if numbers and not beside:
-        ways += [AS_TEXT_WAY, _way_to_categories(numbers)]
+        ways += [way for kind, way in ((AS_TEXT, AS_TEXT_WAY), (UNITS, UNITS_WAY)) if kind in numbers.values()]
+        ways.append(_way_to_categories(list(numbers)))
     texts = [name for name, one in found.items() if one.kind == "text"]
     if texts and not beside:
         ways.append(f"{setting('text_column', listing(texts[:1]))} reads that text alone")
