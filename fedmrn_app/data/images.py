@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")  # as torchvision's ImageFolder
+_LOOKED_AT = 1000  # images after one that differs
 PLAIN_MODES = ("L", "LA", "RGB", "RGBA")  # 1 to 4 channels of 8 bits
 
 
@@ -63,7 +66,8 @@ def stack_images(
     form = form or ImageForm()
     stacked: NDArray[np.uint8] | None = None
     first = ""
-    for number, (name, image) in enumerate(images):
+    rest = iter(images)
+    for number, (name, image) in enumerate(rest):
         try:
             pixels = _pixels(image, form)
         except Exception as error:  # decoders raise any exception on broken files
@@ -73,11 +77,7 @@ def stack_images(
         if stacked is None:
             first, stacked = name, np.empty((count, *pixels.shape), np.uint8)
         if pixels.shape != stacked.shape[1:]:
-            ways = []
-            if form.advise and pixels.shape[0] != stacked.shape[1]:
-                ways.append("dataset.image_mode=RGB")
-            if form.advise and pixels.shape[1:] != stacked.shape[2:]:
-                ways.append("dataset.image_size=64")
+            ways = _ways_to_one_shape([stacked.shape[1:], pixels.shape], rest, form) if form.advise else []
             raise place.error(
                 "shape",
                 f"{name} is {by(pixels.shape)} (channels x height x width), the first image, {first}, is "
@@ -88,6 +88,15 @@ def stack_images(
     if stacked is None:
         raise place.error("empty", "has no rows")
     return stacked
+
+
+def _ways_to_one_shape(shapes: list[tuple[int, ...]], rest: Iterator[tuple[str, Any]], form: ImageForm) -> list[str]:
+    """Return the settings with which images of these shapes, and the next ones, have one size and mode."""
+    for _, image in islice(rest, _LOOKED_AT):
+        with suppress(Exception):  # one that is broken is found once the others are of one shape
+            shapes.append(_pixels(image, form).shape)
+    ways = ["dataset.image_mode=RGB"] if len({shape[0] for shape in shapes}) > 1 else []
+    return [*ways, "dataset.image_size=64"] if len({shape[1:] for shape in shapes}) > 1 else ways
 
 
 def require_pillow(place: Place) -> None:

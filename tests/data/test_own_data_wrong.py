@@ -295,3 +295,11 @@ def check_device(run: Classification, path: Path, code: str) -> None:
     assert (error.value.code, error.value.key, error.value.value) == (code, "data-path", str(path))
     assert str(error.value).startswith(f"data-path={path}: ")
     assert "\n" not in str(error.value)
+
+
+def test_all_that_makes_images_alike_is_said_at_once(tmp_path: Path) -> None:
+    """The first image that differs has another size, a later one other channels."""
+    for name, shape in (("cat", (2, 8, 8)), ("dog", (1, 9, 8)), ("emu", (1, 8, 8, 3))):
+        write_images(tmp_path, {name: random_pixels(*shape)})
+    with pytest.raises(DataError, match=r"such as dataset.image_mode=RGB and dataset.image_size=64 makes them"):
+        own(tmp_path).measured().load("train")
