@@ -1,5 +1,6 @@
 import gc
 import os
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,20 @@ import torch
 from tests.supernodes import Federation
 
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases as slow that `fast_cases` leaves to the slow tests."""
+    cases: dict[tuple[str, object], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if mark := item.get_closest_marker("fast_cases"):
+            cases[item.nodeid.partition("[")[0], mark.args[0]].append(item)
+    for (_, count), found in cases.items():
+        fast = {round(place * (len(found) - 1) / max(1, int(str(count)) - 1)) for place in range(int(str(count)))}
+        for number, item in enumerate(found):
+            if number not in fast:
+                item.add_marker("slow")
 
 
 def pytest_collection_finish() -> None:

@@ -12,6 +12,7 @@ from fedmrn_app.config.remarks import remarks
 from tests.config.catalogue import rows
 
 
+@pytest.mark.fast_cases(20)
 @pytest.mark.parametrize(("command_line", "keys"), [(row.command, row.key.split()) for row in rows("remark")])
 def test_settings_without_effect_are_named(command_line: str, keys: list[str]) -> None:
     words = shlex.split(command_line)

@@ -30,6 +30,7 @@ SCHEMES = [
 ]
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("config", SCHEMES, ids=lambda c: f"{c.name}-{c.labels_per_client}-{c.balancing}")
 @pytest.mark.parametrize("clients", [10, pytest.param(40, marks=pytest.mark.slow)])
 def test_every_row_goes_to_one_client(config: PartitionConfig, clients: int) -> None:

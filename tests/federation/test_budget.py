@@ -30,6 +30,7 @@ def shares(budget: Budget, rounds: int, size: float = -1.0, loss: float = -0.5) 
     return found
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @given(
     bits=st.floats(0.02, 1.5),

@@ -237,6 +237,7 @@ def test_small_round_is_of_the_agreement_it_says() -> None:
     assert np.array_equal(round_.context(client).vector, KNOWN.vector)
 
 
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize("strategy", ["fedmrn", "fedavg", "eden", "fedsparsify", "fedscalar", "submodel"])
 def test_two_rounds_on_a_grid(strategy: str) -> None:
     """Coded masks and values near what was sent are read only where both sides have the same bits of what was sent."""

@@ -74,6 +74,7 @@ def test_sums_are_the_same_on_any_number_of_threads(name: str, coder: Coder, bit
     assert (state.rate_state is None) == (bits is None)
 
 
+@pytest.mark.fast_cases(5)
 @pytest.mark.parametrize("name", METHODS)
 def test_each_reply_is_decoded_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With `uplink.max_norm` the norms are taken of the decoded replies, which are then added."""

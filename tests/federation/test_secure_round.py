@@ -51,6 +51,7 @@ def run(*words: str, secure: bool, left_out: frozenset[int] = frozenset()) -> li
     return states
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("words", METHODS, ids=lambda words: str(words[0]))
 @pytest.mark.parametrize("left_out", [frozenset[int](), frozenset({2, 7})])
 def test_the_vector_is_that_of_the_plain_round(words: tuple[str, ...], left_out: frozenset[int]) -> None:

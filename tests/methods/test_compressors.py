@@ -59,6 +59,7 @@ def test_stochastic_signs_and_trits_are_unbiased() -> None:
         assert (np.abs(mean - x) <= 4 * np.sqrt(variance / 4000) + 1e-6).all(), name
 
 
+@pytest.mark.fast_cases(4)
 @pytest.mark.parametrize(
     ("name", "options", "error", "within"),
     [

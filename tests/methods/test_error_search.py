@@ -57,6 +57,7 @@ def searched(number: int, error: float) -> tuple[Quantization, int]:
     return found, len(codec.write(found))
 
 
+@pytest.mark.fast_cases(4)
 @pytest.mark.parametrize("number", range(10))
 def test_a_larger_error_never_costs_more_bytes(number: int) -> None:
     found = [searched(number, error) for error in ERRORS]

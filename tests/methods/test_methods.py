@@ -162,6 +162,7 @@ def test_held_weights_follow_from_round_and_seed(name: str) -> None:
         assert np.array_equal(one, again)
 
 
+@pytest.mark.fast_cases(6)
 @pytest.mark.parametrize("name", COMPRESSORS)
 def test_any_update_fits_the_limits(name: str) -> None:
     method, context = make_method(name), moved(SHAPES)

@@ -391,6 +391,7 @@ def test_a_wide_matrix_of_low_rank_is_never_tried_element_by_element(monkeypatch
         assert found.error < most, bits
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(("noise", "bits"), [(3e-3, 0.5), (3e-3, 2.5), (1e-2, 3.0), (1e-3, 1.4)])
 def test_a_size_with_room_for_more_than_the_directions_of_an_update_costs_neither_time_nor_error(
     noise: float, bits: float, monkeypatch: pytest.MonkeyPatch

@@ -66,6 +66,7 @@ def test_normal_numbers_are_normal() -> None:
     assert not np.array_equal(normals(10, None), normals(10, None))
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(
     "noise", ["uniform", *(pytest.param(n, marks=pytest.mark.slow) for n in ("gaussian", "bernoulli"))]
 )
@@ -115,6 +116,7 @@ def test_coded_and_packed_flipped_masks_decode_to_the_same(name: str, coder: str
     assert coder == "packed" or least < sizes[-1] < 1
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("name", MASKS)
 def test_a_reply_has_nothing_but_the_mask(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDMRN_CACHE", str(tmp_path / "cache"))

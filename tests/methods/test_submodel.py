@@ -86,6 +86,7 @@ def test_with_all_weights_it_is_fedavg(masking: str) -> None:
     np.testing.assert_allclose(final_state(covered)[0], final_state(whole)[0], atol=1e-6)
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("aggregate", ["fill", "coverage"])
 @pytest.mark.parametrize("masking", ["random", "rolling", "static"])
 def test_weights_that_nobody_held_keep_their_bits(masking: str, aggregate: str) -> None:
@@ -174,6 +175,7 @@ def test_every_model_that_can_be_narrowed_is_tested() -> None:
     assert {name for name, _, _ in NARROW} == narrowable
 
 
+@pytest.mark.fast_cases(6)
 @pytest.mark.parametrize("capacity", [0.3, *(pytest.param(one, marks=pytest.mark.slow) for one in (0.5, 1 / 16))])
 @pytest.mark.parametrize("masking", ["random", "rolling", "static"])
 @pytest.mark.parametrize(("name", "task", "options"), NARROW, ids=[name for name, _, _ in NARROW])

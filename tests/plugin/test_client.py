@@ -84,6 +84,7 @@ def through_double(net: nn.Module) -> None:
     net.double().float()
 
 
+@pytest.mark.fast_cases(4)
 @makers
 @pytest.mark.parametrize("change", [as_vector, through_double])
 @pytest.mark.parametrize("at", [0, 3, STEPS])
@@ -277,6 +278,7 @@ class Wide(nn.Module):
         return torch.as_tensor(self.conv(x[:, :18].view(-1, 2, 3, 3)).sum() + self.hidden(x).sum())
 
 
+@pytest.mark.fast_cases(4)
 @makers
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("place", [0, -1])

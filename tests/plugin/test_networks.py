@@ -105,6 +105,7 @@ def masked_sgd(net: nn.Module, message: Message) -> torch.optim.Optimizer:
     return MaskedSGD(net, message, 0.05, steps=STEPS)
 
 
+@pytest.mark.fast_cases(10)
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("make", [masked_sgd, sgd])
 @pytest.mark.parametrize("name", NETWORKS)

@@ -112,6 +112,7 @@ def share_equal(one: State, two: State) -> float:
     return float(same.float().mean())
 
 
+@pytest.mark.fast_cases(6)
 @makers
 @pytest.mark.parametrize("take_step", [plain, clipped, accumulated, in_bfloat16, first_step_only, by_closure])
 def test_server_receives_the_weights_that_the_client_ended_with(make: Any, take_step: Any) -> None:

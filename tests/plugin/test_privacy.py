@@ -172,6 +172,7 @@ SIGMA = 0.05
 LOCAL = LocalDpMod(BOUND, SIGMA / np.sqrt(2 * np.log(1.25 / 1e-5)), 1.0, 1e-5)
 
 
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize("method", METHODS)
 def test_local_noise_is_in_what_is_sent(method: str) -> None:
     """What is sent is a function of the noised arrays and of random numbers, and the noise outweighs the update."""

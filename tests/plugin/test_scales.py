@@ -102,6 +102,7 @@ def test_updates_beyond_the_weights_are_clipped(make: Make, method: str) -> None
         assert float((arrived[name] - first).abs().max() / first.square().mean().sqrt()) <= LIMIT * 2**0.5
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("options", [{}, {"alpha": "auto"}, {"alpha": 0.1}, {"bits": 2.0}])
 def test_clients_send_scales_where_alpha_is_auto(options: dict[str, Any]) -> None:
     found: list[bool] = []
