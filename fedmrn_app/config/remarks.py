@@ -27,7 +27,9 @@ def remarks(config: Config, overrides: Sequence[str], labels: int | None = None)
         if key in given:
             lines.append(f"{key}={given[key]} has no effect because {key}={value} follows")
         given[key] = value
-    if "evaluate_train" in given:
+    if "evaluate_train" in given and "evaluation.train" in given:
+        lines.append(f"evaluate_train={given['evaluate_train']} has no effect because evaluation.train is given too")
+    elif "evaluate_train" in given:
         lines.append("evaluate_train is called evaluation.train now, and is read as that")
     rows = [*_rounds(config), *_data(config, labels), *_method(config), *_experiment(given)]
     for applies, keys, reason in rows:
