@@ -66,7 +66,11 @@ def _quantities(
 
 
 def _on_a_line(one: NDArray[np.float64], other: NDArray[np.float64], least: float = ALIKE) -> bool:
-    """Return whether values (n,) correlate at least as much, or, of some that are all alike, whether they may."""
+    """Return whether the correlation of values (n,) is above `least`, in size.
+
+    Values that are all alike have no correlation. They count as above a `least` that is below `ALIKE`, because the rows
+    that follow may differ.
+    """
     known = np.isfinite(one)
     one, other = one[known], other[known]
     if len(one) < MIN_NUMBERS:

@@ -23,7 +23,7 @@ from fedmrn_app.data.other_kinds import way_to_read
 from fedmrn_app.data.place import Place
 from fedmrn_app.data.rows import Entry, Form, OpenRows, RowQuery, Splits
 from fedmrn_app.data.samples import Report, Rows, Split
-from fedmrn_app.data.table_rows import columns_rows
+from fedmrn_app.data.table_rows import NO_LABEL_COLUMN, columns_rows
 from fedmrn_app.data.tables import FOLDER, open_tables, plain_folders
 from fedmrn_app.data.text_files import TEXT_SUFFIXES
 from fedmrn_app.data.visible import visible_files
@@ -114,10 +114,10 @@ def describe_rows(query: RowQuery) -> tuple[list[Entry], dict[str, int]]:
         entries = [_with_shared(entry, first, query.test_share) for entry in entries]
     for split, rows in opened.items():
         strangers = rows.strangers() if split != "train" else {}
-        for place, entry in enumerate(entries):
+        for number, entry in enumerate(entries):
             if count := strangers.get(entry.name):
                 note = f"{entry.note}; {count:,} {split} rows with values that no training row has, read as none"
-                entries[place] = replace(entry, note=note)
+                entries[number] = replace(entry, note=note)
     return [*entries, *_unused_folders(query)], {split: len(rows.labels) for split, rows in opened.items()}
 
 
@@ -193,7 +193,7 @@ def _named(place: Place, split: str, rows: Callable[[], OpenRows], trained: bool
         return rows()
     except DataError as error:
         problem = str(error).removeprefix(f"{place}: ")
-        if trained and ("label_column" in problem or "no column is called label" in problem):
+        if trained and (problem.startswith(NO_LABEL_COLUMN) or " (dataset.label_column)" in problem):
             problem = "its rows have no label; move them away, or name the file of training rows in dataset.path"
         elif trained and (key := next((key for key in FOUND_KEYS if f" ({key})" in problem), None)):
             problem = f"{problem.replace(f' ({key})', '')}; its columns must be those of the training rows"

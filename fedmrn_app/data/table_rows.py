@@ -40,6 +40,8 @@ from fedmrn_app.data.texts import VOCABULARY, cut_off, encode_texts
 from fedmrn_app.data.words import LABEL_COLUMNS
 from fedmrn_app.errors import needs_extra
 
+NO_LABEL_COLUMN = "no column is called label"
+
 
 def columns_rows(table: Table, query: RowQuery) -> OpenRows:
     """Open rows of images, of a table or of texts, by the columns that are named or found.
@@ -202,7 +204,7 @@ def _label_column(table: Table, query: RowQuery) -> str:
         found = [name for name in found if name.lower() != "y"]  # beside an x it is a coordinate
     if len(found) == 1:
         return found[0]
-    which = f"several columns may be the label ({', '.join(found)})" if found else "no column is called label"
+    which = f"several columns may be the label ({', '.join(found)})" if found else NO_LABEL_COLUMN
     columns = listed(column_names(table))
     raise query.place.error("column", f"{which}; its columns are {columns}; {query.advice('label_column')}")
 

@@ -93,53 +93,66 @@ def _read_csv(file: Path, codes: Collection[str], place: Place) -> Any:
                 raise place.error("encoding", f"{file.name} is in UTF-16; {_way_to_recode('utf-16')}")
             first = TextIOWrapper(content, "utf-8-sig", "replace", newline="").readline()
         size = file.stat().st_size
-    separator = max(_SEPARATORS, key=first.count)
-    names = next(csv.reader([first.rstrip("\r\n")], delimiter=separator), [])
-    if not any(name.strip() for name in names):
-        raise place.error("empty", f"{file.name} has no line of names")
-    if first.lstrip().startswith("#") and separator not in first:
-        problem = f"{file.name} begins with a comment, {first.strip()[:40]!r}"
-        raise place.error("names", f"{problem}; take such lines out, so that it begins with the names of the columns")
-    if len(names) == 1 and len(first.split()) > 1:
-        problem = f"{file.name} has one column, {names[0].strip()[:40]!r}, whose name has blanks"
-        raise place.error("names", f"{problem}; columns are separated by commas, semicolons, tabs or bars")
-    if values := _values_as_names([name.strip() for name in names]):
-        problem = f"the first line of {file.name} holds values, such as {values[0]}, and not the names of the columns"
-        raise place.error("names", f"{problem}; add a line of names, or write names as words, such as c{values[0]}")
-    if strange := [name for name in names if "\ufffd" in name]:
-        raise place.error("encoding", f"the name {strange[0]} in {file.name} is not UTF-8; {_way_to_recode('latin-1')}")
-    names = [name or f"{_NAMELESS}{place}" if names.count("") > 1 else name for place, name in enumerate(names)]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise place.error("names", f"{file.name} has two columns called {twice!r}; rename one")
+    separator = _separator(first)
+    names = _read_names(first, separator, file, place)
     try:
         table = arrow.read_csv(
             file,
             read_options=arrow.ReadOptions(block_size=min(size + 1, _LARGEST_BLOCK), column_names=names, skip_rows=1),
             parse_options=arrow.ParseOptions(delimiter=separator, newlines_in_values=True),
-            convert_options=arrow.ConvertOptions(
-                column_types={name: string() for name in names if name.strip() in codes}
-            ),
-        ).rename_columns([name.strip() for name in names])
+            convert_options=arrow.ConvertOptions(column_types={name: string() for name in names if name in codes}),
+        )
     except (ArrowException, ValueError) as error:
         raise place.error("unreadable", f"{file.name} cannot be read as CSV: {first_line(error)}") from error
     for name, kind in zip(names, table.schema.types, strict=True):
         if types.is_binary(kind):  # so PyArrow reads text that is not UTF-8
-            problem = f"column {name.strip()} of {file.name} has text that is not UTF-8"
+            problem = f"column {name} of {file.name} has text that is not UTF-8"
             raise place.error("encoding", f"{problem}; {_way_to_recode('latin-1')}")
         if types.is_string(kind):
-            _refuse_open_quotes(table, name.strip(), separator, file, place)
+            _refuse_open_quotes(table, name, separator, file, place)
     empty = [name for name in names if name.startswith(_NAMELESS) and types.is_null(table.column(name).type)]
     return table.drop_columns(empty)  # as separators at the end of each line make
+
+
+def _separator(first: str) -> str:
+    """Return what separates the columns of a file, given its first line."""
+    return max(_SEPARATORS, key=first.count)
+
+
+def _read_names(first: str, separator: str, file: Path, place: Place) -> list[str]:
+    """Return the names of the columns in the first line of a file; of several without a name, those that pandas gives.
+
+    Raises:
+        DataError: the line holds no names, or the same one twice.
+    """
+    names = [name.strip() for name in next(csv.reader([first.rstrip("\r\n")], delimiter=separator), [])]
+    if not any(names):
+        raise place.error("empty", f"{file.name} has no line of names")
+    if first.lstrip().startswith("#") and separator not in first:
+        problem = f"{file.name} begins with a comment, {first.strip()[:40]!r}"
+        raise place.error("names", f"{problem}; take such lines out, so that it begins with the names of the columns")
+    if len(names) == 1 and len(first.split()) > 1:
+        problem = f"{file.name} has one column, {names[0][:40]!r}, whose name has blanks"
+        raise place.error("names", f"{problem}; columns are separated by commas, semicolons, tabs or bars")
+    if values := _values_as_names(names):
+        problem = f"the first line of {file.name} holds values, such as {values[0]}, and not the names of the columns"
+        raise place.error("names", f"{problem}; add a line of names, or write names as words, such as c{values[0]}")
+    if strange := [name for name in names if "\ufffd" in name]:
+        raise place.error("encoding", f"the name {strange[0]} in {file.name} is not UTF-8; {_way_to_recode('latin-1')}")
+    if names.count("") > 1:
+        names = [name or f"{_NAMELESS}{number}" for number, name in enumerate(names)]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise place.error("names", f"{file.name} has two columns called {twice!r}; rename one")
+    return names
 
 
 def _codes(file: Path, place: Place) -> set[str]:
     """Return the columns whose first values are codes such as 02139 and 1E5, which numbers would merge."""
     with place.reading(), file.open("rb") as content:
         lines = content.read(_HEAD).decode("utf-8-sig", "replace").splitlines()
-    separator = max(_SEPARATORS, key=lines[0].count) if lines else ","
     try:
-        rows = list(islice(csv.reader(lines, delimiter=separator), _HEAD_ROWS))
+        rows = list(islice(csv.reader(lines, delimiter=_separator(lines[0] if lines else "")), _HEAD_ROWS))
     except csv.Error:  # what PyArrow cannot read either has a line of its own
         return set()
     whole = [row for row in rows if len(row) == len(rows[0])]

@@ -6,10 +6,10 @@ import re
 import tomllib
 
 from fedmrn_app.errors import ConfigError
-from fedmrn_app.validation import refusal, unknown_key
+from fedmrn_app.validation import nearest, refusal
 
 APPS = "allow-apps"  # which have settings of their own
-KEYS = ("allow-targets", APPS, "data-path", "dataset-path", "secure-clients", "state-path")
+KEYS = (APPS, "allow-targets", "data-path", "dataset-path", "secure-clients", "state-path")
 _PAIR = re.compile(r"(\S+?)=('[^']*'|\"[^\"]*\"|\S+)")  # as Flower reads them, each as a line of TOML
 _OPTION = "--config"
 
@@ -29,10 +29,6 @@ def check_node_config(config: str) -> str:
         raise refusal(_OPTION, config, reason, "format") from error
     for key, value in values.items():
         if key not in KEYS and (APPS not in values or key in ("partition-id", "num-partitions")):
-            raise _unknown(key, value)
+            reason = f"unknown key{nearest(key, KEYS)}; a device has: {', '.join(KEYS)}"
+            raise ConfigError(f"{_OPTION}: {key}={value}: {reason}", code="unknown-key", key=key, value=value)
     return config
-
-
-def _unknown(key: str, value: object) -> ConfigError:
-    error = unknown_key(key, value, KEYS, "")
-    return ConfigError(f"{_OPTION}: {error}".replace("the configuration has", "a device has"), code=error.code, key=key)

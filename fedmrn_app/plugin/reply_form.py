@@ -204,12 +204,14 @@ def base_keys(replied: Mapping[str, Values], records: Mapping[str, Values]) -> d
         shapes = {name: value.shape for name, value in replied[key].items()}
         free = (other for other in records if other not in found.values())
         fitting = [other for other in free if shapes and _holds(records[other], shapes)]
-        found[key] = min(fitting, key=partial(_distance, records, replied[key]), default=None)
+        if len(fitting) > 1:
+            fitting = [min(fitting, key=partial(_distance, records, replied[key]))]
+        found[key] = next(iter(fitting), None)
     return found
 
 
 def _distance(records: Mapping[str, Values], arrays: Values, key: str) -> float:
-    """Return how far arrays are from those of a record, as the sum of squares; of a single one it is not looked at."""
+    """Return the squared distance of arrays from those of a record."""
     return sum(squared_lengths(records[key][name], value)[1] for name, value in arrays.items())
 
 

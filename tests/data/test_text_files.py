@@ -98,6 +98,19 @@ def test_empty_columns_without_a_name_are_left_out(tmp_path: Path) -> None:
     assert [entry.name for entry in own(path).measured().describe().entries] == ["a", "b", "label"]
 
 
+def test_names_that_differ_in_spaces_alone_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "a ", ["u", "v"])
+    with pytest.raises(DataError, match=r"a\.csv has two columns called 'a'; rename one"):
+        own(path).measured()
+
+
+def test_a_test_split_with_several_columns_that_may_be_the_label_has_labels(tmp_path: Path) -> None:
+    write(tmp_path / "train.csv", "x", ["1.5", "2.5"])
+    write(tmp_path / "test.csv", "target", ["1.5", "2.5"])
+    with pytest.raises(DataError, match=r"test split: several columns may be the label \(target, label\)"):
+        own(tmp_path).measured().load("test")
+
+
 @pytest.mark.parametrize("separator", [",", "\t"])
 def test_a_quotation_mark_that_is_not_closed_is_named(separator: str, tmp_path: Path) -> None:
     texts = [f"a disk {row}" if row % 50 or not row else f'"go {row}' for row in range(150)]
