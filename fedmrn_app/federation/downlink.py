@@ -217,25 +217,38 @@ class LatticeDownlink(Downlink):
         """
         return decode_lattice(data, self.rule(held).sizes, base)
 
-    def values(self, lattice: Lattice, held: Held) -> tuple[SharedContext, Float32Array]:
-        """Return what both sides know after a lattice was sent, and the dense part, float32 (m,).
+    def context(self, lattice: Lattice, held: Held) -> SharedContext:
+        """Return what both sides know after a lattice was sent; the vector of a whole model is made where it is read.
 
         Raises:
-            PayloadError: the lattice holds values that are not finite.
+            PayloadError: the lattice of a part of the model holds values that are not finite.
         """
-        values = lattice.values(self._initial(held))
-        count = values.size - sum(self.protocol.dense_sizes)
-        context = self.protocol.context(values[:count], held)
-        if held is None:
-            context = replace(context, moved=lattice.moved(self.protocol.layout.sizes))
-        return context, values[count:]
+        protocol = self.protocol
+        parts = self._initial(held)[: len(protocol.layout.sizes)]
+        masked = lattice.first(len(parts), sum(part.size for part in parts))
+        if held is not None:
+            return protocol.context(masked.values(parts), held)
+        moved = lattice.moved(protocol.layout.sizes)
+        return SharedContext(protocol.layout, partial(masked.values, parts), protocol.initial, moved=moved)
+
+    def dense(self, lattice: Lattice) -> Float32Array:
+        """Return the dense part after a lattice was sent, float32 (m,).
+
+        Raises:
+            PayloadError: it is not finite.
+        """
+        protocol = self.protocol
+        sizes = slices(protocol.dense_sizes)
+        dense = lattice.last(len(sizes), sum(protocol.dense_sizes))
+        return dense.values([protocol.initial_dense[part] for part in sizes])
 
     def read(self, order: Order, held: Held, last: Version | None = None) -> Download:
         """Check and decode an order, see `Downlink.read`."""
         if not isinstance(order.vector, bytes) or order.dense is not None:
             raise PayloadError("the global model has arrays, expected coded bytes", code="order")
         lattice = self.decode(order.vector, held, _base_lattice(order, last)).compact()
-        context, dense = self.values(lattice, held)
+        context, dense = self.context(lattice, held), self.dense(lattice)
+        context = replace(context, values=context.vector)  # a client trains it, and refuses one that is not finite
         return Download(context.with_scale(order.scale, order.bits), dense, Version(order.server_round, lattice))
 
     def new_versions(self) -> Versions:
@@ -280,14 +293,14 @@ class LatticeBroadcast(Broadcast):
 
     def received(self, held: Held) -> SharedContext:
         """Return what both sides know."""
-        if held is None:
-            return self._whole[0]
-        return self._downlink.values(self._downlink.lattice(self._state, held), held)[0]
+        return self._downlink.context(
+            self._lattice if held is None else self._downlink.lattice(self._state, held), held
+        )
 
-    @property
+    @cached_property
     def dense(self) -> Float32Array:
         """The dense part on the lattice."""
-        return self._whole[1]
+        return self._downlink.dense(self._lattice)
 
     @cached_property
     def coded(self) -> bytes:
@@ -296,11 +309,7 @@ class LatticeBroadcast(Broadcast):
 
     @cached_property
     def _lattice(self) -> Lattice:
-        return self._downlink.lattice(self._state, None)
-
-    @cached_property
-    def _whole(self) -> tuple[SharedContext, Float32Array]:
-        return self._downlink.values(self._lattice, None)
+        return self._downlink.lattice(self._state, None).compact()
 
 
 class DownlinkReader:

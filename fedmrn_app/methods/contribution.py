@@ -57,3 +57,25 @@ class VectorContribution(Contribution):
     def square_norm(self, count: int) -> float:
         """Return the squared L2 norm of the vector."""
         return square_sum(self.vector)
+
+
+@dataclass(frozen=True)
+class SparseContribution(Contribution):
+    """A contribution of k nonzero elements.
+
+    Attributes:
+        places: of the elements, ascending, (k,).
+        values: float32 (k,).
+    """
+
+    places: NDArray[np.intp]
+    values: Float32Array
+
+    def add_to(self, total: Float32Array, weight: np.float32, first: int = 0) -> None:
+        """Add the elements of a piece."""
+        start, stop = np.searchsorted(self.places, (first, first + total.size))
+        total[self.places[start:stop] - first] += weight * self.values[start:stop]
+
+    def square_norm(self, count: int) -> float:
+        """Return the squared L2 norm of the values."""
+        return square_sum(self.values)

@@ -16,8 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import numpy as np
-
 from fedmrn_app.kernels.pruning import Pruner
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.learning.flat import FlatModel
@@ -34,7 +32,7 @@ from fedmrn_app.methods.method import (
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.methods.topk import LargestElements, kept_count, ratio_of
 from fedmrn_app.validation import Count, Share
-from fedmrn_app.wire.mask_model import SideInformation, softsign
+from fedmrn_app.wire.mask_model import Motion, SideInfoSource, softsign
 
 _MORE = 1.25  # times as many weights as a size is expected to hold, so that the codec, which knows the size, decides
 
@@ -130,13 +128,13 @@ def sparsity_at(progress: float, ratio: float) -> float:
 class SparseModel(LargestElements):
     """Body: the weights that are left, which are the largest ones, see `wire/sparse.py`."""
 
-    def side_info(self, context: SharedContext) -> Callable[[], SideInformation]:
+    def side_info(self, context: SharedContext) -> Callable[[], SideInfoSource]:
         """Return a function for the side information: weights that are large in the global model are likely to stay."""
         weights = context.layout.split(context.vector)
 
-        def found() -> SideInformation:
+        def found() -> SideInfoSource:
             sizes = softsign(context.layout, lambda tensor, part: weights[tensor][part])
-            return SideInformation(context.layout, np.abs(sizes, out=sizes))
+            return Motion(context.layout, sizes)
 
         return found
 

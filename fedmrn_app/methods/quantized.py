@@ -31,6 +31,8 @@ from fedmrn_app.errors import PayloadError
 from fedmrn_app.kernels.blas import one_blas_thread
 from fedmrn_app.kernels.level_tables import MAX_LEVEL
 from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.methods.contribution import Contribution, VectorContribution
+from fedmrn_app.methods.level_contribution import LARGE, LevelContent
 from fedmrn_app.methods.method import Codec, CodecLimits, Method, MethodConfig, RunOptions
 from fedmrn_app.methods.quantization import (
     HALF_LENGTH,
@@ -46,7 +48,6 @@ from fedmrn_app.methods.quantization import (
     element_layout,
     element_trends,
     left_layout,
-    rebuilt,
     root_mean_square,
     unknown_trends,
     values_of,
@@ -62,7 +63,7 @@ from fedmrn_app.wire.adaptive_levels import (
 )  # fmt: skip
 from fedmrn_app.wire.body import FACTORED, Body, Coder
 from fedmrn_app.wire.factors import largest_rank, matrix_shape
-from fedmrn_app.wire.primitives import all_finite, wrong_length
+from fedmrn_app.wire.primitives import wrong_length
 
 _SCALE = struct.Struct("<f")
 _LEAST_BYTES = 32  # of a body, so that an update of few weights is sent at all
@@ -189,23 +190,31 @@ class UniformLevels(Codec):
 
     def decode(self, body: Body, context: SharedContext, seed: int) -> Float32Array:
         """Return scale times step times centroid, or the products of factors."""
-        layout = context.layout
+        return self._content(body, context).update(context.layout)
+
+    def read(self, body: Body, context: SharedContext, seed: int) -> Contribution:
+        """Check a body; of a large model its levels are kept, whose values are made where they are added."""
+        content = self._content(body, context)
+        kept = content.contribution(context.layout) if context.count >= LARGE else None
+        return VectorContribution(content.update(context.layout)) if kept is None else kept
+
+    def _content(self, body: Body, context: SharedContext) -> LevelContent:
         if body.form == FACTORED and self.low_rank:
-            return self._decode_factors(body, layout, context.trends)
-        count = self._exponent_count(layout)
+            return self._read_factors(body, context.layout, context.trends)
+        return self._read_plain(body, context)
+
+    def _read_plain(self, body: Body, context: SharedContext) -> LevelContent:
+        count = self._exponent_count(context.layout)
         head = _SCALE.size + OFFSETS.size
         if len(body) < head + count:
             raise wrong_length("body", body.data, f"less than its head of {head + count}")
         scale = _read_scale(body.data)
         offsets = np.array(OFFSETS.unpack_from(body.data, _SCALE.size), np.int8)
-        steps = TensorSteps.of(_read_exponents(body.data, count, head), layout)
-        levels = read_levels(Body(memoryview(body.data)[head + count :], body.form), layout, context.trends)
-        update = values_of(levels, offsets)
-        places = np.flatnonzero(levels)
-        update[places] = update[places] * steps.at(places) * np.float32(scale)
-        return update
+        steps = TensorSteps.of(_read_exponents(body.data, count, head), context.layout)
+        levels = read_levels(Body(memoryview(body.data)[head + count :], body.form), context.layout, context.trends)
+        return LevelContent(levels, offsets, steps, scale)
 
-    def _decode_factors(self, body: Body, layout: Layout, trends: Trends) -> Float32Array:
+    def _read_factors(self, body: Body, layout: Layout, trends: Trends) -> LevelContent:
         count, tensors = self._exponent_count(layout), len(layout.shapes)
         head = _SCALE.size + count + tensors
         if len(body) < head + LEFT.size:
@@ -223,12 +232,8 @@ class UniformLevels(Codec):
         left = read_levels(Body(view[start:end], left_form), of_left, unknown_trends(of_left))
         rest = Body(view[end + OFFSETS.size :], right_form)
         levels = read_levels(rest, of_elements, element_trends(layout, ranks, trends))
-        elements = values_of(levels, np.array(OFFSETS.unpack_from(body.data, end), np.int8))
-        vectors = values_of(left, np.array(left_offsets, np.int8))
-        update = rebuilt(elements, vectors, layout, ranks, steps, scale)
-        if not all_finite(update):
-            raise PayloadError(f"body has the scale {scale}", code="not-finite", value=scale)
-        return update
+        offsets = np.array(OFFSETS.unpack_from(body.data, end), np.int8)
+        return LevelContent(levels, offsets, steps, scale, ranks, values_of(left, np.array(left_offsets, np.int8)))
 
     def limits(self, layout: Layout) -> CodecLimits:
         """Allow the plain form of the largest levels; 10 to 14 bytes per weight for trends, levels and values."""

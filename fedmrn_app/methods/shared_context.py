@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, replace
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +16,7 @@ from fedmrn_app.noise import MAX_ALPHA, MIN_ALPHA, Noise
 
 if TYPE_CHECKING:
     from fedmrn_app.wire.adaptive_levels import Trends
-    from fedmrn_app.wire.mask_model import SideInformation
+    from fedmrn_app.wire.mask_model import Motion
 
 LEAST_BITS = 1e-3  # smallest size of a body that the server asks for, in bits per masked weight
 
@@ -25,11 +25,12 @@ LEAST_BITS = 1e-3  # smallest size of a body that the server asks for, in bits p
 class SharedContext:
     """The global model as server and client both know it.
 
-    It keeps the last noise, the drift and the trends that it computed; nothing else changes.
+    It keeps the last noise, the vector, the drift and the trends that it computed; nothing else changes.
 
     Attributes:
         layout: layout of the masked tensors, d elements in all.
-        vector: the global vector as clients received it, float32 (d,); zero where a client does not hold a weight.
+        values: the global vector as clients received it, float32 (d,); zero where a client does not hold a weight. Or
+            what returns it, because a server that only reads replies may not need it.
         initial: the global vector before the first round, float32 (d,).
         submodel_mask: the weights that this client holds, bool (d,); None if all clients hold all weights.
         scale: scale of the noise in this round; None for that of the distribution.
@@ -41,7 +42,7 @@ class SharedContext:
     """
 
     layout: Layout
-    vector: Float32Array
+    values: Float32Array | Callable[[], Float32Array]
     initial: Float32Array
     submodel_mask: NDArray[np.bool_] | None = None
     _: KW_ONLY
@@ -51,12 +52,20 @@ class SharedContext:
     _noise: tuple[Noise, int, Float32Array] | None = field(default=None, init=False, repr=False)
     _drift: Float32Array | None = field(default=None, init=False, repr=False)
     _trends: Trends | None = field(default=None, init=False, repr=False)
-    _lock: Lock = field(default_factory=Lock, init=False, repr=False)
+    _lock: RLock = field(default_factory=RLock, init=False, repr=False)
 
     @property
     def count(self) -> int:
         """The number of masked weights, d."""
-        return self.vector.size
+        return self.layout.count
+
+    @property
+    def vector(self) -> Float32Array:
+        """The global vector as clients received it, float32 (d,); do not modify it."""
+        with self._lock:
+            if callable(self.values):
+                self.values = self.values()
+            return self.values
 
     def held_weights(self) -> NDArray[np.bool_]:
         """Return the weights that the client holds, bool (d,)."""
@@ -132,8 +141,8 @@ class SharedContext:
         place = self.layout.slices[tensor]
         return self.vector[place][part] - self.initial[place][part]
 
-    def motion(self) -> SideInformation:
+    def motion(self) -> Motion:
         """Return as side information how far each weight has moved so far, which hints at how far it will move."""
-        from fedmrn_app.wire.mask_model import SideInformation  # Numba takes most of what an import loads
+        from fedmrn_app.wire.mask_model import Motion  # Numba takes most of what an import loads
 
-        return SideInformation(self.layout, np.abs(self.drift))
+        return Motion(self.layout, self.drift)

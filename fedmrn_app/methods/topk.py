@@ -14,12 +14,13 @@ from typing import ClassVar
 import numpy as np
 
 from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.methods.contribution import SparseContribution
 from fedmrn_app.methods.method import Codec, CodecLimits, Method, MethodConfig, RunOptions
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.validation import Share
 from fedmrn_app.wire.body import Body, Coder
-from fedmrn_app.wire.mask_model import SideInformation
-from fedmrn_app.wire.sparse import max_sparse_bytes, pack_sparse, unpack_sparse
+from fedmrn_app.wire.mask_model import SideInfoSource
+from fedmrn_app.wire.sparse import max_sparse_bytes, pack_sparse, read_sparse, unpack_sparse
 
 _TRIALS, _TOLERANCE = 12, 0.01  # of the search for the number of elements
 
@@ -80,7 +81,11 @@ class LargestElements(Codec):
         """Return the sparse vector."""
         return unpack_sparse(body, context.count, self.side_info(context))
 
-    def side_info(self, context: SharedContext) -> Callable[[], SideInformation]:
+    def read(self, body: Body, context: SharedContext, seed: int) -> SparseContribution:
+        """Check a body, and return its elements."""
+        return SparseContribution(*read_sparse(body, context.count, self.side_info(context)))
+
+    def side_info(self, context: SharedContext) -> Callable[[], SideInfoSource]:
         """Return a function for the side information: weights that have moved far are likely to move far again."""
         return context.motion
 

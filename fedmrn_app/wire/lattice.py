@@ -120,6 +120,14 @@ class Lattice:
                 part += old
         return finite(vector, "lattice")
 
+    def first(self, tensors: int, elements: int) -> Lattice:
+        """Return the lattice of the first tensors, of so many elements; no copies."""
+        return Lattice(self.steps[:tensors], self.counts[:elements])
+
+    def last(self, tensors: int, elements: int) -> Lattice:
+        """Return the lattice of the last tensors, of so many elements; no copies."""
+        return Lattice(self.steps[len(self.steps) - tensors :], self.counts[self.counts.size - elements :])
+
     def moved(self, sizes: Sequence[int]) -> Moved:
         """Return how far the elements of the first tensors are from the reference, for tensors of these sizes."""
         return Moved(_split(self.counts, sizes), self.steps)

@@ -55,7 +55,7 @@ def encode_lattice(lattice: Lattice, sizes: Sequence[int], base: Lattice | None 
     """
     heads, escapes, coded = [], [], list[_Coded]()
     for tensor, part in enumerate(slices(sizes)):
-        step, symbols, before = lattice.steps[tensor], lattice.counts[part], None
+        step, symbols, before = lattice.steps[tensor], lattice.counts[part].astype(np.int32, copy=False), None
         if base is not None and base.steps[tensor] == step:
             before = base.counts[part]
             symbols = symbols - before

@@ -126,4 +126,4 @@ class LatticeLevels:
         return lattice.steps[: len(self.layout.sizes)]
 
     def _dense(self, lattice: Lattice) -> Lattice:
-        return Lattice(lattice.steps[len(self.layout.sizes) :], lattice.counts[self.layout.count :])
+        return lattice.last(len(self.dense_sizes), sum(self.dense_sizes))

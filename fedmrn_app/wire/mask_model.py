@@ -87,14 +87,14 @@ class Part:
 
 
 def all_parts(layout: Layout) -> Iterator[Part]:
-    """Yield the parts in the order in which they are coded."""
+    """Yield the parts in the order in which they are coded; a tensor without elements has none."""
     for phase in range(3):
         for tensor, (size, start) in enumerate(zip(layout.sizes, layout.offsets, strict=True)):
             run, runs_per_row = layout.runs(tensor)
             cut = size >= _MIN_CUT_SIZE and run >= _MIN_CUT_RUN
             cuts = (0, run // 8, run // 2, run) if cut else (0, run, run, run)
             first, last = cuts[phase : phase + 2]
-            if first < last:
+            if size and first < last:
                 yield Part(
                     tensor=tensor,
                     start=start,
@@ -153,6 +153,25 @@ class SideInformation:
 
         sign, drift = (None if vector is None else block(vector) for vector in (self.sign, self.drift))
         return Evidence(block(self.size), sign, drift, None if self.inverted is None else block(self.inverted))
+
+
+@dataclass(frozen=True)
+class Motion:
+    """Side information of bits that are set where a weight moves far: how far it has moved so far.
+
+    Attributes:
+        layout: of the tensors.
+        moved: float32 (d,) in [-1, 1]; its magnitudes count.
+        has_drift: always false here.
+    """
+
+    layout: Layout
+    moved: Float32Array
+    has_drift: bool = False
+
+    def read(self, part: Part, runs: slice) -> Evidence:
+        """Return the side information of some runs of a part."""
+        return Evidence(np.abs(part.view(self.moved)[runs], order="C"), None, None, None)
 
 
 class BitPredictor:

@@ -12,18 +12,19 @@ import struct
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.layout import Float32Array
 from fedmrn_app.wire.body import Body, Coder
-from fedmrn_app.wire.mask_model import SideInformation
+from fedmrn_app.wire.mask_model import SideInfoSource
 from fedmrn_app.wire.masks import pack_mask, unpack_mask
 from fedmrn_app.wire.primitives import pack_floats, packed_size, unpack_floats, wrong_length
 
 _HEAD = struct.Struct("<I")
 
 
-def pack_sparse(vector: Float32Array, side: Callable[[], SideInformation], coder: Coder) -> Body:
+def pack_sparse(vector: Float32Array, side: Callable[[], SideInfoSource], coder: Coder) -> Body:
     """Encode the nonzero elements of a vector of shape (d,); `side` returns the side information of their mask."""
     present = vector != 0
     values = vector[present]
@@ -31,8 +32,20 @@ def pack_sparse(vector: Float32Array, side: Callable[[], SideInformation], coder
     return Body(_HEAD.pack(values.size) + bytes(positions.data) + pack_floats(values), positions.form)
 
 
-def unpack_sparse(body: Body, count: int, side: Callable[[], SideInformation]) -> Float32Array:
+def unpack_sparse(body: Body, count: int, side: Callable[[], SideInfoSource]) -> Float32Array:
     """Return the vector of shape (count,) that `pack_sparse` encoded.
+
+    Raises:
+        PayloadError: as `read_sparse`.
+    """
+    places, values = read_sparse(body, count, side)
+    vector = np.zeros(count, np.float32)
+    vector[places] = values
+    return vector
+
+
+def read_sparse(body: Body, count: int, side: Callable[[], SideInfoSource]) -> tuple[NDArray[np.intp], Float32Array]:
+    """Return the positions of the k nonzero elements of a vector (count,), ascending, and their values, float32 (k,).
 
     Raises:
         PayloadError: the body is malformed, or announces another number of values than it has.
@@ -45,14 +58,10 @@ def unpack_sparse(body: Body, count: int, side: Callable[[], SideInformation]) -
     if k > count or end < _HEAD.size:
         raise PayloadError(f"body has {len(view)} bytes and announces {k} of {count} values", code="count", value=k)
     values = unpack_floats(view[end:], k)
-    present = unpack_mask(Body(view[_HEAD.size : end], body.form), count, side)
-    if np.count_nonzero(present) != k:
-        raise PayloadError(
-            f"body announces {k} values and has {np.count_nonzero(present)} positions", code="count", value=k
-        )
-    vector = np.zeros(count, np.float32)
-    vector[present] = values
-    return vector
+    places = np.flatnonzero(unpack_mask(Body(view[_HEAD.size : end], body.form), count, side))
+    if places.size != k:
+        raise PayloadError(f"body announces {k} values and has {places.size} positions", code="count", value=k)
+    return places, values
 
 
 def max_sparse_bytes(count: int, kept: int) -> int:

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.wire.body import CODED, Body, Coder
-from fedmrn_app.wire.mask_model import SideInformation
+from fedmrn_app.wire.mask_model import SideInfoSource
 from fedmrn_app.wire.masks import code_mask, decode_mask
 from fedmrn_app.wire.primitives import pack_bits, packed_size, unpack_bits, wrong_length
 
 _POWERS = np.array([1, 3, 9, 27, 81], np.uint8)
 
 
-def pack_trits(trits: NDArray[np.int8], side: Callable[[], SideInformation], coder: Coder) -> Body:
+def pack_trits(trits: NDArray[np.int8], side: Callable[[], SideInfoSource], coder: Coder) -> Body:
     """Write trits of shape (d,) in the shorter form, or in the plain form for `packed`."""
     digits = np.zeros((-(-trits.size // 5), 5), np.uint8)
     digits.reshape(-1)[: trits.size] = trits + 1
@@ -37,7 +37,7 @@ def pack_trits(trits: NDArray[np.int8], side: Callable[[], SideInformation], cod
     return min(plain, Body(count + signs + mask, CODED), key=len)  # readers refuse coded bodies that are not shorter
 
 
-def unpack_trits(body: Body, count: int, side: Callable[[], SideInformation]) -> NDArray[np.int8]:
+def unpack_trits(body: Body, count: int, side: Callable[[], SideInfoSource]) -> NDArray[np.int8]:
     """Return the trits of shape (count,) that `pack_trits` wrote.
 
     Raises:

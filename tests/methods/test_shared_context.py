@@ -32,7 +32,7 @@ def test_context_of_a_model() -> None:
     context = SharedContext(layout, np.array([1, 2, 3], np.float32), np.array([1, 4, 2], np.float32))
     assert context.count == 3
     assert np.sign(context.drift).tolist() == [0, -1, 1]
-    assert np.array_equal(context.motion().size, np.abs(context.drift))
+    assert context.motion().moved is context.drift
     assert context.held_weights().all()
     held = np.array([True, False, True])
     assert SharedContext(layout, context.vector, context.initial, held).held_weights() is held
@@ -41,6 +41,23 @@ def test_context_of_a_model() -> None:
     scaled = context.with_scale(0.25)
     assert np.array_equal(scaled.noise(noise, 7), dataclasses.replace(noise, alpha=0.25)(7, 3))
     assert context.with_scale(None) is context
+
+
+def test_vector_is_made_once_where_it_is_read() -> None:
+    made = []
+
+    def vector() -> Float32Array:
+        made.append(1)
+        return np.array([1, 2, 3], np.float32)
+
+    context = SharedContext(Layout(((1, 3),)), vector, np.zeros(3, np.float32))
+    assert context.count == 3
+    scaled = context.with_scale(0.25)
+    assert not made
+    assert context.vector is context.vector
+    assert np.sign(context.drift).tolist() == [1, 1, 1]
+    assert made == [1]
+    assert scaled.vector.tolist() == [1, 2, 3]
 
 
 def test_trends_are_those_of_the_drift() -> None:
