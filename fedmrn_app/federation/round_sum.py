@@ -17,7 +17,8 @@ from fedmrn_app.layout import Float32Array, Layout
 from fedmrn_app.methods.method import Codec
 from fedmrn_app.system.cores import cores
 
-MAX_COPIES = 4.0  # memory that all threads together may use to decode, in float32 copies of the model
+MAX_COPIES = 4.0  # memory that all threads together may use to decode, in float32 copies of a large model
+_MIN_BYTES = 1 << 28  # what they may use in any case
 _BATCH = 4  # replies that a thread decodes before they are added
 _LARGE = 1 << 22  # weights of replies of which a thread decodes one only: decoded ones may be as large as the model
 _PIECE = 1 << 17  # elements of the sum that a thread adds at a time
@@ -53,7 +54,8 @@ def thread_count(codec: Codec, elements: int, replies: int) -> int:
     copies = codec.limits(Layout(((elements,),))).read_copies
     if copies is None or elements < _MIN_ELEMENTS:
         return 1
-    return max(1, min(cores(), int(MAX_COPIES / copies), elements * replies // _MIN_WORK))
+    allowed = max(MAX_COPIES, _MIN_BYTES / (4 * elements))
+    return max(1, min(cores(), int(allowed / copies), elements * replies // _MIN_WORK))
 
 
 class ReducePool:

@@ -236,12 +236,16 @@ class UniformLevels(Codec):
         return LevelContent(levels, offsets, steps, scale, ranks, values_of(left, np.array(left_offsets, np.int8)))
 
     def limits(self, layout: Layout) -> CodecLimits:
-        """Allow the plain form of the largest levels; 10 to 14 bytes per weight for trends, levels and values."""
+        """Allow the plain form of the largest levels.
+
+        The levels of a large model take 2 bytes per weight, and decoding them 3; the values of a smaller one take 14.
+        """
         tensors = len(layout.shapes)
         head = _SCALE.size + OFFSETS.size + self._exponent_count(layout)
         if self.low_rank:
             head += tensors + LEFT.size + max_level_bytes(0)  # the second part has a width of its own
-        return CodecLimits(max_bytes=head + max_level_bytes(layout.count), read_copies=3.5 if self.low_rank else 2.5)
+        copies = 1.0 if layout.count >= LARGE else 3.5
+        return CodecLimits(max_bytes=head + max_level_bytes(layout.count), read_copies=copies)
 
     def _exponent_count(self, layout: Layout) -> int:
         return len(layout.shapes) if self.tensor_steps and len(layout.shapes) > 1 else 0

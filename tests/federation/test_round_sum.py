@@ -52,7 +52,7 @@ def replies_of(round_: OpenRound) -> dict[int, bytes | PayloadError]:
     return found
 
 
-@pytest.mark.parametrize("name", ["fedmrn", "fedmrns"])
+@pytest.mark.parametrize("name", ["fedmrn", "fedmrns", "quantized"])
 @pytest.mark.parametrize("coder", CODERS)
 @pytest.mark.parametrize("bits", [None, 0.5])
 def test_sums_are_the_same_on_any_number_of_threads(name: str, coder: Coder, bits: float | None) -> None:
@@ -71,7 +71,7 @@ def test_sums_are_the_same_on_any_number_of_threads(name: str, coder: Coder, bit
         assert told.used_clients == report.used_clients
         if state.rate_state is not None and again.rate_state is not None:
             assert np.array_equal(again.rate_state, state.rate_state)
-    assert (state.rate_state is None) == (bits is None)
+    assert (state.rate_state is None) == (method.rate_control is None)
 
 
 @pytest.mark.fast_cases(5)
@@ -83,16 +83,15 @@ def test_each_reply_is_decoded_once(name: str, monkeypatch: pytest.MonkeyPatch) 
     round_.protocol = dataclasses.replace(round_.protocol, max_norm=100.0)
     replies = {client: data for client, data in replies_of(round_).items() if client < 4}
     codec, seeds = type(method.codec), list[int]()
-    decode = codec.decode
+    read = codec.read
 
     def counted(self: Any, body: Body, context: Any, seed: int) -> Any:
         seeds.append(seed)
-        return decode(self, body, context, seed)
+        return read(self, body, context, seed)
 
-    monkeypatch.setattr(codec, "decode", counted)
+    monkeypatch.setattr(codec, "read", counted)
     _, report = close_round(round_, replies)
-    assert len(report.used) == 4
-    assert len(seeds) <= 4  # masks are decoded piece by piece instead
+    assert len(report.used) == len(seeds) == 4
 
 
 def test_mask_that_reads_wrongly_leaves_the_others_alone() -> None:
@@ -133,11 +132,17 @@ def test_a_codec_that_fails_while_it_adds_costs_its_reply_only(threads: int, mon
     assert state.dense.tobytes() == expected.dense.tobytes()
 
 
+def test_small_models_are_read_on_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedmrn_app.federation.round_sum.cores", lambda: 64)
+    codec = make_method("quantized").codec
+    assert [thread_count(codec, 1 << bits, 1000) for bits in (18, 20, 22, 24, 27)] == [64, 18, 16, 4, 4]
+
+
 def test_threads_are_the_cores_that_memory_allows() -> None:
-    count = partial(thread_count, elements=1 << 20, replies=1 << 20)
+    count = partial(thread_count, elements=1 << 27, replies=1 << 20)
     for name in METHODS:
         codec = make_method(name).codec
-        copies = codec.limits(Layout(((1, 1),))).read_copies
+        copies = codec.limits(Layout(((1 << 27, 1),))).read_copies
         assert count(codec) == (1 if copies is None else min(cores(), int(MAX_COPIES / copies)))
     assert thread_count(make_method("fedmrn").codec, 1 << 20, 1) == 1
     assert thread_count(make_method("fedmrn").codec, 1000, 1 << 20) == 1
