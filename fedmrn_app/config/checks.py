@@ -110,16 +110,21 @@ def check_weights(config: Config, method: Method) -> None:
     left_out = (
         "error feedback corrects the codec, not replies that a robust mean discards; set strategy.error_feedback=false"
     )
+    asked = config.clients_per_round
+    too_small = f"{asked} clients cannot have this share each; set max_share={1 / asked:.2g} or more"
+    few = f"of the replies of {asked} clients none is left out; set clients_per_round=3 or more"
     one_weight = f"with aggregation={config.aggregation} all clients weigh the same; set max_share=null"
     conflicts = [
         (limited and config.equal_weights, "max_share", "equal weights need no limit; set max_share=null"),
         (limited and config.privacy.noised, "max_share", "with noise all clients weigh the same; set max_share=null"),
         (limited and asynchronous, "max_share", "is a share of a round; with server=async set client_weights=equal"),
         (limited and robust, "max_share", one_weight),
+        (limited and (config.max_share or 1) * asked < 1, "max_share", too_small),
         (robust and not comparable, "aggregation", no_updates),
         (robust and private, "aggregation", "privacy.* covers the mean only; set aggregation=mean"),
         (robust and method.error_feedback, "aggregation", left_out),
         (robust and asynchronous, "aggregation", "compares the replies of a round; set server=sync"),
+        (robust and asked < 3, "aggregation", few),
     ]
     refuse(config, conflicts)
 

@@ -46,10 +46,14 @@ def _rounds(config: Config) -> Iterator[Remark]:
     yield wanted == config.clients, "oversample", f"a round uses all {wanted} clients"
     yield config.server == "sync", "max_staleness", "rounds use replies to their own model only; set server=async"
     yield config.local.steps is not None, "local.epochs", f"local.steps={config.local.steps} replaces it"
-    yield not noised, "privacy.delta|sampling", private
+    yield not noised, "privacy.delta|sampling|tally_clip", private
     yield not (noised or flipped), "privacy.noise_seed", private
     yield noised, "client_weights", "with noise all clients weigh the same"
     yield slowness is not None and slowness[1] == 1, "simulation.slow", "a factor of 1 slows no client down"
+    evaluation = config.evaluation
+    yield not evaluation.by_clients, "evaluation.clients", "no client evaluates; set evaluation.on=clients"
+    yield not evaluation.on_server, "evaluation.samples", "the server evaluates nothing; set evaluation.on=both"
+    yield (evaluation.patience or 0) >= config.rounds, "evaluation.patience", f"the run ends at rounds={config.rounds}"
     yield config.uplink.budget is None, "uplink.schedule", "it divides a budget; set uplink.budget=0.1"
     yield config.uplink.budget is not None, "uplink.bits", f"uplink.budget={config.uplink.budget} replaces it"
     yield True, "simulation.own_network", "a run on this machine opens no port"
@@ -77,6 +81,15 @@ def _method(config: Config) -> Iterator[Remark]:
     yield not hasattr(codec, "noise"), "noise", f"strategy={name} masks no noise"
     yield not hasattr(codec, "noise"), "noise.alpha|distribution", f"strategy={name} masks no noise"
     yield not hasattr(codec, "coder"), "uplink.coder", f"strategy={name} codes no masks"
+    budget = f"uplink.budget={config.uplink.budget} sets the size of replies"
+    yield config.uplink.budget is not None, "strategy.bits|error|ratio", budget
+    if name == "quantized":
+        error, scale = options["error"], options["scale"]
+        replaced = error is not None and config.uplink.budget is None
+        yield replaced, "strategy.bits", f"strategy.error={error} replaces it"
+        yield scale != "auto", "strategy.half_length", f"strategy.scale={scale} fixes the length"
+    if name == "fedsparsify":
+        yield options["schedule"] == "rounds", "strategy.prunings", "strategy.schedule=rounds prunes once a round"
     if name in ("fedmrn", "fedmrns"):
         assert isinstance(codec, NoiseMask)
         alone = codec.coder == "packed" or not replace(codec, low_rank=True).may_estimate

@@ -11,7 +11,7 @@ import pandas as pd
 from fedmrn_app.config.compose import compose_values
 from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.report.comparison import has_value, paired
-from fedmrn_app.report.groups import Floats, factor_of, half_width, joined, marks_of
+from fedmrn_app.report.groups import Floats, factor_of, half_width, joined, marks_of, mean_of_evaluated
 from fedmrn_app.report.notes import VERDICTS, remarks
 from fedmrn_app.report.registration import Endpoint, Registration
 from fedmrn_app.report.runs import load_rounds, settings_of
@@ -52,7 +52,7 @@ class Cell:
     def reached(self, endpoint: Endpoint) -> pd.Series:
         """Return the headline metric by seed, in percent if it is a share, as the mean over the endpoint's rounds."""
         each = self.rounds["headline"].groupby(level="folder", sort=False)
-        values = each.agg(lambda run: float(run.to_numpy()[-(len(run) // _PARTS[endpoint] or 1) :].mean()))
+        values = each.agg(lambda run: mean_of_evaluated(run[-(len(run) // _PARTS[endpoint] or 1) :]))
         return self.by_seed(factor_of(self.runs) * values)
 
 

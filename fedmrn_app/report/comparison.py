@@ -72,10 +72,12 @@ def difference(values: Floats, factor: float = 100.0) -> tuple[str, str]:
     Numbers are multiplied by `factor`: differences of shares are in points.
 
     The verdict is `not distinguishable` if the interval, by Student's t distribution, holds zero. One pair has no
-    interval, and its verdict is `one seed`.
+    interval, and its verdict is `one seed`. Differences that are not finite have neither.
     """
     if not len(values):
         return "", "no common seed"
+    if not np.isfinite(values).all():
+        return "", "not finite"
     mean = values.mean()
     if len(values) == 1:
         return f"{factor * mean:+z.2f}", "one seed"

@@ -114,27 +114,38 @@ class Groups:
         return self.by_seed(values).groupby(level="group").agg(lambda each: _spread(each.to_numpy(), form))
 
     def final(self, last: int) -> pd.Series:
-        """Return the mean of the headline metric over each run's last rounds.
+        """Return the mean of the headline metric over those of each run's last rounds that were evaluated.
 
         Raises:
-            RunError: a run has fewer rounds.
+            RunError: a run has fewer rounds, or evaluated none of them.
         """
         each = self.rounds["headline"].groupby(level="folder", sort=False)
         for folder, count in each.size().items():
             if count < last:
                 message = f"--last {last}: {folder} has {count} rounds"
                 raise RunError(message, code="too-few-rounds", key="--last", value=last)
-        return each.agg(lambda values: _mean(values[-last:]))
+        means = each.agg(lambda values: mean_of_evaluated(values[-last:]))
+        if (none := means.isna() & (self.every > 1)).any():
+            folder = none.idxmax()
+            message = f"--last {last}: {folder} evaluated none of these rounds (evaluation.every={self.every[folder]})"
+            raise RunError(message, code="not-evaluated", key="--last", value=last)
+        return means
+
+    @property
+    def every(self) -> pd.Series:
+        """The rounds of each run from one evaluation to the next."""
+        each = self.runs.get("evaluation.every", pd.Series(1, self.runs.index))
+        return each.fillna(1).astype(int)
 
     def last_round(self, column: str) -> pd.Series:
         """Return each run's value in its last round."""
         return self.rounds[column].groupby(level="folder", sort=False).tail(1).droplevel("round")
 
     def trailing(self, column: str, last: int) -> pd.Series:
-        """Return the mean over each round and up to `last - 1` rounds before it."""
+        """Return the mean over each round and up to `last - 1` rounds before it, of those that have a value."""
 
         def of_run(values: pd.Series) -> list[float]:
-            return [_mean(values[max(0, end - last) : end]) for end in range(1, len(values) + 1)]
+            return [mean_of_evaluated(values[max(0, end - last) : end]) for end in range(1, len(values) + 1)]
 
         each = self.rounds[column].groupby(level="folder", sort=False)
         return self.rounds[column] if last == 1 else each.transform(of_run)
@@ -190,3 +201,8 @@ def _spread(values: Floats, form: str) -> str:
 def _mean(values: pd.Series) -> float:
     """Return NumPy's mean; that of pandas may differ in the last bit, and so in the last digit of a table."""
     return float(values.to_numpy().mean())
+
+
+def mean_of_evaluated(values: pd.Series) -> float:
+    """Return the mean of a metric over the rounds that have one; NaN if none has."""
+    return _mean(known) if len(known := values.dropna()) else np.nan

@@ -23,6 +23,7 @@ from fedmrn_app.privacy.mechanism import PrivacyConfig
 from fedmrn_app.report.identity import differing, digest, identity_of, named, without
 from fedmrn_app.report.run_names import LATTICE_ONLY, Setting, name_settings, names_runs
 from fedmrn_app.report.traffic import socket_bytes_of_rounds
+from fedmrn_app.results.planned import planned_setting
 from fedmrn_app.results.provenance import lacks_commit
 from fedmrn_app.results.resume import flatten
 from fedmrn_app.results.round_row import columns, from_row
@@ -30,9 +31,6 @@ from fedmrn_app.results.summary import LESS, read_summary, summarize
 
 REMARK = "remark.txt"
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a sixth of the time that OmegaConf takes
-# what a run with these settings does in a round depends on the number of rounds
-_PLANNED = ("strategy.output_lr", "privacy.epsilon", "uplink.budget")
-_PLANNED_VALUES = {"strategy.schedule": "rounds"}
 _BITS = ("uplink_bits_per_parameter", "downlink_bits_per_parameter")
 # what the summaries of all versions hold, beside the final and the best metric
 _SUMMARY = ("rounds", "uplink_bytes_per_client_round", *_BITS, "total_bits_per_parameter", "clients_failed")
@@ -267,14 +265,17 @@ def _summary_of_first(rounds: int, folder: Path, summary: Mapping[str, Any], set
     if len(rows) < rounds:
         message = f"--rounds {rounds}: {folder} has {len(rows)} rounds"
         raise RunError(message, code="too-few-rounds", **option)
-    by_value = [key for key, value in _PLANNED_VALUES.items() if settings.get(key) == value]
-    planned = next((key for key in (*_PLANNED, *by_value) if settings.get(key) is not None), None)
+    ends = (key for key in ("strategy.output_lr", "privacy.epsilon") if settings.get(key) is not None)
+    planned = planned_setting(settings) or next(ends, None)
     if planned and len(rows) > rounds:
         message = f"--rounds {rounds}: {folder} has {planned}={settings[planned]}, which depends on the number "
         raise RunError(
             f"{message}of rounds, so that a shorter run would have been another one", code="planned", **option
         )
     headline = summary["metric"]
+    if (every := settings.get("evaluation.every", 1)) > 1 and np.isnan(rows[headline][rounds]):
+        message = f"--rounds {rounds}: {folder} was not evaluated in this round (evaluation.every={every})"
+        raise RunError(message, code="not-evaluated", **option)
     others = (key for key in rows if f"best_{key}" in summary and key not in ("round", headline))
     first = [from_row(row, [headline, *others]) for row in rows.head(rounds).to_dict("records")]
     return summarize(first, {}, less=bool(summary.get(LESS, False)))

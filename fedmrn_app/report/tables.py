@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from fedmrn_app.errors import RunError
@@ -151,7 +152,7 @@ def choose(groups: Groups, key: str, last: int) -> pd.DataFrame:
         for cell in (groups.spread(groups.factor * final), groups.mean(final) * groups.signs(table))
     )
     values = sorted(cells, key=_numbers_first)
-    best = means[values].idxmax(axis=1)
+    best = means[values].fillna(-np.inf).idxmax(axis=1).where(means[values].notna().any(axis=1), "")
     words = zip(table["strategy"], table["named_by"], table["common"], strict=True)
     names = pd.Series([short_name(*each, key) for each in words], table.index)
     return _table(

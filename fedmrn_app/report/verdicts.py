@@ -23,8 +23,8 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def p_different(values: Floats) -> float:
-    """Return the p-value of a mean of zero, by Student's t test with two sides; 1 for less than two values."""
-    if len(values) < 2:
+    """Return the p-value of a mean of zero, by Student's t test with two sides; 1 for less than two values, or NaN."""
+    if len(values) < 2 or not np.isfinite(values).all():
         return 1.0
     return 2 * _tail(values, 0.0) if values.mean() > 0 else 2 * _tail(-values, 0.0)
 
@@ -32,9 +32,10 @@ def p_different(values: Floats) -> float:
 def p_beyond(values: Floats, margin: float) -> float:
     """Return the p-value of a mean that is at least a margin away from zero, by two one-sided t tests.
 
-    A small value says that the mean is closer to zero than the margin (Schuirmann 1987); 1 for less than two values.
+    A small value says that the mean is closer to zero than the margin (Schuirmann 1987); 1 for less
+    than two values, or NaN.
     """
-    if len(values) < 2:
+    if len(values) < 2 or not np.isfinite(values).all():
         return 1.0
     return max(_tail(values, -margin), _tail(-values, -margin))
 

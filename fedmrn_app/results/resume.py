@@ -9,6 +9,7 @@ from typing import Any
 
 from fedmrn_app.errors import RunError
 from fedmrn_app.results.checkpoint import BEFORE, STATE, State, read_state
+from fedmrn_app.results.planned import planned_setting
 from fedmrn_app.results.stored_rows import read_rows
 from fedmrn_app.results.summary import read_summary
 from fedmrn_app.validation import changed
@@ -118,6 +119,13 @@ def resumable(path: Path, values: Mapping[str, Any], defaults: Defaults) -> tupl
             f"({_OUTPUT_STEP}); start a new run in another folder, hydra.run.dir=FOLDER"
         )
         raise RunError(message, code="output-step", key="rounds", value=rounds)
+    planned, before = planned_setting(flatten(values)), stored.facts["config"]["rounds"]
+    if planned and before != rounds:
+        message = (
+            f"rounds={rounds}: {planned}={flatten(values)[planned]} has planned the run in {path} for rounds={before}; "
+            f"resume it with this number, or start a new run in another folder, hydra.run.dir=FOLDER"
+        )
+        raise RunError(message, code="planned", key="rounds", value=rounds)
     return replace(stored, facts={**stored.facts, "rows": read_rows(path, stored.facts)}), lines
 
 

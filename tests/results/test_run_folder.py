@@ -21,7 +21,7 @@ from fedmrn_app.federation.protocol import GlobalState
 from fedmrn_app.results.checkpoint import OWN, VECTOR, read_state
 from fedmrn_app.results.lock import locked
 from fedmrn_app.results.progress import progress_line
-from fedmrn_app.results.resume import changes, finished, settle_resume
+from fedmrn_app.results.resume import changes, finished, resumable, settle_resume
 from fedmrn_app.results.round_row import RowReader, columns, from_row, to_row
 from fedmrn_app.results.run_folder import RunFolder
 from fedmrn_app.results.stored_rows import start_rows
@@ -244,6 +244,29 @@ def test_other_configurations_and_occupied_folders_are_refused(tmp_path: Path) -
     with pytest.raises(RunError) as occupied:
         new_run(tmp_path)
     assert (occupied.value.code, occupied.value.value) == ("holds-run", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"uplink": {"budget": 0.3}}, "uplink.budget"),
+        ({"strategy": {"name": "fedsparsify", "schedule": "rounds"}}, "strategy.schedule"),
+    ],
+)
+def test_a_run_that_was_planned_for_its_rounds_keeps_their_number(
+    tmp_path: Path, settings: dict[str, Any], key: str
+) -> None:
+    def values(rounds: int) -> dict[str, Any]:
+        return {**VALUES, **settings, "rounds": rounds}
+
+    folder = RunFolder(tmp_path)
+    folder.create(values(4), model(), state())
+    folder.add_round(row(1, 0.5), model(), state())
+    assert resumable(tmp_path, values(4), dict)[0].round == 1
+    for rounds in (3, 8):
+        with pytest.raises(RunError, match=rf"rounds={rounds}: {key}=.* for rounds=4; resume") as refused:
+            resumable(tmp_path, values(rounds), dict)
+        assert (refused.value.code, refused.value.key, refused.value.value) == ("planned", "rounds", rounds)
 
 
 def three_rounds(path: Path, name: str = "same", **of_clients: float) -> RunFolder:
