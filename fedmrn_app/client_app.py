@@ -55,7 +55,8 @@ def query(message: Message, context: Context) -> Message:
         samples = {client: worker.sample_count(client) for client in clients}
         last = read_last(message.content)
         kept = {} if last is None else node.residuals().latest(last)
-        hosted = Hosted(samples, nodes=None if nodes is None else int(nodes), kept=kept)
+        shares, columns = None if nodes is None else int(nodes), worker.task.own_columns()
+        hosted = Hosted(samples, nodes=shares, kept=kept, columns=columns)
     except Exception as error:  # a disk or a library may raise anything about this node's data
         reason = str(error) if isinstance(error, FedMRNError) else f"{type(error).__name__}: {error}"
         logging.getLogger("flwr").warning("takes no part: %s", reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -111,7 +112,7 @@ def check_weights(config: Config, method: Method) -> None:
         "error feedback corrects the codec, not replies that a robust mean discards; set strategy.error_feedback=false"
     )
     asked = config.clients_per_round
-    too_small = f"{asked} clients cannot have this share each; set max_share={1 / asked:.2g} or more"
+    too_small = f"{asked} clients cannot have this share each; set max_share={math.ceil(1000 / asked) / 1000:g} or more"
     few = f"of the replies of {asked} clients none is left out; set clients_per_round=3 or more"
     one_weight = f"with aggregation={config.aggregation} all clients weigh the same; set max_share=null"
     conflicts = [

@@ -25,6 +25,10 @@ _POLL_SECONDS = 0.1
 _MAX_QUERIES = 256  # at a time: a simulation finds a message among few faster than among thousands
 _MAX_SAMPLES = (1 << 32) - 1  # of a client, the largest number that a payload can hold
 _MAX_REFUSAL_LINES = 20  # in the log
+_OTHER_COLUMNS = "its columns, their order or their categories are not"
+_NAME_COLUMNS = (
+    "name those of all with dataset.feature_columns=[NAME,...] and dataset.categories, or dataset.statistics"
+)
 
 
 class Directory(Protocol):
@@ -111,6 +115,8 @@ class ClientDirectory:
         self._offered = np.zeros(settings.clients, np.bool_)  # clients that any node has ever hosted
         self._refused: dict[int, str] = {}
         self._refusals: list[str] = []
+        self._columns: dict[int, str] = {}  # checksums of the nodes' own columns
+        self._common: str | None = None  # that of the run, once it has begun
         self._shares: set[int] = set()  # values of num-partitions that nodes have sent
         self.current: HostTable = host_table(0, [])
 
@@ -132,7 +138,7 @@ class ClientDirectory:
         Raises:
             RunError: too few clients are hosted when no further node has connected for `node_timeout` seconds, or no
                 client takes part. A connected node may take `round_timeout` seconds to answer, or an hour if that is
-                null. Or clients have lost residuals.
+                null. Or clients have lost residuals, or tables with different columns.
         """
         least = self._settings.min_clients
         if self._devices is not None and (left := sorted(self._devices.left(self._settings.clients))):
@@ -141,6 +147,7 @@ class ClientDirectory:
                 f"{names(left)} {'takes' if len(left) == 1 else 'take'} no part: no device has this number any more"
             )
         self.current = self._wait(least or 1, all_clients=True, fewer_suffice=least is not None)
+        self._must_have_same_columns()
         if self._residuals is not None:
             self._residuals.begin()
         if len(self.current) < self._settings.clients_per_round:
@@ -352,6 +359,33 @@ class ClientDirectory:
             refusal = f"it claims {names(others)}, and its key is registered for {names(own) or 'no client'}"
         return hosted if refusal is None else Hosted(dict.fromkeys(own, 0), refusal)
 
+    def _of_same_columns(self, node: int, hosted: Hosted) -> Hosted:
+        """Note the columns of a node, and return its answer, or a refusal if the run has begun with others."""
+        if hosted.columns is None or hosted.refusal is not None:
+            return hosted
+        self._columns[node] = hosted.columns
+        if self._common is None or hosted.columns == self._common:
+            return hosted
+        return Hosted(dict.fromkeys(hosted.samples, 0), f"{_OTHER_COLUMNS} those of the other devices; {_NAME_COLUMNS}")
+
+    def _must_have_same_columns(self) -> None:
+        """Check that the tables of all nodes have the same columns, where the run names none.
+
+        Raises:
+            RunError: they have different ones.
+        """
+        nodes: dict[str, list[int]] = {}
+        hosts = (self.current[client].node_id for client in (self.current if self._columns else ()))
+        for node in dict.fromkeys(hosts):
+            if node in self._columns:
+                nodes.setdefault(self._columns[node], []).append(node)
+        if len(nodes) > 1:
+            first, other = (some[0] for some in list(nodes.values())[:2])
+            named = f"{self._name(other)} ({names(self._offers[other][0])})"
+            reason = f"{named}: {_OTHER_COLUMNS} those of {self._name(first)}; {_NAME_COLUMNS}"
+            raise RunError(reason, code="columns", key="dataset.feature_columns")
+        self._common = next(iter(nodes), None)
+
     def _refuse(self, node: int, hosted: Hosted) -> None:
         """Record why a node takes no part."""
         reason = str(hosted.refusal)
@@ -372,7 +406,7 @@ class ClientDirectory:
             hosted = Hosted(
                 {}, f"it claims to host {len(hosted.samples)} clients, but the run has {self._settings.clients}"
             )
-        hosted = self._recorded(node, hosted)
+        hosted = self._of_same_columns(node, self._recorded(node, hosted))
         if hosted.refusal is not None:
             self._refuse(node, hosted)
             return

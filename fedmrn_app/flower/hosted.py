@@ -1,7 +1,7 @@
 """The query which clients a node hosts, and the node's answer.
 
 server -> node    {"run": configuration, "wire": revision, version, "kept": last}
-node -> server    {"hosted": clients, samples, kept, wire, version}
+node -> server    {"hosted": clients, samples, kept, columns, wire, version}
 
 Both sides say which revision of all messages they speak, because two installations may differ and have one version.
 """
@@ -30,12 +30,14 @@ class Hosted:
         refusal: why the node takes no part; None if it does.
         nodes: number of nodes that share the clients; None where the node's configuration does not say.
         kept: number of the latest order of which each client has a residual, see `flower/residual_notes.py`.
+        columns: checksum of the columns of the node's own table, see `Task.own_columns`.
     """
 
     samples: Mapping[int, int]
     refusal: str | None = None
     nodes: int | None = None
     kept: Mapping[int, int] = field(default_factory=dict)
+    columns: str | None = None
 
 
 def query_content(config: bytes, last: int | None) -> RecordDict:
@@ -94,6 +96,8 @@ def hosted_content(hosted: Hosted) -> RecordDict:
         record["refusal"] = hosted.refusal
     if hosted.nodes is not None:
         record["nodes"] = hosted.nodes
+    if hosted.columns is not None:
+        record["columns"] = hosted.columns
     return RecordDict({"hosted": record})
 
 
@@ -105,7 +109,7 @@ def read_hosted(reply: Message) -> Hosted:
     clients, samples, kept = (_integers(record, name) for name in ("clients", "samples", "kept"))
     if record is None or clients is None or samples is None or len(clients) != len(samples):
         return Hosted({}, "its answer is malformed")
-    refusal, nodes = record.get("refusal"), record.get("nodes")
+    refusal, nodes, columns = record.get("refusal"), record.get("nodes"), record.get("columns")
     if (problem := _other_wire(record.get("wire"), record.get("version"), "device", "server")) is not None:
         return Hosted(dict.fromkeys(clients, 0), problem)
     return Hosted(
@@ -113,6 +117,7 @@ def read_hosted(reply: Message) -> Hosted:
         None if refusal is None else one_line(str(refusal)),
         nodes if type(nodes) is int else None,
         dict(zip(clients, kept or [], strict=False)),
+        columns if isinstance(columns, str) else None,
     )
 
 

@@ -6,9 +6,11 @@ file in conf/dataset/, as most are in own.yaml, is read from the data.
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
@@ -363,6 +365,16 @@ class OnDevice(LabelledRows):
     def own_test_rows(self) -> Samples | None:
         """Return the test split of the device's place; None where it has none."""
         return self.load("test") if "test" in open_splits(self._query()) else None
+
+    def own_columns(self) -> str | None:
+        """Return a checksum of the columns of a table that the run does not name."""
+        if self.feature_columns is not None or self._form() != "table":
+            return None
+        _, opened = open_rows(self._query())
+        if not opened.columns:
+            return None
+        columns = [opened.columns, sorted((name, list(values)) for name, values in (opened.categories or {}).items())]
+        return sha256(json.dumps(columns, default=str).encode()).hexdigest()[:16]
 
     def _query(self) -> RowQuery:
         return replace(super()._query(), whose="the run's", test_share=None)

@@ -128,6 +128,16 @@ class Task(ABC):
         """
         return None
 
+    def own_columns(self) -> str | None:
+        """Return a checksum of a device's columns, where the run does not say which columns are inputs.
+
+        It is of their names in their order, and of their categories. None where the run names them, or rows have none.
+
+        Raises:
+            DataError: the rows cannot be read.
+        """
+        return None
+
     def constant_score(self, samples: Samples) -> float | None:
         """Return the headline metric of the best answer that is the same for all samples; None if it is not known."""
         return None

@@ -224,10 +224,31 @@ def test_a_device_joins_a_run_on_shipped_digits(tmp_path: Path) -> None:
     assert rows_of(digits.local(str(images)))[1].tolist() == [3, 3, 7]
 
 
+def test_columns_that_the_run_does_not_name_have_a_checksum(tmp_path: Path) -> None:
+    run = Classification(name="own", form="table", features=2, classes=2).measured()
+    columns = {"a": [1.0, 2, 3], "b": [5.0, 7, 6], "label": [0, 1, 0]}
+    words = {"a": ["u", "v", "u"], "label": [0, 1, 0]}
+    places = [
+        write_table(tmp_path / "0.parquet", **columns),
+        write_table(tmp_path / "1.parquet", **{name: columns[name] for name in ("label", "a", "b")}),
+        write_table(tmp_path / "2.parquet", **{name: columns[name] for name in ("label", "b", "a")}),
+        write_table(tmp_path / "3.parquet", **{"c" if name == "b" else name: of for name, of in columns.items()}),
+        write_table(tmp_path / "4.parquet", **words),
+        write_table(tmp_path / "5.parquet", **{**words, "a": ["u", "w", "u"]}),
+    ]
+    found = [run.local(str(place)).own_columns() for place in places]
+    assert found[0] == found[1]
+    assert None not in found
+    assert len(set(found)) == 5
+    arrays = write_npz(tmp_path / "0.npz", x=np.ones((3, 2), np.float32), y=[0, 1, 0])
+    assert run.local(str(arrays)).own_columns() is None
+
+
 def test_a_device_finds_columns_by_their_names(tmp_path: Path) -> None:
     run = own(write_table(tmp_path / "a.parquet", a=[1.0, 2, 3, 4], b=[5.0, 6, 7, 8], label=[0, 1, 0, 1])).measured()
     mine = write_table(tmp_path / "b.parquet", id=[9, 9], b=[2.0, 2], label=[1, 1], a=[1.0, 1])
     assert rows_of(run.local(str(mine)))[0].tolist() == [[1.0, 2.0]] * 2
+    assert run.local(str(mine)).own_columns() is None  # the run names them
     without = write_table(tmp_path / "c.parquet", a=[1.0], label=[1])
     with pytest.raises(DataError) as error:
         run.local(str(without)).load("train")

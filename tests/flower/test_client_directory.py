@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,24 @@ def test_clients_follow_nodes_that_disconnect_and_come_back() -> None:
         ["node 6", "client 3"],
         ["node 8", "client 2", "node 6"],
     ]
+
+
+def test_tables_with_other_columns_do_not_begin_a_run() -> None:
+    grid = FakeGrid({5: replace(LOW, columns="a"), 6: Hosted({2: 4}, columns="b"), 7: Hosted({3: 4})})
+    error = refusal(grid)
+    assert (error.code, error.key) == ("columns", "dataset.feature_columns")
+    assert re.match(r"node 6 \(client 2\): its columns, .* are not those of node 5; .*feature_columns", str(error))
+    grid.nodes[6] = Hosted({2: 4}, columns="a")
+    assert list(find(grid, [])) == [0, 1, 2, 3]
+
+
+def test_a_node_that_joins_with_other_columns_takes_no_part() -> None:
+    grid, lines = FakeGrid({5: replace(LOW, columns="a"), 7: Hosted({3: 4})}), list[str]()
+    hosts = directory_of(grid, lines, "min_clients=2")
+    assert list(hosts.find()) == [0, 1, 3]
+    grid.nodes[6] = Hosted({2: 4}, columns="b")
+    assert list(hosts.available()) == [0, 1, 3]
+    assert "node 6: client 2 does not take part: its columns, their order" in lines[-1]
 
 
 def test_a_node_without_a_heartbeat_is_unavailable_until_the_next_one() -> None:

@@ -61,7 +61,7 @@ def test_a_device_and_a_server_of_other_revisions_name_both(monkeypatch: pytest.
     del older.content["wire"]
     refusal = str(read_hosted(query(older, node(partition_id=1, num_partitions=5))).refusal)
     assert f"the server speaks an older revision of the messages, this device revision {hosted.WIRE}" in refusal
-    silent = hosted.hosted_content(hosted.Hosted({3: 10}))
+    silent = hosted.hosted_content(hosted.Hosted({3: 10}, columns="a"))
     del silent["hosted"]["wire"]
     found = read_hosted(SimpleNamespace(has_error=lambda: False, content=silent))  # type: ignore[arg-type]
     assert found.samples == {3: 0}
