@@ -334,6 +334,11 @@ class ClientDirectory:
         """Wait for no answer of a node any more."""
         self._queries = {message: query for message, query in self._queries.items() if query.node != node}
 
+    @property
+    def hosted_count(self) -> int:
+        """The number of clients that any node has hosted since the run began, or was resumed."""
+        return int(np.count_nonzero(self._offered))
+
     def device_of(self, client: int) -> str:
         """Return the name of the device that hosts a client; that of the client where no record names its device."""
         host = self.current.get(client)

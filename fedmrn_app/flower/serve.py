@@ -123,6 +123,12 @@ def _evaluated_rows(splits: Splits) -> dict[str, int]:
     return {} if splits.test is None else {"evaluated_samples": len(splits.test), "evaluated_of": splits.rows or 0}
 
 
+def _hosted(run: ServerRun) -> dict[str, int]:
+    """Return how many of the run's clients a device has hosted; nothing where it was all of them."""
+    clients, hosted = run.config.clients, run.directory.hosted_count
+    return {"clients": clients, "clients_hosted": hosted} if 0 < hosted < clients else {}
+
+
 def _summarize(run: ServerRun, commit: str | None) -> None:
     """Write the summary and log its headline."""
     config, model, task, folder = run.config, run.progress.model, run.progress.task, run.progress.folder
@@ -132,6 +138,7 @@ def _summarize(run: ServerRun, commit: str | None) -> None:
         "partition": config.partition.name,
         "evaluated_on": _evaluated_on(config),
         **_evaluated_rows(run.progress.splits),
+        **_hosted(run),
         "parameters": model.parameter_count,
         **fedavg_bytes(model),
         **privacy_facts(config, run.privacy, run.protocol),

@@ -43,6 +43,8 @@ def print_summary(console: Console, summary: dict[str, Any], folder: Path) -> No
     if "epsilon" in summary:
         spent = "infinite" if summary["epsilon"] is None else f"{summary['epsilon']:.3f}"
         table.add_row(f"epsilon at delta {summary['delta']:g}", spent, "")
+    if "clients_hosted" in summary:
+        table.add_row("clients with a device", f"{summary['clients_hosted']} of {summary['clients']}", "")
     table.add_row("clients rejected", str(summary["clients_failed"]), "")
     table.add_row("seconds", f"{summary['seconds']:.0f}", "")
     console.print(table)

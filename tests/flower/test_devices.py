@@ -50,6 +50,7 @@ def test_devices_with_rows_of_their_own(federation: Federation) -> None:
     assert "clients_per_round=6: only 2 clients take part" in log
     summary = json.loads((run_dir / "summary.json").read_text())
     assert (summary["rounds"], summary["clients_failed"]) == (3, 0)
+    assert (summary["clients_hosted"], summary["clients"]) == (2, 6)
     assert summary["parameters"] > 0
     assert 0 < summary["last_downlink_bits_per_parameter"] < 4
 
@@ -69,6 +70,7 @@ def test_code_runs_on_nodes_that_allow_it(federation: Federation) -> None:
     assert "client 1 does not take part: model._target_=brought.Net: this node runs code from " in log
     summary = json.loads((run_dir / "summary.json").read_text())
     assert (summary["rounds"], summary["clients_failed"]) == (1, 0)
+    assert summary["clients_hosted"] == 1
     assert summary["parameters"] == 64 * 7 + 7 + 7 * 10 + 10
 
 
