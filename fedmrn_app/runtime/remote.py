@@ -1,4 +1,7 @@
-"""Runs on a SuperLink that is up already, `fedmrn --on NAME`: the run is handed over, followed, stopped by Ctrl-C."""
+"""Runs on a SuperLink that is up already, `fedmrn --on NAME`: the run is handed over, followed, stopped by Ctrl-C.
+
+SIGTERM and SIGHUP stop it too.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,7 @@ def take_on(arguments: list[str]) -> tuple[list[str], str | None]:
 
 
 def run_on(name: str, values: Values, folder: Path, on_line: Callable[[str], None]) -> None:
-    """Run on a SuperLink until the run ends; Ctrl-C stops the run on the SuperLink too.
+    """Run on a SuperLink until the run ends; Ctrl-C stops the run on the SuperLink too, as does `Stopped`.
 
     Args:
         name: of a connection in Flower's config.toml.

@@ -40,7 +40,7 @@ from fedmrn_app.runtime.restarts import run_supervised
 from fedmrn_app.runtime.sweeps import in_parallel, is_sweep, leave_outcome, runs_at_once
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.system.atomic_io import os_reason
-from fedmrn_app.system.stopping import Stopped, stopping_gently
+from fedmrn_app.system.stopping import Stopped, stopping_at_once, stopping_gently
 from fedmrn_app.tasks.task import Task
 from fedmrn_app.tasks.validation import load_evaluation, load_training
 
@@ -216,7 +216,8 @@ def _run(values: Values, config: Config, folder: Path, on: str | None) -> dict[s
                 with stopping_gently():
                     run_local(values, config, folder, at_once=runs_at_once(), on_line=show, watch=watch)
             else:
-                run_supervised(run, values, folder, restarts=config.restarts, on_line=show)
+                with stopping_at_once():
+                    run_supervised(run, values, folder, restarts=config.restarts, on_line=show)
             summary = read_summary(folder)
         except Stopped as stop:
             place = f"hydra.sweep.dir={HydraConfig.get().sweep.dir}" if is_sweep() else f"hydra.run.dir={folder}"
