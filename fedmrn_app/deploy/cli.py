@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from shlex import quote
 
 from rich.console import Console
 
@@ -48,7 +49,8 @@ def _init(words: argparse.Namespace) -> None:
     console.print(
         f"{path}: certificate for {', '.join(words.host)}, keys of {words.devices} devices\n"
         f"{file}: connection {name}, for `fedmrn --on {name}` on this machine\n"
-        f"next: fedmrn-deploy server {path} --run; fedmrn-deploy register --all --folder {path}",
+        f"next: fedmrn-deploy server {quote(str(path))} --run; "
+        f"fedmrn-deploy register --all --folder {quote(str(path))}",
         markup=False,
     )
 

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from shlex import quote
 from typing import IO
 
 from fedmrn_app.deploy.folder import BUNDLE
@@ -71,7 +72,9 @@ def read_bundle(path: Path) -> Bundle:
             raise ConfigError(f"{file}: {reason}", code="no-file", value=str(file))
     if (path / "device.key").stat().st_mode & 0o077:
         file = path / "device.key"
-        raise ConfigError(f"{file}: others may read it; run chmod 600 {file}", code="permissions", value=str(file))
+        raise ConfigError(
+            f"{file}: others may read it; run chmod 600 {quote(str(file))}", code="permissions", value=str(file)
+        )
     return bundle
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from shlex import quote
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -61,7 +62,7 @@ def _files(federation: Federation) -> Iterator[Finding]:
     private += [federation.bundle(name) / "device.key" for name in federation.devices]
     for file in private:
         if file.exists() and file.stat().st_mode & 0o077:
-            yield Finding(f"{file}: others may read it; chmod go= {file}")
+            yield Finding(f"{file}: others may read it; chmod go= {quote(str(file))}")
     for name in federation.devices:
         bundle = federation.bundle(name)
         missing = [file for file in ("device.pub", "ca.crt", BUNDLE) if not (bundle / file).is_file()]
@@ -76,7 +77,8 @@ def _files(federation: Federation) -> Iterator[Finding]:
             yield Finding(f"{name}: device.pub is not of device.key; fedmrn-deploy rotate {name}, and copy {bundle}")
         elif (bundle / "ca.crt").read_bytes() != federation.authority.read_bytes():
             yield Finding(
-                f"{name}: ca.crt of its bundle is another; cp {federation.authority} {bundle}/ca.crt, copy it"
+                f"{name}: ca.crt of its bundle is another; cp {quote(str(federation.authority))} "
+                f"{quote(str(bundle / 'ca.crt'))}, copy it"
             )
 
 
@@ -90,7 +92,7 @@ def _same_key(bundle: Path) -> bool:
 
 def _roster(federation: Federation) -> Iterator[Finding]:
     """Examine the signed list of the devices' keys, and which private keys lie on this machine."""
-    path, sign = federation.path, f"fedmrn-deploy sign {federation.path}"
+    path, sign = federation.path, f"fedmrn-deploy sign {quote(str(federation.path))}"
     public, known = read_public(path / OPERATOR), read_known(path)
     if not (path / OPERATOR).is_file():
         yield Finding(
@@ -120,7 +122,7 @@ def _roster(federation: Federation) -> Iterator[Finding]:
 
 def _certificates(federation: Federation) -> Iterator[Finding]:
     """Examine both certificates, and whether the running server has the one of the folder."""
-    renew = f"fedmrn-deploy server --renew {federation.path}, and restart the server"
+    renew = f"fedmrn-deploy server --renew {quote(str(federation.path))}, and restart the server"
     try:
         authority = x509.load_pem_x509_certificate(federation.authority.read_bytes())
         own = x509.load_pem_x509_certificate(federation.certificate.read_bytes())
@@ -173,7 +175,7 @@ def _served(port: int) -> x509.Certificate | None:
 
 
 def _connection(federation: Federation) -> Iterator[Finding]:
-    move = f"fedmrn-deploy move {federation.path}"
+    move = f"fedmrn-deploy move {quote(str(federation.path))}"
     try:
         connection = read_connection(federation.name, federation.home)
     except ConfigError as error:
@@ -190,7 +192,7 @@ def _versions(federation: Federation) -> Iterator[Finding]:
         *((federation.bundle(name), f"fedmrn-deploy device {name}") for name in federation.devices),
     ):
         for pin in stale_pins(place):
-            yield Finding(f"{place}: its image has {pin}; {command} {federation.path} writes it again")
+            yield Finding(f"{place}: its image has {pin}; {command} {quote(str(federation.path))} writes it again")
 
 
 def disk(place: Path) -> Iterator[Finding]:
@@ -207,7 +209,7 @@ def _superlink(federation: Federation) -> Iterator[Finding]:
     except RunError as error:
         yield Finding(str(error))
         return
-    folder = f"--folder {federation.path}"
+    folder = f"--folder {quote(str(federation.path))}"
     for name, device in federation.devices.items():
         if device.node_id is None:
             if device.revoked:  # as somebody wanted; Flower does not register a key a second time

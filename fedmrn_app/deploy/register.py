@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from shlex import quote
 
 from fedmrn_app.deploy.folder import Federation, give_key
 from fedmrn_app.errors import ConfigError, RunError
@@ -23,7 +24,7 @@ def operator(federation: Federation) -> Connection:
     if fault := connection.fault():
         raise RunError(
             f"the SuperLink at {connection.address} does not answer ({fault}); start it with "
-            f"`fedmrn-deploy server {federation.path} --run`",
+            f"`fedmrn-deploy server {quote(str(federation.path))} --run`",
             code="unreachable", value=connection.address,
         )  # fmt: skip
     return connection

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from fedmrn_app.config.compose import typed_override
 from fedmrn_app.config.resolved import write_resolved
 from fedmrn_app.config.schema import Values
 from fedmrn_app.environment import flower_environment
@@ -159,7 +160,8 @@ def _follow(
 
 def _reason(connection: Connection, run: str, folder: Path) -> str:
     """Return why a run has no summary, and what to do."""
-    again = f"`fedmrn --on {connection.name} resume=true hydra.run.dir={folder}` with the same settings goes on with it"
+    place = typed_override("hydra.run.dir", str(folder))
+    again = f"`fedmrn --on {connection.name} resume=true {place}` with the same settings goes on with it"
     if fault := connection.fault():
         return f"the SuperLink at {connection.address} is gone ({fault}); once it is up again, {again}"
     try:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from fedmrn_app.config.build import check_single_rows, resolve_from_data
-from fedmrn_app.config.compose import default_values, plain_values
+from fedmrn_app.config.compose import default_values, plain_values, typed_override
 from fedmrn_app.config.remarks import remarks
 from fedmrn_app.config.schema import Config, Values
 from fedmrn_app.data.partitions import describe_partition, load_partitions
@@ -220,7 +220,8 @@ def _run(values: Values, config: Config, folder: Path, on: str | None) -> dict[s
                     run_supervised(run, values, folder, restarts=config.restarts, on_line=show)
             summary = read_summary(folder)
         except Stopped as stop:
-            place = f"hydra.sweep.dir={HydraConfig.get().sweep.dir}" if is_sweep() else f"hydra.run.dir={folder}"
+            key, place = ("sweep", HydraConfig.get().sweep.dir) if is_sweep() else ("run", folder)
+            place = typed_override(f"hydra.{key}.dir", str(place))
             again = f"the same command with {place} resume=auto goes on"
             line = f"{stop}: stopped after round {finished_rounds(folder)}; {again}"
             with (folder / "run.log").open("a") as log:

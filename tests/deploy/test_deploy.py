@@ -199,6 +199,38 @@ def test_services_name_any_folder(tmp_path: Path) -> None:
     assert service["ulimits"] == {"nofile": 65536}
 
 
+def test_commands_are_printed_as_a_shell_takes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "one \u00fc"
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
+
+    def run(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["fedmrn-deploy", *words])
+        with pytest.raises(SystemExit):
+            cli.main()
+        return "".join(capsys.readouterr())
+
+    def named(text: str, start: str) -> str:
+        """Return the word that a shell finds after the start of a command."""
+        return shlex.split(text[text.index(start) + len(start) :].split(";")[0].split("`")[0].split("\n")[0])[0]
+
+    made = run("init", "--host", "127.0.0.1", "--devices", "1", str(place))
+    assert named(made, "fedmrn-deploy server ") == named(made, "register --all --folder ") == str(place)
+    assert named(run("status", str(place)), "fedmrn-deploy server ") == str(place)
+    examined = run("doctor", str(place))
+    assert named(examined, "fedmrn-deploy server ") == str(place)
+    key = place / "devices" / "device-0" / "device.key"
+    key.chmod(0o644)
+    assert named(run("doctor", str(place)), "chmod go= ") == str(key)
+    with pytest.raises(ConfigError) as refused:
+        read_bundle(key.parent)
+    assert named(str(refused.value), "chmod 600 ") == str(key)
+    run("backup", "--to", str(tmp_path / "b.tar.gz"), str(place))
+    again = tmp_path / "two \u00fc"
+    assert named(run("restore", str(tmp_path / "b.tar.gz"), str(again)), "fedmrn-deploy server ") == str(again)
+
+
 def test_server_keeps_the_limit_of_a_message(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["fedmrn-deploy", "server", str(federation.path), "--max-message", "512"])
     with pytest.raises(SystemExit):
