@@ -132,7 +132,7 @@ def _certificates(federation: Federation) -> Iterator[Finding]:
         return
     days = days_left(authority)
     yield Finding(
-        f"the authority's certificate is valid for {days} more days"
+        f"the authority's certificate {_lasts(authority)}"
         + (
             "" if days > SOON else "; make a new federation with fedmrn-deploy init, for which devices need new bundles"
         ),
@@ -140,7 +140,7 @@ def _certificates(federation: Federation) -> Iterator[Finding]:
     )
     days = days_left(own)
     yield Finding(
-        f"the server's certificate is valid for {days} more days" + ("" if days > SOON else f"; {renew}"),
+        f"the server's certificate {_lasts(own)}" + ("" if days > SOON else f"; {renew}"),
         days <= SOON,
     )
     try:
@@ -159,6 +159,12 @@ def _certificates(federation: Federation) -> Iterator[Finding]:
         if served is not None and served != own:
             reason = f"the server at port {port} has another certificate than {federation.certificate}"
             yield Finding(f"{reason}; restart it, for example with systemctl restart fedmrn-server")
+
+
+def _lasts(certificate: x509.Certificate) -> str:
+    """Return until when a certificate is valid, as a line says it."""
+    end, days = certificate.not_valid_after_utc, days_left(certificate)
+    return f"expired on {end:%Y-%m-%d}" if days < 0 else f"is valid for {days} more days"
 
 
 def days_left(certificate: x509.Certificate) -> int:

@@ -18,12 +18,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedmrn_app.deploy import cli
+from fedmrn_app.deploy import certificates, cli
 from fedmrn_app.deploy import service_files as units
 from fedmrn_app.deploy.certificates import public_pem
 from fedmrn_app.deploy.device import check_server, explain, read_bundle, refused_certificate
-from fedmrn_app.deploy.folder import Federation, create, load
+from fedmrn_app.deploy.folder import Federation, create, load, renew_server
 from fedmrn_app.deploy.gate_keys import Keys
+from fedmrn_app.deploy.register import operator
 from fedmrn_app.deploy.server import start_server, superlink_words
 from fedmrn_app.errors import ConfigError, FedMRNError, RunError
 from fedmrn_app.flower.device_records import DeviceRecord, DeviceRecords
@@ -317,6 +318,34 @@ def test_a_refused_certificate_names_the_clock_or_what_mends_it(code: int, says:
     reason = refused_certificate(error, Path("ca.crt"))
     assert says in reason
     assert ("this device's clock says 20" in reason) == (code != 20)
+
+
+def test_a_server_whose_certificate_has_ended_says_how_it_is_renewed(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*words: str) -> tuple[int, list[str], list[str]]:
+        monkeypatch.setattr(sys, "argv", ["fedmrn-deploy", *words])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        output, errors = capsys.readouterr()
+        return int(left.value.code or 0), output.splitlines(), errors.splitlines()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(certificates, "_SERVER_DAYS", -0.02)
+        renew_server(federation)
+    line = f"{federation.certificate}: the server's certificate expired on 20"
+    for words in (("server", str(federation.path), "--run"), ("register", "--all", "--folder", str(federation.path))):
+        status, _, (error,) = run(*words)
+        assert status == 1
+        assert error.startswith(f"fedmrn-deploy: {line}")
+        assert error.endswith(f"; fedmrn-deploy server --renew {federation.path}")
+    status, found, _ = run("doctor", str(federation.path))
+    assert status == 1
+    assert any(line in each for each in found)
+    assert not any("does not answer" in each for each in found)
+    assert run("server", str(federation.path), "--renew")[0] == 0
+    with refused(RunError, "unreachable"):
+        operator(federation)
 
 
 def test_a_second_server_says_that_its_port_is_taken(federation: Federation) -> None:
