@@ -13,10 +13,9 @@ from fedmrn_app.deploy.certificates import make_device_key, read_device_key
 from fedmrn_app.deploy.device import read_bundle
 from fedmrn_app.deploy.device_doctor import examine_device
 from fedmrn_app.deploy.folder import BUNDLE, DEFAULT_FOLDER, Federation, load, opened
-from fedmrn_app.deploy.move import move
+from fedmrn_app.deploy.move import connect, move
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.flower.device_records import SETTINGS
-from fedmrn_app.runtime.connection import replace_connection
 from fedmrn_app.secure.roster import OPERATOR, ROSTER
 
 
@@ -188,8 +187,7 @@ def _restore(words: argparse.Namespace) -> None:
         federation = backup.restore(words.file, words.folder)
         with opened(federation.path):
             service_files.write_server_services(federation)
-            address = f"127.0.0.1:{federation.control_port}"
-            print(f"{replace_connection(federation.name, address, federation.authority)}: connection {federation.name}")
+            print(connect(federation))
     say_unsigned(federation)
     where = quote(str(federation.path))
     print(f"{federation.path}: restored\nnext: fedmrn-deploy server {where} --run; "

@@ -188,7 +188,10 @@ def _connection(federation: Federation) -> Iterator[Finding]:
         yield Finding(f"{error}; {move}")
         return
     expected = federation.connection(federation.control_port)
-    if (connection.address, connection.authority) != (expected.address, expected.authority):
+    if connection.address == expected.address and connection.authority != expected.authority:
+        reason = f"trusts another authority, {connection.authority}, than this folder's {expected.authority}"
+        yield Finding(f"`fedmrn --on {federation.name}` {reason}; {move}")
+    elif connection.address != expected.address:
         yield Finding(f"`fedmrn --on {federation.name}` leads to {connection.address}, not {expected.address}; {move}")
 
 
