@@ -166,17 +166,9 @@ def create(
     """Make a new federation's folder with all keys and certificates; see `Federation`.
 
     Raises:
-        ConfigError: `path` exists already, or a value is out of range.
+        ConfigError: as `check_new`, or the folder cannot be written.
     """
-    if devices < 1:
-        raise ConfigError(f"--devices={devices}: must be at least 1", code="range", key="--devices", value=devices)
-    check_hosts(hosts)
-    if not str(path).isprintable():
-        raise ConfigError(f"{str(path)!a}: has characters that a service cannot name", code="path", value=str(path))
-    if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
-        raise ConfigError(
-            f"{path}: exists already, and its keys would be lost; name another folder", code="exists", value=str(path)
-        )
+    check_new(path, hosts, devices, port, control_port)
     try:
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(0o700)
@@ -191,6 +183,23 @@ def create(
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}", code="no-write", value=str(path)) from error
     return federation
+
+
+def check_new(path: Path, hosts: Sequence[str], devices: int, port: int, control_port: int) -> None:
+    """Check the values of a federation that is to be made.
+
+    Raises:
+        ConfigError: `path` exists already, or a value is out of range.
+    """
+    if devices < 1:
+        raise ConfigError(f"--devices={devices}: must be at least 1", code="range", key="--devices", value=devices)
+    check_hosts(hosts)
+    if not str(path).isprintable():
+        raise ConfigError(f"{str(path)!a}: has characters that a service cannot name", code="path", value=str(path))
+    if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
+        raise ConfigError(
+            f"{path}: exists already, and its keys would be lost; name another folder", code="exists", value=str(path)
+        )
 
 
 def renew_server(federation: Federation) -> None:

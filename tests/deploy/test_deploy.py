@@ -276,6 +276,7 @@ def test_command_refuses_wrong_values(
         (["init", "--host", "a\nExecStartPre=/bin/sh", "--devices", "1", new], "--host='a\\nExecStartPre"),
         (["init", "--host", "x", "--devices", "1", f"{new}\nUser=root"], "new\\nUser=root"),
         (["init", "--host", "x", "--devices", "1", "--name", "a b", new], "--name=a b"),
+        (["init", "--host", "x", "--devices", "1", new], "fedmrn: is another connection in"),
         (["status", str(tmp_path / "none")], str(tmp_path / "none")),
         (["device", "--run", str(tmp_path)], str(tmp_path)),
         (["register", "--folder", str(tmp_path / "fed")], "devices"),
@@ -285,6 +286,7 @@ def test_command_refuses_wrong_values(
         assert (status, output) == (2, "")
         (line,) = errors.splitlines()
         assert names in line
+        assert not Path(new).exists()
     status, _, errors = run("status", str(tmp_path / "fed"))
     assert status == 1
     assert "fedmrn-deploy server" in errors
