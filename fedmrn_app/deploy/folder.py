@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 
 from filelock import FileLock
@@ -194,6 +195,7 @@ def check_new(path: Path, hosts: Sequence[str], devices: int, port: int, control
     if devices < 1:
         raise ConfigError(f"--devices={devices}: must be at least 1", code="range", key="--devices", value=devices)
     check_hosts(hosts)
+    check_ports(port, control_port)
     if not str(path).isprintable():
         raise ConfigError(f"{str(path)!a}: has characters that a service cannot name", code="path", value=str(path))
     if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
@@ -222,6 +224,30 @@ def check_hosts(hosts: Sequence[str]) -> None:
         if not re.fullmatch(r"[A-Za-z0-9._:-]+", host):
             reason = "is no name or address; it may have letters, digits, dots, hyphens and, in an IPv6 address, colons"
             raise ConfigError(f"--host={host!a}: {reason}", code="host", key="--host", value=host)
+        if ":" in host and not _is_address(host):
+            reason = "is no IPv6 address; leave the port out; --port sets it"
+            raise ConfigError(f"--host={host}: {reason}", code="host", key="--host", value=host)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def check_ports(port: int, control_port: int) -> None:
+    """Check that the devices' port and the operator's are different ones.
+
+    Raises:
+        ConfigError: they are the same.
+    """
+    if port == control_port:
+        reason = "is the port of the devices too; take another one, or another --port"
+        raise ConfigError(
+            f"--control-port={control_port}: {reason}", code="conflict", key="--control-port", value=control_port
+        )
 
 
 def add_device(federation: Federation, name: str, public_key: bytes | None = None) -> None:

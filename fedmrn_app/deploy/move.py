@@ -7,7 +7,7 @@ from pathlib import Path
 from shlex import quote
 
 from fedmrn_app.deploy import service_files
-from fedmrn_app.deploy.folder import Federation, check_hosts, renew_server
+from fedmrn_app.deploy.folder import Federation, check_hosts, check_ports, renew_server
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.flower.device_records import SETTINGS
 from fedmrn_app.runtime.connection import read_connection, replace_connection
@@ -60,21 +60,22 @@ def move(
         Flower's configuration, which has the connection of the operator.
 
     Raises:
-        ConfigError: a host is none, or another connection has the federation's name.
+        ConfigError: a host is none, the ports are one, or another connection has the federation's name.
     """
     if hosts is not None:
         check_hosts(hosts)
+    new = federation.port if port is None else port, federation.control_port if control_port is None else control_port
+    check_ports(*new)
     file = replace_connection(
         federation.name,
-        f"127.0.0.1:{federation.control_port if control_port is None else control_port}",
+        f"127.0.0.1:{new[1]}",
         federation.authority,
         federation.home,
     )
     if hosts is not None and list(hosts) != federation.hosts:
         federation.hosts = list(hosts)
         renew_server(federation)
-    federation.port = federation.port if port is None else port
-    federation.control_port = federation.control_port if control_port is None else control_port
+    federation.port, federation.control_port = new
     federation.save()
     service_files.write_server_services(federation)
     for name in federation.devices:

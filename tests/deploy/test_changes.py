@@ -175,6 +175,8 @@ def test_a_server_moves_with_its_certificate_bundles_services_and_connection(fed
     assert faults(federation) == []
     with refused(ConfigError, "host"):
         move(federation, ["a b"])
+    with refused(ConfigError, "conflict"):
+        move(federation, port=control)
 
 
 def test_a_connection_of_another_federation_is_not_taken(federation: Federation, tmp_path: Path) -> None:
