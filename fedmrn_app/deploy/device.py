@@ -82,12 +82,13 @@ def check_server(bundle: Bundle) -> None:
     """Connect to the server once, because Flower does not say why a connection fails.
 
     Raises:
+        ConfigError: as `trusting`.
         RunError: the server cannot be reached, speaks no TLS, or its certificate is not of the bundle's authority.
     """
+    context = trusting(bundle)
     host, _, port = bundle.server.rpartition(":")
     host = host.strip("[]")
     try:
-        context = ssl.create_default_context(cafile=str(bundle.path / "ca.crt"))
         with (
             socket.create_connection((host, int(port)), timeout=_TIMEOUT) as plain,
             context.wrap_socket(plain, server_hostname=host),
@@ -101,6 +102,21 @@ def check_server(bundle: Bundle) -> None:
     except (OSError, ValueError) as error:
         code, reason = "unreachable", f"it cannot be reached: {error}"
     raise RunError(f"{bundle.name}: server {bundle.server}: {reason}", code=code, value=bundle.server)
+
+
+def trusting(bundle: Bundle) -> ssl.SSLContext:
+    """Return the settings of a connection to a server whose certificate is of the bundle's authority.
+
+    Raises:
+        ConfigError: the authority's certificate is damaged.
+    """
+    file = bundle.path / "ca.crt"
+    try:
+        return ssl.create_default_context(cafile=str(file))
+    except OSError:  # SSLError is one
+        raise ConfigError(
+            f"{file}: is no certificate; copy the bundle again", code="no-certificate", value=str(file)
+        ) from None
 
 
 def refused_certificate(error: ssl.SSLCertVerificationError, authority: Path) -> str:

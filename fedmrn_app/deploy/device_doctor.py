@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import ssl
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -11,11 +10,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-from fedmrn_app.deploy.device import Bundle, check_server
+from fedmrn_app.deploy.device import Bundle, check_server, trusting
 from fedmrn_app.deploy.doctor import CLOCK, SOON, Finding, days_left, disk
 from fedmrn_app.deploy.roster import read_public
 from fedmrn_app.deploy.service_files import stale_pins
-from fedmrn_app.errors import PayloadError, RunError
+from fedmrn_app.errors import FedMRNError, PayloadError
 from fedmrn_app.secure.roster import OPERATOR, ROSTER, Roster, point
 
 _SECONDS = 15.0  # to reach the server
@@ -26,7 +25,7 @@ def examine_device(bundle: Bundle) -> Iterator[Finding]:
     try:
         check_server(bundle)
         certificate, answer = _ask(bundle)
-    except (RunError, OSError, ValueError) as error:
+    except (FedMRNError, OSError, ValueError) as error:
         yield Finding(str(error))
     else:
         days = days_left(certificate)
@@ -62,10 +61,9 @@ def _ask(bundle: Bundle) -> tuple[x509.Certificate, str]:
     """Return the server's certificate, and its answer to a request without a key."""
     host, _, port = bundle.server.rpartition(":")
     host = host.strip("[]")
-    context = ssl.create_default_context(cafile=str(bundle.path / "ca.crt"))
     with (
         socket.create_connection((host, int(port)), timeout=_SECONDS) as plain,
-        context.wrap_socket(plain, server_hostname=host) as link,
+        trusting(bundle).wrap_socket(plain, server_hostname=host) as link,
     ):
         certificate = x509.load_der_x509_certificate(link.getpeercert(binary_form=True) or b"")
         link.sendall(f"GET /health HTTP/1.1\r\nHost: {bundle.server}\r\nConnection: close\r\n\r\n".encode())

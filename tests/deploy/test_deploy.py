@@ -158,6 +158,25 @@ def test_device_says_why_it_refuses_a_server(federation: Federation, tmp_path: P
         check("127.0.0.1", port)
 
 
+def test_a_damaged_file_of_a_bundle_is_named(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["fedmrn-deploy", *words])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        return int(left.value.code or 0), "".join(capsys.readouterr())
+
+    bundle = federation.bundle("device-0")
+    (bundle / "ca.crt").write_text("-----BEGIN CERTIFICATE-----\nx\n")
+    line = f"{bundle / 'ca.crt'}: is no certificate; copy the bundle again\n"
+    assert run("device", str(bundle), "--run") == (2, f"fedmrn-deploy: {line}")
+    status, found = run("doctor", str(bundle))
+    assert status == 1
+    assert f"FAULT  {line}" in found
+    assert "TLS" not in found
+
+
 def test_why_a_supernode_ended() -> None:
     flower = ["Exit Code: 305", "Failed to initialize the connection.", "[code: 2004] Failed to activate SuperNode."]
     assert explain([*flower, "its key was revoked"]) == "the server does not let it in: its key was revoked"
