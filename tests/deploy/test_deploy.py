@@ -175,6 +175,13 @@ def test_a_damaged_file_of_a_bundle_is_named(
     assert status == 1
     assert f"FAULT  {line}" in found
     assert "TLS" not in found
+    (bundle / "device.key").write_text("x")
+    status, errors = run("device", str(bundle), "--run")
+    assert status == 2
+    assert errors.startswith(f"fedmrn-deploy: {bundle / 'device.key'}: is no private key; copy the bundle again, or ")
+    status, found = run("doctor", str(bundle))
+    assert f"FAULT  {errors.removeprefix('fedmrn-deploy: ')}" in found
+    assert "roster.json" not in found
 
 
 def test_why_a_supernode_ended() -> None:
