@@ -26,7 +26,7 @@ from fedmrn_app.federation.worker import Worker
 from fedmrn_app.flower.hosted import Hosted, check_wire, hosted_content, read_last
 from fedmrn_app.flower.node import LostError, Node
 from fedmrn_app.secure.fields import Fields, Words
-from fedmrn_app.secure.graph import LeastNumbers
+from fedmrn_app.secure.graph import LeastNumbers, read_least
 from fedmrn_app.secure.messages import Envelope
 
 Payload = Callable[[Node, Worker, Order], bytes]
@@ -44,6 +44,8 @@ def query(message: Message, context: Context) -> Message:
         clients = node.clients()
         check_wire(message.content)
         worker = open_worker(message, context)
+        if worker.settings.secure:
+            read_least(context.node_config)  # takes no part with a wrong one
         if worker.method.keeps_state or worker.settings.secure:
             node.residuals().begin()
         elif worker.settings.keeps_versions:
@@ -166,9 +168,8 @@ def _answer(node: Node, worker: Worker, content: RecordDict, data: bytes, summan
         held = node.versions().read(order.client) if worker.settings.keeps_versions and order.base else None
         return worker.binding(order, held, node.config, purpose)
 
-    settings, own = worker.settings, node.setting("secure-clients")
-    declared = settings.least_summands if purpose == "train" else settings.least_tallies
-    least = LeastNumbers.of(declared, None if own is None else int(own))
+    declared = worker.settings.least_summands if purpose == "train" else worker.settings.least_tallies
+    least = LeastNumbers.of(declared, read_least(node.context.node_config))
     identity = device_identity(node.context.node_config, about_keys(node.config, purpose), read_roster(content))
     secrets = node.secrets(purpose)
     accepted = accept_once(secrets, envelope.client, data, binding=binding, least=least, identity=identity)

@@ -270,6 +270,12 @@ def quote_override(key: str, value: str) -> str:
     return f"{key}='{escaped}'"
 
 
+def typed_override(key: str, value: str) -> str:
+    """Return `key=value` as it is typed in a shell, so that Hydra reads any characters of the value as they are."""
+    plain = re.fullmatch(r"[\w@%+:./-]+", value, re.ASCII)
+    return f"{key}={value}" if plain else shlex.quote(quote_override(key, value))
+
+
 def choices_of(group: str) -> list[str]:
     """Return the names of a config group's files; experiments lie in folders named after their papers too."""
     folder = find_conf() / group

@@ -108,6 +108,7 @@ def check_secure_settings(config: Config) -> None:
         return
     unseen = "the server sees no single reply"
     flip = "privacy.flip" if privacy.local_epsilon is None else "privacy.local_epsilon"
+    least = config.least_summands
     whole = "masks of a secure sum take a whole number of bits each"
     settings = [
         (config.uplink.bits is not None, "uplink.bits=null", whole),
@@ -120,6 +121,11 @@ def check_secure_settings(config: Config) -> None:
         (config.aggregation != "mean", "aggregation=mean", f"{unseen} that could be compared"),
         (config.oversample > 1, "oversample=1", "a secure sum needs all whose masks it holds"),
         (config.min_replies == 2, f"min_replies={MIN_CLIENTS}", "a sum of two masks tells each client the other one's"),
+        (
+            config.min_clients is not None and config.min_clients < least,
+            f"min_clients={least}",
+            f"starts rounds of fewer clients than a secure sum takes, min_replies={least}",
+        ),
     ]
     wrong = [(values, reason) for applies, values, reason in settings if applies]
     if wrong:

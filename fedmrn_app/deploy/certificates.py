@@ -85,6 +85,15 @@ def make_server(
     certificate_path.write_bytes(certificate.public_bytes(Encoding.PEM))
 
 
+def expired(certificate_path: Path) -> datetime | None:
+    """Return when a certificate has ended; None if it has not, or cannot be read."""
+    try:
+        end = x509.load_pem_x509_certificate(certificate_path.read_bytes()).not_valid_after_utc
+    except (OSError, ValueError):
+        return None
+    return end if end < datetime.now(UTC) else None
+
+
 def make_device_key(key_path: Path, public_path: Path) -> None:
     """Write a device's private and public key, in the formats that a SuperNode and `flwr` read."""
     key = ec.generate_private_key(ec.SECP384R1())

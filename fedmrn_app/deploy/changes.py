@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from datetime import datetime
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from fedmrn_app.deploy import backup, doctor, members, roster, service_files
@@ -12,10 +13,9 @@ from fedmrn_app.deploy.certificates import make_device_key, read_device_key
 from fedmrn_app.deploy.device import read_bundle
 from fedmrn_app.deploy.device_doctor import examine_device
 from fedmrn_app.deploy.folder import BUNDLE, DEFAULT_FOLDER, Federation, load, opened
-from fedmrn_app.deploy.move import move
+from fedmrn_app.deploy.move import connect, move
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.flower.device_records import SETTINGS
-from fedmrn_app.runtime.connection import replace_connection
 from fedmrn_app.secure.roster import OPERATOR, ROSTER
 
 
@@ -104,8 +104,9 @@ def say_unsigned(federation: Federation) -> None:
     """Say that the roster waits for the operator's signature, where the key is kept elsewhere."""
     waiting = federation.path / roster.UNSIGNED
     if waiting.is_file():
-        print(f"{waiting}: waits for the operator's signature: fedmrn-deploy sign {waiting} --key FILE, on the machine "
-              f"that has the key; then bring {ROSTER} here")  # fmt: skip
+        sign = f"fedmrn-deploy sign {quote(str(waiting))} --key FILE"
+        print(f"{waiting}: waits for the operator's signature: {sign}, on the machine that "
+              f"has the key; then bring {ROSTER} here")  # fmt: skip
 
 
 def _sign(words: argparse.Namespace) -> None:
@@ -186,8 +187,8 @@ def _restore(words: argparse.Namespace) -> None:
         federation = backup.restore(words.file, words.folder)
         with opened(federation.path):
             service_files.write_server_services(federation)
-            address = f"127.0.0.1:{federation.control_port}"
-            print(f"{replace_connection(federation.name, address, federation.authority)}: connection {federation.name}")
+            print(connect(federation))
     say_unsigned(federation)
-    where = federation.path
-    print(f"{where}: restored\nnext: fedmrn-deploy server {where} --run; fedmrn-deploy register --all --folder {where}")
+    where = quote(str(federation.path))
+    print(f"{federation.path}: restored\nnext: fedmrn-deploy server {where} --run; "
+          f"fedmrn-deploy register --all --folder {where}")  # fmt: skip

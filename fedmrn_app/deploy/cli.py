@@ -9,16 +9,17 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from shlex import quote
 
 from rich.console import Console
 
 from fedmrn_app.deploy import changes, device, register, server, service_files, status
 from fedmrn_app.deploy.certificates import read_device_key
-from fedmrn_app.deploy.folder import DEFAULT_FOLDER, Federation, create, load, opened, renew_server
+from fedmrn_app.deploy.folder import DEFAULT_FOLDER, Federation, check_new, create, load, opened, renew_server
 from fedmrn_app.deploy.node_settings import check_node_config
 from fedmrn_app.environment import releases
 from fedmrn_app.errors import ConfigError, FedMRNError
-from fedmrn_app.runtime.connection import add_connection, check_name
+from fedmrn_app.runtime.connection import add_connection, check_name, has_connection
 
 _WIDTH = None if sys.stdout is not None and sys.stdout.isatty() else 160  # room for tables in files and pipes
 console = Console(highlight=False, soft_wrap=True, width=_WIDTH)
@@ -40,15 +41,19 @@ def main() -> None:
 def _init(words: argparse.Namespace) -> None:
     name = check_name(words.name)
     path = Path(words.folder).expanduser().resolve()
+    address = f"127.0.0.1:{words.control_port}"
+    check_new(path, words.host, words.devices, words.port, words.control_port)
+    has_connection(name, address, path / "ca.crt")  # refuses the name of another one
     federation = create(path, words.host, words.devices, name=name, port=words.port, control_port=words.control_port)
     service_files.write_server_services(federation)
     for each in federation.devices:
         service_files.write_device_services(federation, each)
-    file = add_connection(name, f"127.0.0.1:{words.control_port}", federation.authority)
+    file = add_connection(name, address, federation.authority)
     console.print(
         f"{path}: certificate for {', '.join(words.host)}, keys of {words.devices} devices\n"
         f"{file}: connection {name}, for `fedmrn --on {name}` on this machine\n"
-        f"next: fedmrn-deploy server {path} --run; fedmrn-deploy register --all --folder {path}",
+        f"next: fedmrn-deploy server {quote(str(path))} --run; "
+        f"fedmrn-deploy register --all --folder {quote(str(path))}",
         markup=False,
     )
 

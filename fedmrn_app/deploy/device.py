@@ -16,7 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from shlex import quote
 from typing import IO
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from fedmrn_app.deploy.folder import BUNDLE
 from fedmrn_app.deploy.fork_server import wait_until_warm, warm_words, write_commands
@@ -24,7 +29,7 @@ from fedmrn_app.deploy.processes import together, wait_for_first
 from fedmrn_app.deploy.supernode import stopped
 from fedmrn_app.environment import CACHE, STATE_FOLDER, flower_environment, flower_home
 from fedmrn_app.errors import ConfigError, RunError
-from fedmrn_app.secure.roster import BUNDLE_PATH
+from fedmrn_app.secure.roster import BUNDLE_PATH, point
 from fedmrn_app.system.processes import free_port, start
 
 _TASK_POLL_SECONDS = "0.2"  # between two looks for a new message; Flower's own value is 1
@@ -71,7 +76,9 @@ def read_bundle(path: Path) -> Bundle:
             raise ConfigError(f"{file}: {reason}", code="no-file", value=str(file))
     if (path / "device.key").stat().st_mode & 0o077:
         file = path / "device.key"
-        raise ConfigError(f"{file}: others may read it; run chmod 600 {file}", code="permissions", value=str(file))
+        raise ConfigError(
+            f"{file}: others may read it; run chmod 600 {quote(str(file))}", code="permissions", value=str(file)
+        )
     return bundle
 
 
@@ -79,12 +86,13 @@ def check_server(bundle: Bundle) -> None:
     """Connect to the server once, because Flower does not say why a connection fails.
 
     Raises:
+        ConfigError: as `trusting`.
         RunError: the server cannot be reached, speaks no TLS, or its certificate is not of the bundle's authority.
     """
+    context = trusting(bundle)
     host, _, port = bundle.server.rpartition(":")
     host = host.strip("[]")
     try:
-        context = ssl.create_default_context(cafile=str(bundle.path / "ca.crt"))
         with (
             socket.create_connection((host, int(port)), timeout=_TIMEOUT) as plain,
             context.wrap_socket(plain, server_hostname=host),
@@ -98,6 +106,38 @@ def check_server(bundle: Bundle) -> None:
     except (OSError, ValueError) as error:
         code, reason = "unreachable", f"it cannot be reached: {error}"
     raise RunError(f"{bundle.name}: server {bundle.server}: {reason}", code=code, value=bundle.server)
+
+
+def own_point(bundle: Bundle) -> bytes:
+    """Return the public key that belongs to a device's private key, as it stands in a roster.
+
+    Raises:
+        ConfigError: the private key is damaged.
+    """
+    file = bundle.path / "device.key"
+    try:
+        key = load_ssh_private_key(file.read_bytes(), None).public_key()
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, EllipticCurvePublicKey):
+        mend = f"copy the bundle again, or run `fedmrn-deploy rotate {bundle.name}` on the server and copy it then"
+        raise ConfigError(f"{file}: is no private key; {mend}", code="no-key", value=str(file))
+    return point(key)
+
+
+def trusting(bundle: Bundle) -> ssl.SSLContext:
+    """Return the settings of a connection to a server whose certificate is of the bundle's authority.
+
+    Raises:
+        ConfigError: the authority's certificate is damaged.
+    """
+    file = bundle.path / "ca.crt"
+    try:
+        return ssl.create_default_context(cafile=str(file))
+    except OSError:  # SSLError is one
+        raise ConfigError(
+            f"{file}: is no certificate; copy the bundle again", code="no-certificate", value=str(file)
+        ) from None
 
 
 def refused_certificate(error: ssl.SSLCertVerificationError, authority: Path) -> str:
@@ -151,8 +191,10 @@ def run_device(bundle: Bundle, *, warm: bool = True, on_line: Callable[[str], No
         on_line: called with each line that the SuperNode writes.
 
     Raises:
+        ConfigError: a file of the bundle is damaged.
         RunError: the SuperNode ended; the message says why.
     """
+    own_point(bundle)
     check_server(bundle)
     with tempfile.TemporaryDirectory(prefix="fedmrn-warm-") as temporary, together() as processes:
         folder = Path(temporary)

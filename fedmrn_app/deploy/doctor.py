@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from shlex import quote
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -61,7 +62,7 @@ def _files(federation: Federation) -> Iterator[Finding]:
     private += [federation.bundle(name) / "device.key" for name in federation.devices]
     for file in private:
         if file.exists() and file.stat().st_mode & 0o077:
-            yield Finding(f"{file}: others may read it; chmod go= {file}")
+            yield Finding(f"{file}: others may read it; chmod go= {quote(str(file))}")
     for name in federation.devices:
         bundle = federation.bundle(name)
         missing = [file for file in ("device.pub", "ca.crt", BUNDLE) if not (bundle / file).is_file()]
@@ -76,7 +77,8 @@ def _files(federation: Federation) -> Iterator[Finding]:
             yield Finding(f"{name}: device.pub is not of device.key; fedmrn-deploy rotate {name}, and copy {bundle}")
         elif (bundle / "ca.crt").read_bytes() != federation.authority.read_bytes():
             yield Finding(
-                f"{name}: ca.crt of its bundle is another; cp {federation.authority} {bundle}/ca.crt, copy it"
+                f"{name}: ca.crt of its bundle is another; cp {quote(str(federation.authority))} "
+                f"{quote(str(bundle / 'ca.crt'))}, copy it"
             )
 
 
@@ -90,7 +92,7 @@ def _same_key(bundle: Path) -> bool:
 
 def _roster(federation: Federation) -> Iterator[Finding]:
     """Examine the signed list of the devices' keys, and which private keys lie on this machine."""
-    path, sign = federation.path, f"fedmrn-deploy sign {federation.path}"
+    path, sign = federation.path, f"fedmrn-deploy sign {quote(str(federation.path))}"
     public, known = read_public(path / OPERATOR), read_known(path)
     if not (path / OPERATOR).is_file():
         yield Finding(
@@ -120,7 +122,7 @@ def _roster(federation: Federation) -> Iterator[Finding]:
 
 def _certificates(federation: Federation) -> Iterator[Finding]:
     """Examine both certificates, and whether the running server has the one of the folder."""
-    renew = f"fedmrn-deploy server --renew {federation.path}, and restart the server"
+    renew = f"fedmrn-deploy server --renew {quote(str(federation.path))}, and restart the server"
     try:
         authority = x509.load_pem_x509_certificate(federation.authority.read_bytes())
         own = x509.load_pem_x509_certificate(federation.certificate.read_bytes())
@@ -130,7 +132,7 @@ def _certificates(federation: Federation) -> Iterator[Finding]:
         return
     days = days_left(authority)
     yield Finding(
-        f"the authority's certificate is valid for {days} more days"
+        f"the authority's certificate {_lasts(authority)}"
         + (
             "" if days > SOON else "; make a new federation with fedmrn-deploy init, for which devices need new bundles"
         ),
@@ -138,7 +140,7 @@ def _certificates(federation: Federation) -> Iterator[Finding]:
     )
     days = days_left(own)
     yield Finding(
-        f"the server's certificate is valid for {days} more days" + ("" if days > SOON else f"; {renew}"),
+        f"the server's certificate {_lasts(own)}" + ("" if days > SOON else f"; {renew}"),
         days <= SOON,
     )
     try:
@@ -159,6 +161,12 @@ def _certificates(federation: Federation) -> Iterator[Finding]:
             yield Finding(f"{reason}; restart it, for example with systemctl restart fedmrn-server")
 
 
+def _lasts(certificate: x509.Certificate) -> str:
+    """Return until when a certificate is valid, as a line says it."""
+    end, days = certificate.not_valid_after_utc, days_left(certificate)
+    return f"expired on {end:%Y-%m-%d}" if days < 0 else f"is valid for {days} more days"
+
+
 def days_left(certificate: x509.Certificate) -> int:
     """Return the whole days until a certificate ends, negative after its end."""
     return (certificate.not_valid_after_utc - datetime.now(UTC)).days
@@ -173,14 +181,17 @@ def _served(port: int) -> x509.Certificate | None:
 
 
 def _connection(federation: Federation) -> Iterator[Finding]:
-    move = f"fedmrn-deploy move {federation.path}"
+    move = f"fedmrn-deploy move {quote(str(federation.path))}"
     try:
         connection = read_connection(federation.name, federation.home)
     except ConfigError as error:
         yield Finding(f"{error}; {move}")
         return
     expected = federation.connection(federation.control_port)
-    if (connection.address, connection.authority) != (expected.address, expected.authority):
+    if connection.address == expected.address and connection.authority != expected.authority:
+        reason = f"trusts another authority, {connection.authority}, than this folder's {expected.authority}"
+        yield Finding(f"`fedmrn --on {federation.name}` {reason}; {move}")
+    elif connection.address != expected.address:
         yield Finding(f"`fedmrn --on {federation.name}` leads to {connection.address}, not {expected.address}; {move}")
 
 
@@ -190,7 +201,7 @@ def _versions(federation: Federation) -> Iterator[Finding]:
         *((federation.bundle(name), f"fedmrn-deploy device {name}") for name in federation.devices),
     ):
         for pin in stale_pins(place):
-            yield Finding(f"{place}: its image has {pin}; {command} {federation.path} writes it again")
+            yield Finding(f"{place}: its image has {pin}; {command} {quote(str(federation.path))} writes it again")
 
 
 def disk(place: Path) -> Iterator[Finding]:
@@ -207,7 +218,7 @@ def _superlink(federation: Federation) -> Iterator[Finding]:
     except RunError as error:
         yield Finding(str(error))
         return
-    folder = f"--folder {federation.path}"
+    folder = f"--folder {quote(str(federation.path))}"
     for name, device in federation.devices.items():
         if device.node_id is None:
             if device.revoked:  # as somebody wanted; Flower does not register a key a second time

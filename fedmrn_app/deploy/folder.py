@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 
 from filelock import FileLock
@@ -166,17 +167,9 @@ def create(
     """Make a new federation's folder with all keys and certificates; see `Federation`.
 
     Raises:
-        ConfigError: `path` exists already, or a value is out of range.
+        ConfigError: as `check_new`, or the folder cannot be written.
     """
-    if devices < 1:
-        raise ConfigError(f"--devices={devices}: must be at least 1", code="range", key="--devices", value=devices)
-    check_hosts(hosts)
-    if not str(path).isprintable():
-        raise ConfigError(f"{str(path)!a}: has characters that a service cannot name", code="path", value=str(path))
-    if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
-        raise ConfigError(
-            f"{path}: exists already, and its keys would be lost; name another folder", code="exists", value=str(path)
-        )
+    check_new(path, hosts, devices, port, control_port)
     try:
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(0o700)
@@ -191,6 +184,24 @@ def create(
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}", code="no-write", value=str(path)) from error
     return federation
+
+
+def check_new(path: Path, hosts: Sequence[str], devices: int, port: int, control_port: int) -> None:
+    """Check the values of a federation that is to be made.
+
+    Raises:
+        ConfigError: `path` exists already, or a value is out of range.
+    """
+    if devices < 1:
+        raise ConfigError(f"--devices={devices}: must be at least 1", code="range", key="--devices", value=devices)
+    check_hosts(hosts)
+    check_ports(port, control_port)
+    if not str(path).isprintable():
+        raise ConfigError(f"{str(path)!a}: has characters that a service cannot name", code="path", value=str(path))
+    if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
+        raise ConfigError(
+            f"{path}: exists already, and its keys would be lost; name another folder", code="exists", value=str(path)
+        )
 
 
 def renew_server(federation: Federation) -> None:
@@ -213,6 +224,30 @@ def check_hosts(hosts: Sequence[str]) -> None:
         if not re.fullmatch(r"[A-Za-z0-9._:-]+", host):
             reason = "is no name or address; it may have letters, digits, dots, hyphens and, in an IPv6 address, colons"
             raise ConfigError(f"--host={host!a}: {reason}", code="host", key="--host", value=host)
+        if ":" in host and not _is_address(host):
+            reason = "is no IPv6 address; leave the port out; --port sets it"
+            raise ConfigError(f"--host={host}: {reason}", code="host", key="--host", value=host)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def check_ports(port: int, control_port: int) -> None:
+    """Check that the devices' port and the operator's are different ones.
+
+    Raises:
+        ConfigError: they are the same.
+    """
+    if port == control_port:
+        reason = "is the port of the devices too; take another one, or another --port"
+        raise ConfigError(
+            f"--control-port={control_port}: {reason}", code="conflict", key="--control-port", value=control_port
+        )
 
 
 def add_device(federation: Federation, name: str, public_key: bytes | None = None) -> None:

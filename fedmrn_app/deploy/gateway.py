@@ -25,6 +25,7 @@ from fedmrn_app.deploy.gate_keys import KEY_HEADER, SIGNED_HEADERS, Keys, signed
 from fedmrn_app.deploy.gate_objects import MESSAGES, HandedObjects
 from fedmrn_app.deploy.gate_server import serve
 from fedmrn_app.deploy.seen import UNKNOWN, Heard, Seen, say
+from fedmrn_app.system.processes import end_with_parent
 
 _ENTER = "/v1/fleet/activate-node"  # the first request of a device that starts
 _ANSWER = "/v1/fleet/push-messages"  # the reply to one message
@@ -269,4 +270,5 @@ def run_gate(federation: Federation, host: str) -> None:
 
 
 if __name__ == "__main__":
+    end_with_parent(ask=True)
     run_gate(load(Path(sys.argv[1])), sys.argv[2])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from shlex import quote
 
+from fedmrn_app.deploy.certificates import expired
 from fedmrn_app.deploy.folder import Federation, give_key
 from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.runtime.connection import Connection
@@ -13,17 +15,31 @@ _NOT_FOUND = "[code: 24]"  # Flower's "Node ID not found": somebody else has unr
 _AT_ONCE = 2  # Flower's command takes a core for a second
 
 
+def check_certificate(federation: Federation) -> None:
+    """Refuse a server's certificate that has ended, with which nothing connects to the server.
+
+    Raises:
+        RunError: says when it has ended, and how it is renewed.
+    """
+    file = federation.certificate
+    if (end := expired(file)) is not None:
+        renew = f"fedmrn-deploy server --renew {quote(str(federation.path))}"
+        reason = f"the server's certificate expired on {end:%Y-%m-%d}; {renew}"
+        raise RunError(f"{file}: {reason}", code="expired", value=str(file))
+
+
 def operator(federation: Federation) -> Connection:
     """Return the operator's connection to the federation's SuperLink, which is on this machine.
 
     Raises:
-        RunError: the SuperLink does not answer.
+        RunError: the SuperLink does not answer, or its certificate has ended.
     """
     connection = federation.connection(federation.control_port)
     if fault := connection.fault():
+        check_certificate(federation)
         raise RunError(
             f"the SuperLink at {connection.address} does not answer ({fault}); start it with "
-            f"`fedmrn-deploy server {federation.path} --run`",
+            f"`fedmrn-deploy server {quote(str(federation.path))} --run`",
             code="unreachable", value=connection.address,
         )  # fmt: skip
     return connection

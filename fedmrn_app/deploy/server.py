@@ -11,6 +11,7 @@ from pathlib import Path
 from fedmrn_app.deploy.folder import Federation
 from fedmrn_app.deploy.members import tell
 from fedmrn_app.deploy.processes import together, wait_for_first
+from fedmrn_app.deploy.register import check_certificate
 from fedmrn_app.deploy.superexec import write_command
 from fedmrn_app.environment import flower_environment, flower_home
 from fedmrn_app.errors import RunError
@@ -45,8 +46,9 @@ def start_server(
     """Start SuperLink and gate, add them to `processes`, and return when they serve.
 
     Raises:
-        RunError: they do not serve.
+        RunError: they do not serve, or the certificate has ended.
     """
+    check_certificate(federation)
     for address, port in (("127.0.0.1", federation.control_port), (host, federation.port)):
         _must_be_free(address, port)
     database = federation.database

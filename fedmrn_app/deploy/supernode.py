@@ -1,4 +1,4 @@
-"""Runs Flower's SuperNode, and ends the process when the SuperNode no longer works.
+"""Runs Flower's SuperNode, and ends the process when the SuperNode no longer works, or its parent is gone.
 
 Its port on loopback answers the processes of this user only. Flower's SuperNode leaves its loop, or its heartbeats,
 after an answer such as HTTP 500, and its process lives on, so that no service manager restarts it. It may also hold a
@@ -15,6 +15,7 @@ import threading
 from typing import Any
 
 from fedmrn_app.deploy.own_user import guard
+from fedmrn_app.system.processes import end_with_parent
 
 DEAF = 70  # exit status; EX_SOFTWARE of sysexits.h
 _ANY_RUN = 0  # anything but None: the loop sends the replies of all runs
@@ -33,6 +34,7 @@ class _LastError(logging.Handler):
 
 def main() -> None:
     """Run `flower-supernode` with the arguments of this process; never returns."""
+    end_with_parent(ask=True)
     threading.excepthook = _thread_failed
     last = _LastError()
     logging.getLogger("flwr").addHandler(last)

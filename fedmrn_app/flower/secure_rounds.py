@@ -112,14 +112,29 @@ class SecureStrategy(PayloadStrategy):
                     raise
                 if any(failure.code == "secure-revealed" for failure in phases.failed.values()):
                     return self._closed(self._left_out(opened, phases))
-                reason = f"{error} ({phases.reasons()})"
+                self._must_suffice(number, graph.least)
+                reason = f"{error} ({reasons})" if (reasons := phases.reasons()) else str(error)
                 if repeat == MAX_FAILING:
                     raise RunError(
                         f"{reason}, as before; fix the cause, then continue with resume=true", code="clients-fail"
                     ) from None
+                before, count = set(opened.clients), len(opened.clients)
                 self._replace_all(opened, phases.downlink, repeat)
-                directory.report(f"{reason}; the round is done again with {len(opened.clients)} other clients")
+                others = f"the same {count}" if set(opened.clients) == before else f"{len(opened.clients)} other"
+                directory.report(f"{reason}; the round is done again with {others} clients")
         raise AssertionError("the last repeat raises")
+
+    def _must_suffice(self, number: int, least: int) -> None:
+        """Refuse another attempt where fewer clients are available than a sum takes.
+
+        Raises:
+            RunError: says how many there are.
+        """
+        available = len(self._connected[0].available().samples)
+        if available < least:
+            mend = "start more devices and continue with resume=true, or begin a new run with a smaller min_replies"
+            reason = f"round {number}: min_replies={least}: only {available} clients are available; {mend}"
+            raise RunError(reason, code="clients-fail", key="min_replies", value=least)
 
     def _left_out(self, opened: OpenRound, phases: PhaseMessages) -> FinishedRound:
         """Return a round without a sum: its clients have revealed their shares before, and do so once."""

@@ -20,11 +20,10 @@ from fedmrn_app.plugin.difference import check_returned
 from fedmrn_app.plugin.secure_sum import SumLayout, read_steps, sum_binding
 from fedmrn_app.plugin.settings import RECORD, SECURE, ClientTask, RoundContext
 from fedmrn_app.secure.fields import Fields, Words
-from fedmrn_app.secure.graph import MIN_CLIENTS, LeastNumbers
+from fedmrn_app.secure.graph import LeastNumbers, read_least
 from fedmrn_app.secure.messages import Envelope
 from fedmrn_app.wire.primitives import packed_bits
 
-LEAST = "secure-clients"  # of a node's configuration: the least number of clients of a sum in which it takes part
 _NODE = 0  # under which a node keeps its secrets: it is one client
 Summand = tuple[SumLayout, Values, Values, NDArray[np.uint8]]  # the layout, arrays sent and trained, mask bits
 
@@ -55,8 +54,7 @@ def answer_secure(message: Message, context: Context, call_next: Callable[[Messa
         task = ClientTask.read(message.content.config_records[RECORD])
         return sum_binding(message.content, task.settings.build(secure=True).training.learns_masks)
 
-    own = context.node_config.get(LEAST)
-    least = LeastNumbers(max(MIN_CLIENTS, 0 if own is None else int(own)))
+    least = LeastNumbers.of(1, read_least(context.node_config))
     accepted = accept_once(_secrets(context), _NODE, data, binding=binding, least=least)
     return Message(payload_content(accepted.answer(vectors)), reply_to=message)
 

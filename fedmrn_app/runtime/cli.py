@@ -28,6 +28,7 @@ from fedmrn_app.config.compose import (
     own_hydra,
     plain_values,
     quote_override,
+    typed_override,
 )
 from fedmrn_app.config.sweep import Sweep, open_sweep, run_folder, swept
 from fedmrn_app.environment import set_connection
@@ -109,7 +110,7 @@ def main() -> None:
         if folder is None:
             errors.print("interrupted")
         else:
-            word = quote_override(f"hydra.{'run' if sweep is None else 'sweep'}.dir", str(folder))
+            word = typed_override(f"hydra.{'run' if sweep is None else 'sweep'}.dir", str(folder))
             errors.print(f"interrupted; the same command with {word} resume=auto goes on", markup=False)
         sys.exit(130)
     sys.exit(1 if sweep is not None and not print_sweep(sweep) else 0)
@@ -200,7 +201,7 @@ def print_sweep(sweep: Sweep) -> bool:
     if missing:
         lines.append(f"{missing} runs exited without reporting a result")
     if lines:
-        again = quote_override("hydra.sweep.dir", str(sweep.folder))
+        again = typed_override("hydra.sweep.dir", str(sweep.folder))
         lines.append(
             f"{failed + missing} of {len(numbered) + missing} runs failed; to complete them, repeat the command with "
             f"resume=true {again}"

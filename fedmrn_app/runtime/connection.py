@@ -133,19 +133,29 @@ def add_connection(name: str, address: str, authority: Path, home: Path | None =
     """
     home = home or flower_home()
     file = home / "config.toml"
-    section = {"address": address, "root-certificates": str(authority)}
-    present = _connections(file).get(name)
-    if present == section:
+    if has_connection(name, address, authority, home):
         return file
-    if present is not None:
-        raise ConfigError(
-            f"{name}: is another connection in {file} already; take another --name, or remove it there",
-            code="exists", key="--name", value=name,
-        )  # fmt: skip
+    section = {"address": address, "root-certificates": str(authority)}
     home.mkdir(parents=True, exist_ok=True)
     before = file.read_text().rstrip("\n") + "\n\n" if file.is_file() else ""
     file.write_text(before + _section(name, section))
     return file
+
+
+def has_connection(name: str, address: str, authority: Path, home: Path | None = None) -> bool:
+    """Return whether config.toml has a connection already.
+
+    Raises:
+        ConfigError: another connection has that name.
+    """
+    file = (home or flower_home()) / "config.toml"
+    present = _connections(file).get(name)
+    if present is not None and present != {"address": address, "root-certificates": str(authority)}:
+        raise ConfigError(
+            f"{name}: is another connection in {file} already; take another --name, or remove it there",
+            code="exists", key="--name", value=name,
+        )  # fmt: skip
+    return present is not None
 
 
 def replace_connection(name: str, address: str, authority: Path, home: Path | None = None) -> Path:

@@ -1,4 +1,7 @@
-"""Runs on a SuperLink that is up already, `fedmrn --on NAME`: the run is handed over, followed, stopped by Ctrl-C."""
+"""Runs on a SuperLink that is up already, `fedmrn --on NAME`: the run is handed over, followed, stopped by Ctrl-C.
+
+SIGTERM and SIGHUP stop it too.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from fedmrn_app.config.compose import typed_override
 from fedmrn_app.config.resolved import write_resolved
 from fedmrn_app.config.schema import Values
 from fedmrn_app.environment import flower_environment
@@ -69,7 +73,7 @@ def take_on(arguments: list[str]) -> tuple[list[str], str | None]:
 
 
 def run_on(name: str, values: Values, folder: Path, on_line: Callable[[str], None]) -> None:
-    """Run on a SuperLink until the run ends; Ctrl-C stops the run on the SuperLink too.
+    """Run on a SuperLink until the run ends; Ctrl-C stops the run on the SuperLink too, as does `Stopped`.
 
     Args:
         name: of a connection in Flower's config.toml.
@@ -156,7 +160,8 @@ def _follow(
 
 def _reason(connection: Connection, run: str, folder: Path) -> str:
     """Return why a run has no summary, and what to do."""
-    again = f"`fedmrn --on {connection.name} resume=true hydra.run.dir={folder}` with the same settings goes on with it"
+    place = typed_override("hydra.run.dir", str(folder))
+    again = f"`fedmrn --on {connection.name} resume=true {place}` with the same settings goes on with it"
     if fault := connection.fault():
         return f"the SuperLink at {connection.address} is gone ({fault}); once it is up again, {again}"
     try:

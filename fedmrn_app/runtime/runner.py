@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from fedmrn_app.config.build import check_single_rows, resolve_from_data
-from fedmrn_app.config.compose import default_values, plain_values
+from fedmrn_app.config.compose import default_values, plain_values, typed_override
 from fedmrn_app.config.remarks import remarks
 from fedmrn_app.config.schema import Config, Values
 from fedmrn_app.data.partitions import describe_partition, load_partitions
@@ -40,7 +40,7 @@ from fedmrn_app.runtime.restarts import run_supervised
 from fedmrn_app.runtime.sweeps import in_parallel, is_sweep, leave_outcome, runs_at_once
 from fedmrn_app.seeds import derive_seed
 from fedmrn_app.system.atomic_io import os_reason
-from fedmrn_app.system.stopping import Stopped, stopping_gently
+from fedmrn_app.system.stopping import Stopped, stopping_at_once, stopping_gently
 from fedmrn_app.tasks.task import Task
 from fedmrn_app.tasks.validation import load_evaluation, load_training
 
@@ -216,10 +216,12 @@ def _run(values: Values, config: Config, folder: Path, on: str | None) -> dict[s
                 with stopping_gently():
                     run_local(values, config, folder, at_once=runs_at_once(), on_line=show, watch=watch)
             else:
-                run_supervised(run, values, folder, restarts=config.restarts, on_line=show)
+                with stopping_at_once():
+                    run_supervised(run, values, folder, restarts=config.restarts, on_line=show)
             summary = read_summary(folder)
         except Stopped as stop:
-            place = f"hydra.sweep.dir={HydraConfig.get().sweep.dir}" if is_sweep() else f"hydra.run.dir={folder}"
+            key, place = ("sweep", HydraConfig.get().sweep.dir) if is_sweep() else ("run", folder)
+            place = typed_override(f"hydra.{key}.dir", str(place))
             again = f"the same command with {place} resume=auto goes on"
             line = f"{stop}: stopped after round {finished_rounds(folder)}; {again}"
             with (folder / "run.log").open("a") as log:

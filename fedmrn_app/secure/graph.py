@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from fedmrn_app.errors import PayloadError
+from fedmrn_app.errors import ConfigError, PayloadError
 
 MIN_CLIENTS = 3  # of a sum; fewer would tell a client the other one's summand
+LEAST = "secure-clients"  # of a node's configuration: the least number of clients of a sum in which it takes part
+
+
+def read_least(node_config: Mapping[str, object]) -> int | None:
+    """Return the least number of clients that a device's owner demands; None for no demand.
+
+    Raises:
+        ConfigError: it is no whole number, or below 1.
+    """
+    least = node_config.get(LEAST)
+    if least is None or (type(least) is int and least >= 1):
+        return least
+    reason = "must be a whole number of clients, 1 or more, without quotation marks"
+    raise ConfigError(f"{LEAST}={least}: {reason}", code="range", key=LEAST, value=least)
 
 
 @dataclass(frozen=True, kw_only=True)

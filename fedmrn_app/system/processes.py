@@ -119,7 +119,7 @@ def _exit(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-def end_with_parent(grace: float = 5.0, poll: float = 1.0) -> None:
+def end_with_parent(grace: float = 5.0, poll: float = 1.0, *, ask: bool = False) -> None:
     """Exit this process some seconds after its parent has died, even if it waits for something then.
 
     Flower asks a process whose parent has died to end, but a process that waits for a dead SuperLink does not do so.
@@ -127,12 +127,15 @@ def end_with_parent(grace: float = 5.0, poll: float = 1.0) -> None:
     Args:
         grace: seconds between the parent's death and the exit.
         poll: seconds between two looks at the parent.
+        ask: whether this process is sent SIGTERM at first, for what nothing else asks to end.
     """
     parent = os.getppid()
 
     def wait() -> None:
         while os.getppid() == parent:
             time.sleep(poll)
+        if ask:
+            os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(grace)
         os._exit(1)
 

@@ -1,4 +1,7 @@
-"""SIGTERM and SIGUSR1, with which schedulers announce that a job ends: the run ends after its round, or soon."""
+"""SIGTERM and SIGUSR1, with which schedulers announce that a job ends: the run ends after its round, or soon.
+
+A run on devices elsewhere ends at once, also by SIGHUP.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from types import FrameType
 GRACE_SECONDS = 30.0  # until a round that does not end is left
 EXIT_CODE = 75  # EX_TEMPFAIL: the same command may be started again, and goes on
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+_AT_ONCE = (*_SIGNALS, signal.SIGHUP)
 
 _requested: list[int] = []  # the signal that has come
 
@@ -55,6 +59,34 @@ def stopping_gently(seconds: float = GRACE_SECONDS) -> Iterator[None]:
         _requested.clear()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def stopping_at_once() -> Iterator[None]:
+    """Raise Stopped when SIGTERM, SIGUSR1 or SIGHUP comes, and ignore those that follow it, such as a group's.
+
+    Signals that have a handler or are ignored stay so, as in `stopping_gently`.
+
+    Raises:
+        Stopped: a signal has come.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for other in before:
+            signal.signal(other, signal.SIG_IGN)  # also for the command that stops the run
+        raise Stopped(signal.Signals(number).name)
+
+    before = [number for number in _AT_ONCE if signal.getsignal(number) == signal.SIG_DFL]
+    for number in before:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in before:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def check_stop() -> None:

@@ -7,6 +7,7 @@ from dataclasses import asdict, fields
 
 import pytest
 from hydra import compose
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fedmrn_app.config.build import find_conf, read_config, resolve_from_data
 from fedmrn_app.config.compose import (
@@ -19,6 +20,7 @@ from fedmrn_app.config.compose import (
     own_hydra,
     parse_overrides,
     quote_override,
+    typed_override,
 )
 from fedmrn_app.config.resolved import read_resolved, write_resolved
 from fedmrn_app.config.schema import Config
@@ -211,3 +213,13 @@ def test_overrides_of_people() -> None:
         with pytest.raises(ConfigError) as refusal:
             parse_overrides(text)
         assert (refusal.value.code, refusal.value.key) == ("format", "overrides")
+
+
+@pytest.mark.parametrize("path", ["/tmp/a", "/tmp/one \u00fc", "/a'b/(c),d=e", "/a\\'b$HOME"])
+def test_an_override_is_typed_in_a_shell(path: str) -> None:
+    (word,) = shlex.split(typed_override("hydra.run.dir", path))
+    assert OverridesParser.create().parse_override(word).value() == path
+
+
+def test_an_override_without_special_characters_is_typed_as_it_is() -> None:
+    assert typed_override("hydra.run.dir", "/tmp/a-1.b_2") == "hydra.run.dir=/tmp/a-1.b_2"

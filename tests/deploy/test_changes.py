@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sqlite3
 import stat
 import tarfile
@@ -24,6 +25,7 @@ from fedmrn_app.deploy.move import move
 from fedmrn_app.deploy.seen import UNKNOWN, Heard, Seen
 from fedmrn_app.errors import ConfigError, FedMRNError, RunError
 from fedmrn_app.flower.device_records import DeviceRecords
+from fedmrn_app.runtime import connection
 from fedmrn_app.runtime.connection import add_connection, read_connection
 from fedmrn_app.secure.roster import Roster
 from fedmrn_app.system.processes import free_port
@@ -173,6 +175,8 @@ def test_a_server_moves_with_its_certificate_bundles_services_and_connection(fed
     assert faults(federation) == []
     with refused(ConfigError, "host"):
         move(federation, ["a b"])
+    with refused(ConfigError, "conflict"):
+        move(federation, port=control)
 
 
 def test_a_connection_of_another_federation_is_not_taken(federation: Federation, tmp_path: Path) -> None:
@@ -305,6 +309,11 @@ def moved(federation: Federation, patch: pytest.MonkeyPatch) -> None:
     federation.save()
 
 
+def copied(federation: Federation, patch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(federation.path, other := federation.path.with_name("copy"))
+    connection.replace_connection("fedmrn", f"127.0.0.1:{federation.control_port}", other / "ca.crt")
+
+
 def renamed(federation: Federation, patch: pytest.MonkeyPatch) -> None:
     federation.hosts.append("else.org")
     federation.save()
@@ -342,9 +351,10 @@ FAULTS: dict[str, tuple[Callable[[Federation, pytest.MonkeyPatch], object], str,
     "another public key": (strangers_key, "is not of device.key", "rotate device-1"),
     "another authority": (lambda f, p: (f.bundle("device-1") / "ca.crt").write_text("x"), "ca.crt", "cp "),
     "a certificate ends": (expires(12), "11 more days", "server --renew"),
-    "a certificate has ended": (expires(-0.02), "-1 more days", "server --renew"),
+    "a certificate has ended": (expires(-0.02), "certificate expired on 20", "server --renew"),
     "no host in it": (renamed, "does not name else.org", "server --renew"),
     "a damaged certificate": (lambda f, p: f.certificate.write_text("x"), "cannot be read", "server --renew"),
+    "a connection to a copy": (copied, "trusts another authority, ", "fedmrn-deploy move"),
     "another connection": (moved, "leads to", "fedmrn-deploy move"),
     "state.db is lost": (lambda f, p: None, "state.db was lost", "register device-0"),
     "a stranger's node": (lambda f, p: None, "is no device of", "flwr supernode unregister 5 fedmrn"),
@@ -418,8 +428,19 @@ def test_the_commands_say_what_they_did(
     monkeypatch.chdir(federation.path.parent)
     assert "it holds all private keys" in run("backup", place)[1][0]
     (file,) = federation.path.parent.glob("fedmrn-fedmrn-*.tar.gz")
+    status, lines = run("restore", str(file), f"{place} again")
+    assert (status, lines[0]) == (
+        *(0, f"connection fedmrn still leads to {place}; `fedmrn-deploy move '{place} again'` changes that"),
+    )
+    assert read_connection("fedmrn").authority == federation.authority
+    assert run("move", f"{place} again")[0] == 0
+    assert read_connection("fedmrn").authority == Path(f"{place} again/ca.crt")
     os.rename(federation.path, f"{federation.path}-lost")
-    assert run("restore", str(file), place)[0] == 0
+    shutil.rmtree(f"{place} again")
+    status, lines = run("restore", str(file), place)
+    assert status == 0
+    assert lines[0].endswith("config.toml: connection fedmrn")
+    assert read_connection("fedmrn").authority == federation.authority
     assert numbers(federation) == {"device-0": 0, "device-1": 1, "device-2": 2, "device-4": 4}
     with opened(federation.path) as again:
         assert again.slots == 5

@@ -18,12 +18,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedmrn_app.deploy import cli
+from fedmrn_app.deploy import certificates, cli
 from fedmrn_app.deploy import service_files as units
 from fedmrn_app.deploy.certificates import public_pem
 from fedmrn_app.deploy.device import check_server, explain, read_bundle, refused_certificate
-from fedmrn_app.deploy.folder import Federation, create, load
+from fedmrn_app.deploy.folder import Federation, create, load, renew_server
 from fedmrn_app.deploy.gate_keys import Keys
+from fedmrn_app.deploy.register import operator
 from fedmrn_app.deploy.server import start_server, superlink_words
 from fedmrn_app.errors import ConfigError, FedMRNError, RunError
 from fedmrn_app.flower.device_records import DeviceRecord, DeviceRecords
@@ -157,6 +158,32 @@ def test_device_says_why_it_refuses_a_server(federation: Federation, tmp_path: P
         check("127.0.0.1", port)
 
 
+def test_a_damaged_file_of_a_bundle_is_named(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["fedmrn-deploy", *words])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        return int(left.value.code or 0), "".join(capsys.readouterr())
+
+    bundle = federation.bundle("device-0")
+    (bundle / "ca.crt").write_text("-----BEGIN CERTIFICATE-----\nx\n")
+    line = f"{bundle / 'ca.crt'}: is no certificate; copy the bundle again\n"
+    assert run("device", str(bundle), "--run") == (2, f"fedmrn-deploy: {line}")
+    status, found = run("doctor", str(bundle))
+    assert status == 1
+    assert f"FAULT  {line}" in found
+    assert "TLS" not in found
+    (bundle / "device.key").write_text("x")
+    status, errors = run("device", str(bundle), "--run")
+    assert status == 2
+    assert errors.startswith(f"fedmrn-deploy: {bundle / 'device.key'}: is no private key; copy the bundle again, or ")
+    status, found = run("doctor", str(bundle))
+    assert f"FAULT  {errors.removeprefix('fedmrn-deploy: ')}" in found
+    assert "roster.json" not in found
+
+
 def test_why_a_supernode_ended() -> None:
     flower = ["Exit Code: 305", "Failed to initialize the connection.", "[code: 2004] Failed to activate SuperNode."]
     assert explain([*flower, "its key was revoked"]) == "the server does not let it in: its key was revoked"
@@ -197,6 +224,38 @@ def test_services_name_any_folder(tmp_path: Path) -> None:
     assert service["volumes"] == [f"{federation.path}:{federation.path}".replace("$", "$$")]
     assert service["command"][1] == str(federation.path).replace("$", "$$")
     assert service["ulimits"] == {"nofile": 65536}
+
+
+def test_commands_are_printed_as_a_shell_takes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "one \u00fc"
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
+
+    def run(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["fedmrn-deploy", *words])
+        with pytest.raises(SystemExit):
+            cli.main()
+        return "".join(capsys.readouterr())
+
+    def named(text: str, start: str) -> str:
+        """Return the word that a shell finds after the start of a command."""
+        return shlex.split(text[text.index(start) + len(start) :].split(";")[0].split("`")[0].split("\n")[0])[0]
+
+    made = run("init", "--host", "127.0.0.1", "--devices", "1", str(place))
+    assert named(made, "fedmrn-deploy server ") == named(made, "register --all --folder ") == str(place)
+    assert named(run("status", str(place)), "fedmrn-deploy server ") == str(place)
+    examined = run("doctor", str(place))
+    assert named(examined, "fedmrn-deploy server ") == str(place)
+    key = place / "devices" / "device-0" / "device.key"
+    key.chmod(0o644)
+    assert named(run("doctor", str(place)), "chmod go= ") == str(key)
+    with pytest.raises(ConfigError) as refused:
+        read_bundle(key.parent)
+    assert named(str(refused.value), "chmod 600 ") == str(key)
+    run("backup", "--to", str(tmp_path / "b.tar.gz"), str(place))
+    again = tmp_path / "two \u00fc"
+    assert named(run("restore", str(tmp_path / "b.tar.gz"), str(again)), "fedmrn-deploy server ") == str(again)
 
 
 def test_server_keeps_the_limit_of_a_message(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,9 +299,13 @@ def test_command_refuses_wrong_values(
         (["init", "--host", "x", "--devices", "0", new], "--devices=0"),
         (["init", "--host", " ", "--devices", "1", new], "--host"),
         (["init", "--host", "a b;c", "--devices", "1", new], "--host='a b;c'"),
+        (["init", "--host", "a.org:9091", "--devices", "1", new], "--host=a.org:9091: is no IPv6 address; leave the"),
+        (["init", "--host", "192.0.2.1:9091", "--devices", "1", new], "leave the port out; --port sets it"),
+        (["init", "--host", "x", "--devices", "1", "--port", "9092", new], "--control-port=9092: is the port of the"),
         (["init", "--host", "a\nExecStartPre=/bin/sh", "--devices", "1", new], "--host='a\\nExecStartPre"),
         (["init", "--host", "x", "--devices", "1", f"{new}\nUser=root"], "new\\nUser=root"),
         (["init", "--host", "x", "--devices", "1", "--name", "a b", new], "--name=a b"),
+        (["init", "--host", "x", "--devices", "1", new], "fedmrn: is another connection in"),
         (["status", str(tmp_path / "none")], str(tmp_path / "none")),
         (["device", "--run", str(tmp_path)], str(tmp_path)),
         (["register", "--folder", str(tmp_path / "fed")], "devices"),
@@ -252,6 +315,7 @@ def test_command_refuses_wrong_values(
         assert (status, output) == (2, "")
         (line,) = errors.splitlines()
         assert names in line
+        assert not Path(new).exists()
     status, _, errors = run("status", str(tmp_path / "fed"))
     assert status == 1
     assert "fedmrn-deploy server" in errors
@@ -285,6 +349,34 @@ def test_a_refused_certificate_names_the_clock_or_what_mends_it(code: int, says:
     reason = refused_certificate(error, Path("ca.crt"))
     assert says in reason
     assert ("this device's clock says 20" in reason) == (code != 20)
+
+
+def test_a_server_whose_certificate_has_ended_says_how_it_is_renewed(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*words: str) -> tuple[int, list[str], list[str]]:
+        monkeypatch.setattr(sys, "argv", ["fedmrn-deploy", *words])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        output, errors = capsys.readouterr()
+        return int(left.value.code or 0), output.splitlines(), errors.splitlines()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(certificates, "_SERVER_DAYS", -0.02)
+        renew_server(federation)
+    line = f"{federation.certificate}: the server's certificate expired on 20"
+    for words in (("server", str(federation.path), "--run"), ("register", "--all", "--folder", str(federation.path))):
+        status, _, (error,) = run(*words)
+        assert status == 1
+        assert error.startswith(f"fedmrn-deploy: {line}")
+        assert error.endswith(f"; fedmrn-deploy server --renew {federation.path}")
+    status, found, _ = run("doctor", str(federation.path))
+    assert status == 1
+    assert any(line in each for each in found)
+    assert not any("does not answer" in each for each in found)
+    assert run("server", str(federation.path), "--renew")[0] == 0
+    with refused(RunError, "unreachable"):
+        operator(federation)
 
 
 def test_a_second_server_says_that_its_port_is_taken(federation: Federation) -> None:

@@ -163,6 +163,22 @@ def test_keys_decide_which_devices_connect_and_runs_end_cleanly(site: Site, tmp_
     assert f"once it is up again, `fedmrn --on fedmrn resume=true hydra.run.dir={tmp_path / 'died'}`" in line
 
 
+def test_signals_stop_a_run_on_the_superlink(site: Site, tmp_path: Path) -> None:
+    site.deploy("register", "--all", "--folder", str(site.fed))
+    for number in range(2):
+        site.device(number)
+    for way in (signal.SIGTERM, signal.SIGHUP):
+        run = site.run(way.name, 50)
+        site.wait(way.name, "round  1/50")
+        run.send_signal(way)
+        assert run.wait(60) == 75
+        line = site.log(way.name).splitlines()[-1]
+        assert line.startswith(f"fedmrn: {way.name}: stopped after round ")
+        assert line.endswith(f"the same command with hydra.run.dir={tmp_path / way.name} resume=auto goes on")
+    runs = json.loads(site.flwr("list", "fedmrn", "--format", "json").stdout)["runs"]
+    assert [each["status"] for each in runs] == ["finished:stopped"] * 2
+
+
 TRIAL = (*DEPLOY, "try", "--devices", "2", "--", "local.epochs=1")
 
 

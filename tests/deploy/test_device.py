@@ -101,6 +101,37 @@ def test_device_ends_when_its_superexec_has_died(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_killed_device_leaves_no_supernode(tmp_path: Path) -> None:
+    federation = create(tmp_path / "fed", ["127.0.0.1"], 1, port=free_port(), control_port=free_port())
+    with failing_server(federation, "nothing"):
+        device = start((*DEPLOY, "device", "--run", "--cold", str(federation.bundle("device-0"))), tmp_path)
+        assert device.stdout is not None
+        assert any("SuperNode ID" in line for line in device.stdout)
+        kill_and_wait(device)
+
+
+@pytest.mark.slow
+def test_a_killed_server_leaves_neither_superlink_nor_gate(tmp_path: Path) -> None:
+    federation = create(tmp_path / "fed", ["127.0.0.1"], 1, port=free_port(), control_port=free_port())
+    server = start((*DEPLOY, "server", "--run", "--listen", "127.0.0.1", str(federation.path)), tmp_path)
+    assert server.stdout is not None
+    assert any("serving 1 devices" in line for line in server.stdout)
+    kill_and_wait(server)
+
+
+def kill_and_wait(process: subprocess.Popen[str]) -> None:
+    """Kill a command, and wait until everything that it has started has ended by itself."""
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert family
+    process.kill()
+    process.wait()
+    _, running = psutil.wait_procs(family, timeout=15)
+    for one in running:
+        one.kill()
+    assert running == []
+
+
+@pytest.mark.slow
 def test_the_supernode_starts_when_the_warm_process_takes_requests(tmp_path: Path) -> None:
     federation = create(tmp_path / "fed", ["127.0.0.1"], 1, port=free_port(), control_port=free_port())
     with failing_server(federation, "nothing"):

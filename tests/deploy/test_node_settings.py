@@ -12,7 +12,10 @@ from tests.paths import ROOT
 
 @pytest.mark.parametrize(
     "config",
-    ["", 'data-path="/a b"', "state-path='/x' secure-clients=5", 'allow-apps="a/b@c" lr=0.1 data="x"'],
+    [
+        *("", 'data-path="/a b"', "state-path='/x' secure-clients=5", 'allow-apps="a/b@c" lr=0.1 data="x"'),
+        'dataset-path="~/images"',
+    ],
 )
 def test_settings_of_a_device_are_taken_as_they_are(config: str) -> None:
     assert check_node_config(config) == config
@@ -28,6 +31,15 @@ def test_settings_of_a_device_are_taken_as_they_are(config: str) -> None:
         ('data-path="/a" data-path="/b"', "cannot be read"),
         ('data-path="/a" rest', "rest is no setting; write"),
         ("x.toml", "x.toml is no setting"),
+        ('secure-clients="x"', "--config: secure-clients=x: must be a whole number of clients, 1 or more"),
+        ("secure-clients=0", "--config: secure-clients=0: must be a whole number"),
+        ("secure-clients=2.5", "--config: secure-clients=2.5: must be a whole number"),
+        ("secure-clients=true", "--config: secure-clients=True: must be a whole number"),
+        ("data-path=5", '--config: data-path=5: must be a text in quotation marks, such as data-path="/data/mine"'),
+        ('allow-apps="a/b@c" state-path=1', "--config: state-path=1: must be a text"),
+        ('dataset-path=""', "--config: dataset-path=: must be a text"),
+        ('data-path="a.npz"', 'a.npz: is no absolute path; write the whole path on the device, such as data-path="/'),
+        ('state-path="~/state"', "state-path=~/state: is no absolute path"),
     ],
 )
 def test_what_a_device_does_not_read_is_refused(config: str, said: str) -> None:

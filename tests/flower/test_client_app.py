@@ -74,6 +74,14 @@ def test_query_that_fails_names_the_clients_and_why(tmp_path: Path) -> None:
     assert str(nowhere.refusal).startswith("data-path=nowhere: no such")  # where it is stays with the node
 
 
+@pytest.mark.parametrize("own", ["x", 0, 2.5])
+def test_query_refuses_a_least_number_of_clients_that_is_none(own: object) -> None:
+    secure = small("privacy.secure_aggregation=true", "clients_per_round=3")
+    hosted = read_hosted(query(asking(secure), node(partition_id=2, num_partitions=4, secure_clients=own)))
+    assert hosted.samples == {2: 0}
+    assert str(hosted.refusal).startswith(f"secure-clients={own}: must be a whole number of clients, 1 or more")
+
+
 def test_node_trains_no_client_that_it_does_not_host() -> None:
     values, context = small(), node(partition_id=1, num_partitions=2)
     query(asking(values), context)

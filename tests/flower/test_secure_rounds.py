@@ -69,6 +69,7 @@ class Run:
         self.loses = loses
         self.sessions: list[bytes] = []
         self.lines: list[str] = []
+        self.gone = set[int]()
         clients = range(self.config.clients)
         self.contexts = {client: node(partition_id=client) for client in clients}
         self.roster: Callable[[], bytes | None] = lambda: None
@@ -90,7 +91,7 @@ class Run:
     def rounds(self, count: int = 1) -> list[FinishedRound]:
         _, protocol = self.worker.model()
         clients = range(self.config.clients)
-        samples = {client: self.worker.sample_count(client) for client in clients}
+        samples = {client: self.worker.sample_count(client) for client in clients if client not in self.gone}
         hosts = {client: SimpleNamespace(node_id=100 + client) for client in clients}
         directory = SimpleNamespace(
             current=hosts,
@@ -154,6 +155,24 @@ def test_a_round_below_the_threshold_is_done_again_with_others() -> None:
     assert len(finished.report.used) == 6
     assert "no secure sum" in run.lines[0]
     assert "the round is done again with 6 other clients" in run.lines[0]
+
+
+def test_too_few_clients_for_a_sum_end_the_run_at_once_and_say_how_many_there_are() -> None:
+    run = Run("downlink.memory=false", "clients_per_round=8", "min_replies=8")
+    run.gone = {6, 7}
+    with pytest.raises(RunError) as ended:
+        run.rounds()
+    assert str(ended.value).startswith("round 1: min_replies=8: only 6 clients are available; start more devices and ")
+    assert (ended.value.key, run.lines, run.sessions) == ("min_replies", [], [])
+
+
+def test_a_repeated_round_says_when_it_has_the_same_clients() -> None:
+    run = Run(
+        *("downlink.memory=false", "clients_per_round=8"),
+        loses=lambda client, kind, attempt: attempt == 1 and client > 1 and kind == 4,
+    )
+    run.rounds()
+    assert run.lines[0].endswith("; the round is done again with the same 8 clients")
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ def test_failed_and_missing_runs_are_named(tmp_path: Path, capsys: pytest.Captur
     assert failed == "fedmrn: run 2 failed (seed=2): the disk is full"
     assert "1 runs" in missing
     assert "2 of 4 runs failed" in last
-    assert f"resume=true hydra.sweep.dir='{tmp_path}'" in last
+    assert f"resume=true hydra.sweep.dir={tmp_path}" in last
     forget_outcomes(tmp_path)
     assert read_outcomes(tmp_path) == []
 
