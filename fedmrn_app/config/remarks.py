@@ -66,7 +66,7 @@ def _data(config: Config, labels: int | None) -> Iterator[Remark]:
     dataset = config.dataset
     path, digits = str(dataset.get("path") or ""), dataset.get("name") == "digits"
     table = "dataset.image_column|label_column|feature_columns"
-    yield digits or path.endswith(".npz"), table, "these rows have no columns with names"
+    yield digits or path.lower().endswith(".npz"), table, "these rows have no columns with names"
     yield digits or bool(path), "dataset.hub|subset", "these rows are not read from the hub"
     yield TARGET in config.task, "dataset", "task=own brings its data"
     shares = f"partition={config.partition.name} divides the rows without regard to it; leave the partition out"

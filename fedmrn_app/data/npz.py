@@ -75,7 +75,7 @@ def npz_splits(path: Path, query: RowQuery) -> Splits:
 
 def npz_files(folder: Path) -> list[Path]:
     """Return the .npz files in a folder and below it, in the order of their paths."""
-    files = (file for file in visible_files(folder) if file.suffix == SUFFIX)
+    files = (file for file in visible_files(folder) if file.suffix.lower() == SUFFIX)
     return sorted(file for file in files if not file.name.startswith("_"))
 
 

@@ -19,6 +19,7 @@ JSON_LINES = ".jsonl"
 TEXT_SUFFIXES = (".csv", ".tsv", JSON_LINES)
 _SEPARATORS = ",;\t|"
 _HEAD, _HEAD_ROWS = 1 << 20, 1000  # bytes and rows that tell of codes
+_SAID = re.compile(r'"?sep=([,;\t|])"?\s*')  # the first line of tables that Excel is to open
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _NAMELESS = "Unnamed: "  # as pandas calls them
 _LOOKED_AT = 100  # texts of several lines in a column
@@ -91,14 +92,16 @@ def _read_csv(file: Path, codes: Collection[str], place: Place) -> Any:
         with file.open("rb") as content:
             if content.peek(2)[:2] in (BOM_UTF16_LE, BOM_UTF16_BE):
                 raise place.error("encoding", f"{file.name} is in UTF-16; {_way_to_recode('utf-16')}")
-            first = TextIOWrapper(content, "utf-8-sig", "replace", newline="").readline()
-        size = file.stat().st_size
-    separator = _separator(first)
+            head = TextIOWrapper(content, "utf-8-sig", "replace", newline="")
+            lines = [head.readline(), head.readline()]
+        block = min(file.stat().st_size + 1, _LARGEST_BLOCK)
+    separator, skipped = _separator(lines)
+    first = lines[skipped]
     names = _read_names(first, separator, file, place)
     try:
         table = arrow.read_csv(
             file,
-            read_options=arrow.ReadOptions(block_size=min(size + 1, _LARGEST_BLOCK), column_names=names, skip_rows=1),
+            read_options=arrow.ReadOptions(block_size=block, column_names=names, skip_rows=skipped + 1),
             parse_options=arrow.ParseOptions(delimiter=separator, newlines_in_values=True),
             convert_options=arrow.ConvertOptions(column_types={name: string() for name in names if name in codes}),
         )
@@ -114,9 +117,11 @@ def _read_csv(file: Path, codes: Collection[str], place: Place) -> Any:
     return table.drop_columns(empty)  # as separators at the end of each line make
 
 
-def _separator(first: str) -> str:
-    """Return what separates the columns of a file, given its first line."""
-    return max(_SEPARATORS, key=first.count)
+def _separator(lines: Sequence[str]) -> tuple[str, int]:
+    """Return what separates the columns of a file, given its first lines, and how many lines only say that: 0 or 1."""
+    if said := _SAID.fullmatch(lines[0] if lines else ""):
+        return said[1], 1
+    return max(_SEPARATORS, key=lines[0].count if lines else "".count), 0
 
 
 def _read_names(first: str, separator: str, file: Path, place: Place) -> list[str]:
@@ -151,8 +156,9 @@ def _codes(file: Path, place: Place) -> set[str]:
     """Return the columns whose first values are codes such as 02139 and 1E5, which numbers would merge."""
     with place.reading(), file.open("rb") as content:
         lines = content.read(_HEAD).decode("utf-8-sig", "replace").splitlines()
+    separator, skipped = _separator(lines)
     try:
-        rows = list(islice(csv.reader(lines, delimiter=_separator(lines[0] if lines else "")), _HEAD_ROWS))
+        rows = list(islice(csv.reader(lines[skipped:], delimiter=separator), _HEAD_ROWS))
     except csv.Error:  # what PyArrow cannot read either has a line of its own
         return set()
     whole = [row for row in rows if len(row) == len(rows[0])]

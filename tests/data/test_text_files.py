@@ -33,6 +33,24 @@ def test_codes_are_categories(values: list[str], kind: str, tmp_path: Path) -> N
     assert (entries[1].kind, entries[1].use) == (kind, "input")
 
 
+@pytest.mark.parametrize("said", ["sep=;", '"sep=;"', "\ufeffsep=;"])
+def test_a_first_line_that_names_the_separator_is_none_of_names(said: str, tmp_path: Path) -> None:
+    rows = write(tmp_path / "a.csv", "code", ["a, b", "c"]).read_text().replace(",", ";").splitlines()
+    rows = [line.replace("; ", ", ") for line in rows]
+    (tmp_path / "b.csv").write_text("\n".join([said, *rows]) + "\n")
+    (tmp_path / "c.csv").write_text("\n".join(rows) + "\n")
+    told, untold = (own(tmp_path / name).measured() for name in ("b.csv", "c.csv"))
+    assert told.describe().entries == untold.describe().entries
+    assert len(told.load("train")) == len(untold.load("train"))
+
+
+def test_arrays_of_any_capitals_are_read(tmp_path: Path) -> None:
+    write_npz(tmp_path / "TRAIN.npz", x=A[:, None], y=LABELS).rename(tmp_path / "TRAIN.NPZ")
+    write_npz(tmp_path / "TEST.npz", x=A[:4, None], y=LABELS[:4]).rename(tmp_path / "TEST.NPZ")
+    task = own(tmp_path).measured()
+    assert [len(task.load(split)) for split in ("train", "test")] == [40, 4]
+
+
 def test_codes_of_one_file_are_codes_in_all(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", "code", ["001", "100"])
     write(tmp_path / "b.csv", "code", ["100", "200", "300"])
