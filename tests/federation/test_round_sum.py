@@ -132,6 +132,17 @@ def test_a_codec_that_fails_while_it_adds_costs_its_reply_only(threads: int, mon
     assert state.dense.tobytes() == expected.dense.tobytes()
 
 
+@pytest.mark.parametrize("name", ["quantized", "eden", "topk"])
+def test_the_sent_model_is_not_made_to_read_replies(name: str) -> None:
+    round_ = round_of(build_method(name, {}, RunOptions(Noise(), downlink="grid")))
+    context = round_.context(4)
+    _, report = close_round(round_, replies_of(round_))
+    assert report.used
+    assert callable(context.values)
+    assert context.vector.dtype == np.float32
+    assert not callable(context.values)
+
+
 def test_small_models_are_read_on_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedmrn_app.federation.round_sum.cores", lambda: 64)
     codec = make_method("quantized").codec
