@@ -90,9 +90,9 @@ class LargestElements(Codec):
         return context.motion
 
     def limits(self, layout: Layout) -> CodecLimits:
-        """Allow 32 bits per value, and one bit per weight for its position."""
+        """Allow 32 bits per value, and one bit per weight for its position; reading one takes at most two copies."""
         count = largest_count(layout.count) if self.any_count else kept_count(layout.count, self.ratio)
-        return CodecLimits(max_bytes=max_sparse_bytes(layout.count, count))
+        return CodecLimits(max_bytes=max_sparse_bytes(layout.count, count), read_copies=2.0)
 
 
 def ratio_of(bits: float) -> float:

@@ -52,7 +52,7 @@ def replies_of(round_: OpenRound) -> dict[int, bytes | PayloadError]:
     return found
 
 
-@pytest.mark.parametrize("name", ["fedmrn", "fedmrns", "quantized"])
+@pytest.mark.parametrize("name", ["fedmrn", "fedmrns", "quantized", "topk", "fedsparsify"])
 @pytest.mark.parametrize("coder", CODERS)
 @pytest.mark.parametrize("bits", [None, 0.5])
 def test_sums_are_the_same_on_any_number_of_threads(name: str, coder: Coder, bits: float | None) -> None:
