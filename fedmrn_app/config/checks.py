@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -112,7 +111,6 @@ def check_weights(config: Config, method: Method) -> None:
         "error feedback corrects the codec, not replies that a robust mean discards; set strategy.error_feedback=false"
     )
     asked = config.clients_per_round
-    too_small = f"{asked} clients cannot have this share each; set max_share={math.ceil(1000 / asked) / 1000:g} or more"
     few = f"of the replies of {asked} clients none is left out; set clients_per_round=3 or more"
     one_weight = f"with aggregation={config.aggregation} all clients weigh the same; set max_share=null"
     conflicts = [
@@ -120,7 +118,6 @@ def check_weights(config: Config, method: Method) -> None:
         (limited and config.privacy.noised, "max_share", "with noise all clients weigh the same; set max_share=null"),
         (limited and asynchronous, "max_share", "is a share of a round; with server=async set client_weights=equal"),
         (limited and robust, "max_share", one_weight),
-        (limited and (config.max_share or 1) * asked < 1, "max_share", too_small),
         (robust and not comparable, "aggregation", no_updates),
         (robust and private, "aggregation", "privacy.* covers the mean only; set aggregation=mean"),
         (robust and method.error_feedback, "aggregation", left_out),

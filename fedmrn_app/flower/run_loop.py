@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -183,16 +183,20 @@ def _limit_line(config: Config) -> str:
     )
 
 
+def lowered_line(lowered: Mapping[int, float], max_share: float | None, replies: int) -> str:
+    """Return what a person should know of clients that count less than by their samples, given the shares of these."""
+    shares = [f"client {client} ({share:.1%} of the samples)" for client, share in lowered.items()]
+    named = ", ".join(shares[:5]) + (", ..." if len(shares) > 5 else "")
+    if (max_share or 1) * replies <= 1:
+        return f"max_share={max_share:g} cannot hold for {replies} clients, so that all weigh the same, also {named}"
+    return f"max_share={max_share:g} limits the weight of {named}"
+
+
 def _log_replies(run: ServerRun, finished: FinishedRound) -> None:
     """Log the clients whose replies were not used, and those that count less, in at most 22 lines per round."""
     report = finished.report
     if report.lowered:
-        shares = {client: f"client {client} ({share:.1%} of the samples)" for client, share in report.lowered.items()}
-        others = ", ..." if len(shares) > 5 else ""
-        run.report(
-            f"round {report.number}: max_share={run.config.max_share:g} limits the weight of "
-            f"{', '.join(list(shares.values())[:5])}{others}"
-        )
+        run.report(f"round {report.number}: {lowered_line(report.lowered, run.config.max_share, len(report.used))}")
     for reply in report.failed[:MAX_REJECTIONS]:
         run.report(f"round {report.number}: client {reply.client} rejected: {reply.reason}")
     if (more := len(report.failed) - MAX_REJECTIONS) > 0:

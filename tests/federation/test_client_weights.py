@@ -14,6 +14,7 @@ from fedmrn_app.federation.protocol import GlobalState
 from fedmrn_app.federation.server import close_round, open_round
 from fedmrn_app.federation.weights import limit_shares
 from fedmrn_app.federation.worker import Worker
+from fedmrn_app.flower.run_loop import lowered_line
 from tests.federation.test_outliers import BOUNDED, replies_of
 from tests.helpers import final_state
 from tests.plain.upload import read_upload
@@ -112,6 +113,8 @@ def test_confirmed_numbers_replace_stated_ones_and_shares_are_limited_among_them
     moved, parts, report = liar_round(confirmed={0: 10, 1: 30, 2: 60}, max_share=0.5)
     np.testing.assert_allclose(moved, np.average(parts, 0, [10, 30, 40]), atol=1e-6)
     assert report.lowered == {2: 0.6}
+    assert lowered_line(report.lowered, 0.5, 3) == "max_share=0.5 limits the weight of client 2 (60.0% of the samples)"
+    assert lowered_line(report.lowered, 0.3, 3).startswith("max_share=0.3 cannot hold for 3 clients, so that all weigh")
 
 
 def test_share_is_that_of_the_replies_that_are_used() -> None:

@@ -19,7 +19,7 @@ def records(path: Path, *samples: int | None) -> DeviceRecords:
 
 
 @pytest.mark.parametrize("confirmed", [(), (50, None), (50, 70)])
-@pytest.mark.parametrize("max_share", [None, 0.3])
+@pytest.mark.parametrize("max_share", [None, 0.2])
 def test_stated_numbers_count_only_within_a_limit(
     confirmed: tuple[int | None, ...], max_share: float | None, tmp_path: Path
 ) -> None:
