@@ -55,7 +55,9 @@ class Classification(LabelledRows):
         """Return why a model's outputs are not what cross-entropy takes, such as probabilities, or None."""
         if problem := super().check_outputs(outputs, count):
             return problem
-        if outputs.dim() == 2 and bool((outputs >= 0).all()) and np.allclose(outputs.float().sum(1), 1, atol=1e-3):
+        if outputs.is_meta or outputs.dim() != 2:  # those of a large model that is tried have no values
+            return None
+        if bool((outputs >= 0).all()) and np.allclose(outputs.float().sum(1), 1, atol=1e-3):
             return "gives probabilities, and cross-entropy takes what is before the softmax; leave the softmax out"
         return None
 

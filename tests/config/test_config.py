@@ -6,10 +6,11 @@ import shlex
 from dataclasses import asdict, fields
 
 import pytest
+import torch
 from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from fedmrn_app.config.build import find_conf, read_config, resolve_from_data
+from fedmrn_app.config.build import build_module, build_task, find_conf, read_config, resolve_from_data
 from fedmrn_app.config.compose import (
     GROUPS,
     choices_of,
@@ -223,3 +224,20 @@ def test_an_override_is_typed_in_a_shell(path: str) -> None:
 
 def test_an_override_without_special_characters_is_typed_as_it_is() -> None:
     assert typed_override("hydra.run.dir", "/tmp/a-1.b_2") == "hydra.run.dir=/tmp/a-1.b_2"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("model=mlp", "model.hidden=[8192,4096]"),
+        ("dataset=shakespeare", "model=char_lstm", "model.units=1300"),
+        ("dataset=own", "dataset.form=ids", "dataset.window=10", "dataset.vocabulary=600000", "dataset.classes=3",
+         "model=word_average", "evaluation.on=clients"),
+    ],
+    ids=["mlp", "char_lstm", "word_average"],
+)  # fmt: skip
+def test_large_models_are_tried_without_memory(overrides: tuple[str, ...]) -> None:
+    config = load_config(overrides)
+    with torch.device("meta"):
+        module = build_module(config, build_task(config))
+    assert sum(weights.numel() for weights in module.parameters()) > 1 << 24
