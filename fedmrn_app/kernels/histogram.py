@@ -9,6 +9,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from fedmrn_app.kernels.compiled import compiled_at_first_call
+from fedmrn_app.layout import blocks
 
 MOST = 255  # largest magnitude that is counted by value
 _INTEGERS = types.Array(types.int32, 1, "C", readonly=True)
@@ -26,12 +27,13 @@ class Histogram(NamedTuple):
     largest: int
 
 
-def histogram(symbols: NDArray[np.int32], contexts: NDArray[np.int32] | None = None) -> Histogram:
-    """Count symbols, int32 (n,); their contexts are int32 (n,), or all zero."""
-    counts = np.zeros((3, 2 * MOST + 2), np.int64)
-    symbols = np.ascontiguousarray(symbols)
-    largest = _count(symbols, symbols[:0] if contexts is None else np.ascontiguousarray(contexts), counts)
-    return Histogram(counts, int(largest))
+def histogram(symbols: NDArray[np.integer], contexts: NDArray[np.integer] | None = None) -> Histogram:
+    """Count symbols, (n,); their contexts are (n,), or all zero. Both fit int32."""
+    counts, largest, none = np.zeros((3, 2 * MOST + 2), np.int64), 0, np.zeros(0, np.int32)
+    for part in blocks(symbols.size):
+        of_part = none if contexts is None else np.ascontiguousarray(contexts[part], np.int32)
+        largest = max(largest, int(_count(np.ascontiguousarray(symbols[part], np.int32), of_part, counts)))
+    return Histogram(counts, largest)
 
 
 @compiled_at_first_call(types.int64(_INTEGERS, _INTEGERS, types.Array(types.int64, 2, "C")))

@@ -55,10 +55,10 @@ def encode_lattice(lattice: Lattice, sizes: Sequence[int], base: Lattice | None 
     """
     heads, escapes, coded = [], [], list[_Coded]()
     for tensor, part in enumerate(slices(sizes)):
-        step, symbols, before = lattice.steps[tensor], lattice.counts[part].astype(np.int32, copy=False), None
+        step, symbols, before = lattice.steps[tensor], lattice.counts[part], None
         if base is not None and base.steps[tensor] == step:
             before = base.counts[part]
-            symbols = symbols - before
+            symbols = np.subtract(symbols, before, dtype=np.int32)
         best = _best(symbols, before)
         escaped = best.escaped
         heads.append(bytes([best.kind | (_STEP if before is None else 0) | (_ESCAPED if escaped.size else 0)]))
@@ -227,10 +227,12 @@ class _Run:
         probabilities = np.maximum(self.weights / max(self.weights.sum(), 1e-300), 2.0**-24)
         return float(-(self.counts * np.log2(probabilities)).sum())
 
-    def symbols(self, values: NDArray[np.int32]) -> NDArray[np.uint16]:
-        """Return the symbols of a tensor's values, int32 (size,)."""
+    def symbols(self, values: NDArray[Any]) -> NDArray[np.uint16]:
+        """Return the symbols of a tensor's values, (size,)."""
         part = values if self.chosen is None else values[self.chosen]
-        return np.subtract(part, np.int32(self.low), dtype=np.int32).astype(np.uint16)
+        found = np.empty(part.size, np.uint16)
+        np.subtract(part, np.int32(self.low), out=found, dtype=np.int32, casting="unsafe")
+        return found
 
 
 def _contexts(kind: int, before: NDArray[np.int32] | None) -> list[NDArray[np.bool_] | None]:
@@ -272,7 +274,7 @@ class _Coded(NamedTuple):
     escaped: NDArray[Any]
 
 
-def _best(symbols: NDArray[np.int32], before: NDArray[np.int32] | None) -> _Coded:
+def _best(symbols: NDArray[Any], before: NDArray[Any] | None) -> _Coded:
     """Return a tensor in the kind that takes the fewest bytes."""
     none = np.zeros(0, "<i4")
     counts, largest = histogram(symbols, before)
