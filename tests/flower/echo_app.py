@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -22,7 +23,7 @@ app = ClientApp(mods=[double])
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    ask = message.content.config_records["ask"]
+    began, ask = time.monotonic(), message.content.config_records["ask"]
     seen = int(context.state.config_records.get("seen", ConfigRecord({"count": 0}))["count"])  # type: ignore[arg-type]
     context.state["seen"] = ConfigRecord({"count": seen + 1})
     if "fail" in ask:
@@ -36,6 +37,8 @@ def train(message: Message, context: Context) -> Message:
                 mark.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
     print(f"node {context.node_id} answers", flush=True)
-    found = {"sum": int(ask["number"]) + int(context.node_config["partition-id"]), "seen": seen, "pid": os.getpid()}  # type: ignore[arg-type]
-    content = RecordDict({"answer": ConfigRecord({**found, "offset": context.run_config["offset"]})})  # type: ignore[arg-type]
+    total = int(ask["number"]) + int(context.node_config["partition-id"])  # type: ignore[arg-type]
+    times = {"began": began, "ended": time.monotonic()}
+    found: dict[str, Any] = {"sum": total, "seen": seen, "pid": os.getpid(), **times}
+    content = RecordDict({"answer": ConfigRecord({**found, "offset": context.run_config["offset"]})})
     return Message(content, reply_to=message)
