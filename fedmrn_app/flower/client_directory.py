@@ -26,9 +26,7 @@ _MAX_QUERIES = 256  # at a time: a simulation finds a message among few faster t
 _MAX_SAMPLES = (1 << 32) - 1  # of a client, the largest number that a payload can hold
 _MAX_REFUSAL_LINES = 20  # in the log
 _OTHER_COLUMNS = "its columns, their order or their categories are not"
-_NAME_COLUMNS = (
-    "name those of all with dataset.feature_columns=[NAME,...] and dataset.categories, or dataset.statistics"
-)
+_NAME_COLUMNS = "set dataset.feature_columns=[NAME,...] and dataset.categories, or dataset.statistics"
 
 
 class Directory(Protocol):

@@ -96,7 +96,7 @@ def resumable(path: Path, values: Mapping[str, Any], defaults: Defaults) -> tupl
 
     Raises:
         RunError: the folder holds no run, no undamaged state or not the rows of a private run, or the run has another
-            configuration or more rounds.
+            configuration or more rounds, or was planned for another number of rounds.
     """
     if not holds_run(path):
         message = f"resume=true: {path} holds no run; name its folder with hydra.run.dir=FOLDER"
@@ -112,18 +112,18 @@ def resumable(path: Path, values: Mapping[str, Any], defaults: Defaults) -> tupl
     if stored.round > rounds:
         message = f"rounds={rounds}: {path} has {stored.round} already; set rounds to at least this number"
         raise RunError(message, code="more-rounds", key="rounds", value=rounds)
-    output_step = flatten(values).get(_OUTPUT_STEP) is not None
-    if output_step and stored.round == stored.facts["config"]["rounds"] < rounds:
+    settings, stored_rounds = flatten(values), stored.facts["config"]["rounds"]
+    if settings.get(_OUTPUT_STEP) is not None and stored.round == stored_rounds < rounds:
         message = (
             f"rounds={rounds}: round {stored.round} of {path} was the output step, after which no round can follow "
             f"({_OUTPUT_STEP}); start a new run in another folder, hydra.run.dir=FOLDER"
         )
         raise RunError(message, code="output-step", key="rounds", value=rounds)
-    planned, before = planned_setting(flatten(values)), stored.facts["config"]["rounds"]
-    if planned and before != rounds:
+    if (planned := planned_setting(settings)) and stored_rounds != rounds:
         message = (
-            f"rounds={rounds}: {planned}={flatten(values)[planned]} has planned the run in {path} for rounds={before}; "
-            f"resume it with this number, or start a new run in another folder, hydra.run.dir=FOLDER"
+            f"rounds={rounds}: {planned}={settings[planned]} has planned the run in {path} for "
+            f"rounds={stored_rounds}; resume it with that number, or start a new run in another folder, "
+            "hydra.run.dir=FOLDER"
         )
         raise RunError(message, code="planned", key="rounds", value=rounds)
     return replace(stored, facts={**stored.facts, "rows": read_rows(path, stored.facts)}), lines

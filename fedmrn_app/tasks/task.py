@@ -131,7 +131,8 @@ class Task(ABC):
     def own_columns(self) -> str | None:
         """Return a checksum of a device's columns, where the run does not say which columns are inputs.
 
-        It is of their names in their order, and of their categories. None where the run names them, or rows have none.
+        The checksum covers the names in their order and the categories. None where the run names the columns, or the
+        rows have no columns with names.
 
         Raises:
             DataError: the rows cannot be read.
