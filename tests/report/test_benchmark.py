@@ -289,7 +289,9 @@ def test_registered_runs_have_names_of_their_own_and_the_first_seed_comes_first(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["benchmark", "budget_short", "cifar10", "samples", "control", "averaging"])
+@pytest.mark.parametrize(
+    "name", ["benchmark", "benchmark_short", "budget_short", "cifar10", "samples", "control", "averaging"]
+)
 def test_registered_runs_are_those_that_their_row_looks_for(name: str) -> None:
     registration = read_registration(ROOT / "results" / f"{name}.yaml")
     one_seed = registration.model_copy(update={"seeds": registration.seeds[:1]})
