@@ -59,7 +59,7 @@ NUMBERS = r"^\s*[-+]?(0|[1-9]\d*|\d*\.\d+)([eE][-+]?\d+)?\s*$"  # codes such as 
 CODES = r"^\s*\d+\s*$"
 AS_TEXT_WAY = "pandas.to_numeric(COLUMN, errors='coerce') makes numbers, and of other texts missing values to fill in"
 UNITS = "numbers with a unit"
-WITH_UNIT = r"^\s*[$€£¥]?\s*[-+]?\d*\.?\d+\s*([$€£¥%]|[A-Za-z]{0,3})\s*$"
+WITH_UNIT = r"^\s*[$€£¥]?\s*[-+]?(\d{1,3}(,\d{3})+(\.\d+)?|\d*\.?\d+)\s*([$€£¥%]|[A-Za-z]{0,3})\s*$"
 UNITS_WAY = r"COLUMN.str.replace(r'[^\d.+-]', '', regex=True).astype(float) makes numbers"
 DOUBTFUL: Mapping[str, ColumnKind] = {  # a person decides, and may make them inputs of a kind
     SEVERAL: "category",
@@ -198,7 +198,7 @@ def _unit(values: Any) -> str | None:
 
     if not compute.all(compute.match_substring_regex(values, WITH_UNIT)).as_py():
         return None
-    units = compute.utf8_lower(compute.replace_substring_regex(values, r"[-+.\d\s]", "")).unique().to_pylist()
+    units = compute.utf8_lower(compute.replace_substring_regex(values, r"[-+.,\d\s]", "")).unique().to_pylist()
     return str(values[0]).strip() if len(units) == 1 and units[0] else None
 
 

@@ -39,6 +39,7 @@ def rows(folder: Path, name: str, values: Any) -> Path:
         ("code", [f"SUBJ-{one:04}" for one in PEOPLE], "code (id of several rows, 40 values)"),
         ("MRN", PEOPLE * 17, "MRN (id of several rows, 40 different values)"),
         ("Patient_No", PEOPLE, "dataset.kinds={Patient_No:category} makes Patient_No an input for each value, and"),
+        ("price", [f"${one:,}.50" for one in range(0, 4000, 100)] * 5, "(numbers with a unit, such as '$0.50')"),
         ("price", [f"${one}" for one in range(40)] * 5, "price (numbers with a unit, such as '$0') cannot be an input"),
         ("weight", [f"{one / 2} kg" for one in range(40)] * 5, "COLUMN.str.replace(r"),
         ("admitted", ["01.02.2024", "13.02.2024"] * 100, "admitted (dates, such as 01.02.2024) cannot be an input"),
