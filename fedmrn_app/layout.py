@@ -28,6 +28,8 @@ KERNEL_AXES = 4  # (outputs, inputs, height, width)
 
 BLOCK = 1 << 15  # elements that are worked on at a time, so that temporaries stay in cache; a multiple of 8 bits
 
+LARGE = 1 << 22  # weights of a model from which on memory counts more than time: what can be made again is not kept
+
 Shape = tuple[int, ...]
 Float32Array = NDArray[np.float32]
 
@@ -96,6 +98,25 @@ class Layout:
         shape = self.shapes[tensor] or (1,)
         run = shape[memory_order(shape)[-1]]
         return run, max(1, self.sizes[tensor] // max(1, run * shape[0]))
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Some elements of some runs of a tensor.
+
+    Attributes:
+        run: number of elements of each of the tensor's runs.
+        runs: which runs.
+        elements: which elements of each of them.
+    """
+
+    run: int
+    runs: slice
+    elements: slice
+
+    def of(self, tensor: NDArray[T]) -> NDArray[T]:
+        """Return them from a tensor (n,), shape (runs, elements); no copy."""
+        return tensor.reshape(-1, self.run)[self.runs, self.elements]
 
 
 def flatten(tensor: Tensor) -> Tensor:

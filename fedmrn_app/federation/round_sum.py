@@ -13,14 +13,13 @@ from typing import TypeVar
 import numpy as np
 
 from fedmrn_app.federation.upload import CheckedUpload
-from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.layout import LARGE, Float32Array, Layout
 from fedmrn_app.methods.method import Codec
 from fedmrn_app.system.cores import cores
 
 MAX_COPIES = 4.0  # memory that all threads together may use to decode, in float32 copies of a large model
 _MIN_BYTES = 1 << 28  # what they may use in any case
 _BATCH = 4  # replies that a thread decodes before they are added
-_LARGE = 1 << 22  # weights of replies of which a thread decodes one only: decoded ones may be as large as the model
 _PIECE = 1 << 17  # elements of the sum that a thread adds at a time
 _MIN_WORK = 1 << 20  # elements of all replies for which one more thread is worth starting
 _MIN_ELEMENTS = 1 << 17  # smaller replies make threads wait for the interpreter more than they compute
@@ -64,7 +63,7 @@ class ReducePool:
     def __init__(self, count: int, elements: int = 0) -> None:
         """Make the pool for replies of so many weights."""
         self.count = count
-        self._batch = _BATCH if elements < _LARGE else 1
+        self._batch = _BATCH if elements < LARGE else 1  # a decoded reply may be as large as the model
         self._pool = ThreadPoolExecutor(count) if count > 1 else None
 
     def __enter__(self) -> ReducePool:

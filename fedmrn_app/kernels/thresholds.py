@@ -68,16 +68,16 @@ class Thresholds:
         key: the 64-bit key of the uniforms v.
         scale: the factor that maps the thresholds' magnitudes to sizes; sizes are capped at 1.
         signed: whether the mask is signed.
-        trend: the direction in which each weight has moved so far, float32 (d,) in [-1, 1].
     """
 
     key: int
     scale: np.float32
     signed: bool
-    trend: Float32Array
 
 
-def measure(thresholds: Thresholds, n: Float32Array, rows: Rows, estimate: Float32Array | None = None) -> Evidence:
+def measure(
+    thresholds: Thresholds, n: Float32Array, rows: Rows, trend: Float32Array, estimate: Float32Array | None = None
+) -> Evidence:
     """Return the side information of the thresholds of some rows of a vector.
 
     A size is the distance of a threshold from the estimated update, and a sign is the direction from the estimate to
@@ -87,6 +87,7 @@ def measure(thresholds: Thresholds, n: Float32Array, rows: Rows, estimate: Float
         thresholds: those of the whole vector.
         n: the noise of the rows, float32 (rows, width).
         rows: the place of the rows in the vector.
+        trend: the direction in which each weight of the rows has moved so far, float32 (rows, width) in [-1, 1].
         estimate: the estimated update of the rows times the scale, float32 (rows, width); None for zeros.
 
     Returns:
@@ -98,7 +99,7 @@ def measure(thresholds: Thresholds, n: Float32Array, rows: Rows, estimate: Float
     inverted = np.empty(n.shape if inverts else (0, 0), np.bool_)
     low, high = map(np.uint32, first_word(thresholds.key, rows.start))
     loop = _measure(thresholds.signed, estimate is not None)
-    expected, trend = n if estimate is None else estimate, thresholds.trend[rows.start :]
+    expected = n if estimate is None else estimate
     loop(n, low, high, rows.stride, thresholds.scale, trend, expected, size, sign, drift, inverted)
     return Evidence(size, sign, drift, inverted if inverts else None)
 
@@ -146,7 +147,7 @@ def _measure(signed: bool, estimated: bool) -> Callable[..., Any]:
     ) -> None:  # fmt: skip
         for row in range(n.shape[0]):
             first = np.uint32(low + np.uint32(row * stride))
-            noise, trends = n[row], trend[row * stride : row * stride + n.shape[1]]
+            noise, trends = n[row], trend[row]
             sizes, signs, drifts, expected = size[row], sign[row], drift[row], estimate[row]
             for i in range(noise.size):
                 v = uniform(i, first, high)
@@ -171,6 +172,6 @@ def _measure(signed: bool, estimated: bool) -> Callable[..., Any]:
 
     flags, word, number = types.Array(types.boolean, 2, "C"), types.uint32, types.float32
     outputs = (FLOAT_ROWS, FLOAT_ROWS, FLOAT_ROWS, flags)
-    inputs = (word, word, types.int64, number, READ_ONLY_FLOATS, READ_ONLY_FLOAT_ROWS)
+    inputs = (word, word, types.int64, number, READ_ONLY_FLOAT_ROWS, READ_ONLY_FLOAT_ROWS)
     signature = types.void(READ_ONLY_FLOAT_ROWS, *inputs, *outputs)
     return compile_loop(signature, measure)

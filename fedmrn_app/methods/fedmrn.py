@@ -273,8 +273,13 @@ class NoiseMask(Codec):
         """Return what masks are coded with: their thresholds, or the noise itself if masks are deterministic."""
         scale = _to_unit(noise)
         if not self.kind.deterministic:
-            thresholds = Thresholds(known_key(noise.seed), scale, self.kind.signed, context.drift)
-            return ThresholdSideInfo(layout=context.layout, noise=noise, thresholds=thresholds, estimate=estimate)
+            return ThresholdSideInfo(
+                layout=context.layout,
+                noise=noise,
+                thresholds=Thresholds(known_key(noise.seed), scale, self.kind.signed),
+                drift=context.drift_of,
+                estimate=estimate,
+            )
         assert noise.vector is not None
         sign = np.copysign(np.float32(1), noise.vector)
         size = np.minimum(np.abs(noise.vector) * scale, np.float32(1))

@@ -134,7 +134,7 @@ class SparseModel(LargestElements):
 
         def found() -> SideInfoSource:
             sizes = softsign(context.layout, lambda tensor, part: weights[tensor][part])
-            return Motion(context.layout, sizes)
+            return Motion(context.layout, lambda part, runs: part.view(sizes)[runs])
 
         return found
 

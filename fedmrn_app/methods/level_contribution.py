@@ -31,7 +31,6 @@ from fedmrn_app.wire.adaptive_levels import Levels
 from fedmrn_app.wire.factors import inverse_norms
 from fedmrn_app.wire.primitives import all_finite
 
-LARGE = 1 << 22  # weights from which on a server keeps levels; the values of smaller models are made once
 _MOST = 0.99 * float(np.finfo(np.float32).max)
 _PART = 4 * BLOCK  # weights whose values exist at a time; rows of a matrix that it cuts are computed twice
 

@@ -5,6 +5,7 @@ Seeded noise is generated again wherever it is needed, so that a reply takes a b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -143,6 +144,7 @@ class ThresholdSideInfo:
         layout: layout of the tensors.
         noise: noise of the reply.
         thresholds: of the mask.
+        drift: returns the direction in which weights have moved so far, of some runs of a part, float32 (runs, width).
         estimate: of the update, times the scale of the thresholds; None for zeros.
         has_drift: always true here.
     """
@@ -150,6 +152,7 @@ class ThresholdSideInfo:
     layout: Layout
     noise: ReplyNoise
     thresholds: Thresholds
+    drift: Callable[[Part, slice], Float32Array]
     estimate: Estimate | None = None
     has_drift: bool = True
 
@@ -157,4 +160,4 @@ class ThresholdSideInfo:
         """Return the side information of some runs of a part."""
         rows = Rows(part.start + runs.start * part.run + part.first, part.run)
         estimate = None if self.estimate is None else self.estimate.rows(part, runs)
-        return measure(self.thresholds, self.noise.rows(part, runs), rows, estimate)
+        return measure(self.thresholds, self.noise.rows(part, runs), rows, self.drift(part, runs), estimate)

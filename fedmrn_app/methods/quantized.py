@@ -30,9 +30,9 @@ import numpy as np
 from fedmrn_app.errors import PayloadError
 from fedmrn_app.kernels.blas import one_blas_thread
 from fedmrn_app.kernels.level_tables import MAX_LEVEL
-from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.layout import LARGE, Float32Array, Layout
 from fedmrn_app.methods.contribution import Contribution, VectorContribution
-from fedmrn_app.methods.level_contribution import LARGE, LevelContent
+from fedmrn_app.methods.level_contribution import LevelContent
 from fedmrn_app.methods.method import Codec, CodecLimits, Method, MethodConfig, RunOptions
 from fedmrn_app.methods.quantization import (
     HALF_LENGTH,

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError
-from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.layout import LARGE, Float32Array, Layout, Runs
 from fedmrn_app.noise import MAX_ALPHA, MIN_ALPHA, Noise
 
 if TYPE_CHECKING:
     from fedmrn_app.wire.adaptive_levels import Trends
-    from fedmrn_app.wire.mask_model import Motion
+    from fedmrn_app.wire.mask_model import Motion, Part
 
 LEAST_BITS = 1e-3  # smallest size of a body that the server asks for, in bits per masked weight
 
@@ -48,9 +48,10 @@ class SharedContext:
     _: KW_ONLY
     scale: float | None = None
     bits: float | None = None
-    moved: Callable[[int, slice], Float32Array] | None = None
+    moved: Callable[[int, slice | Runs], Float32Array] | None = None
     _noise: tuple[Noise, int, Float32Array] | None = field(default=None, init=False, repr=False)
     _drift: Float32Array | None = field(default=None, init=False, repr=False)
+    _drift_scales: list[np.float32] | None = field(default=None, init=False, repr=False)
     _trends: Trends | None = field(default=None, init=False, repr=False)
     _lock: RLock = field(default_factory=RLock, init=False, repr=False)
 
@@ -118,6 +119,30 @@ class SharedContext:
                 self._drift = softsign(self.layout, self._moved)
             return self._drift
 
+    def drift_of(self, part: Part, runs: slice) -> Float32Array:
+        """Return the drift of some runs of a part of a tensor, float32 (runs, width).
+
+        That of a large model is made where it is needed, so that it takes no memory.
+        """
+        if self._drift is not None or self.count < LARGE:
+            return np.ascontiguousarray(part.view(self.drift)[runs])
+        from fedmrn_app.kernels.softsign import fill_softsign  # with Numba, as above
+
+        x = np.ascontiguousarray(self._moved(part.tensor, part.elements(runs)))
+        drift = np.empty_like(x)
+        fill_softsign(x.reshape(-1), self._scales()[part.tensor], drift.reshape(-1))
+        return drift
+
+    def _scales(self) -> list[np.float32]:
+        """Return the scales of `softsign` of all tensors."""
+        from fedmrn_app.wire.mask_model import softsign_scale
+
+        with self._lock:
+            if self._drift_scales is None:
+                sizes = enumerate(self.layout.sizes)
+                self._drift_scales = [softsign_scale(self._moved, tensor, size) for tensor, size in sizes]
+            return self._drift_scales
+
     @property
     def trends(self) -> Trends:
         """The drift in 16 levels with a sign, int8 (d,), as `trends_of` returns it; do not modify it.
@@ -134,15 +159,16 @@ class SharedContext:
 
         return trends_by_parts(self.layout, self._moved) if self._drift is None else trends_of(self._drift)
 
-    def _moved(self, tensor: int, part: slice) -> Float32Array:
-        """Return how far some weights of a tensor are from their initial values, float32 (k,)."""
+    def _moved(self, tensor: int, part: slice | Runs) -> Float32Array:
+        """Return how far some weights of a tensor are from their initial values, float32 of the part's shape."""
         if self.moved is not None:
             return self.moved(tensor, part)
         place = self.layout.slices[tensor]
-        return self.vector[place][part] - self.initial[place][part]
+        now, before = self.vector[place], self.initial[place]
+        return now[part] - before[part] if isinstance(part, slice) else part.of(now) - part.of(before)
 
     def motion(self) -> Motion:
         """Return as side information how far each weight has moved so far, which hints at how far it will move."""
         from fedmrn_app.wire.mask_model import Motion  # Numba takes most of what an import loads
 
-        return Motion(self.layout, self.drift)
+        return Motion(self.layout, self.drift_of)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmrn_app.layout import Float32Array, blocks, slices
+from fedmrn_app.layout import Float32Array, Runs, blocks, slices
 from fedmrn_app.wire.primitives import finite
 from fedmrn_app.wire.sums import pairwise_square_sum
 
@@ -184,9 +184,10 @@ class Moved:
     counts: Sequence[NDArray[Any]]
     steps: Float32Array
 
-    def __call__(self, tensor: int, part: slice) -> Float32Array:
-        """Return the distances of a part of a tensor as a new array, float32 (k,); they may not be finite."""
-        found = self.counts[tensor][part].astype(np.float32)
+    def __call__(self, tensor: int, part: slice | Runs) -> Float32Array:
+        """Return the distances of a part of a tensor as a new array of its shape, float32; they may not be finite."""
+        counts = self.counts[tensor]
+        found = (counts[part] if isinstance(part, slice) else part.of(counts)).astype(np.float32)
         with np.errstate(over="ignore"):
             found *= self.steps[tensor]
         return found

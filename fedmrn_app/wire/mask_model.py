@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from fedmrn_app.kernels import mask_rans
 from fedmrn_app.kernels.mask_rans import GRAIN, STEPS, Evidence
 from fedmrn_app.kernels.softsign import fill_softsign
-from fedmrn_app.layout import Float32Array, Layout, blocks
+from fedmrn_app.layout import Float32Array, Layout, Runs, blocks
 
 T = TypeVar("T", bound=np.generic)
 Values = Callable[[int, slice], Float32Array]
@@ -72,8 +72,11 @@ class Part:
 
     def view(self, vector: NDArray[T]) -> NDArray[T]:
         """Return the part's elements of `vector` (d,), shape (runs, last - first); no copy."""
-        tensor = vector[self.start : self.start + self.runs * self.run].reshape(self.runs, self.run)
-        return tensor[:, self.first : self.last]
+        return self.elements(slice(None)).of(vector[self.start : self.start + self.runs * self.run])
+
+    def elements(self, runs: slice) -> Runs:
+        """Return the part's elements of some runs of its tensor."""
+        return Runs(self.run, runs, slice(self.first, self.last))
 
     def pieces(self) -> Iterator[slice]:
         """Yield the runs in pieces, to bound the memory of side information; in eights, as the coder has lanes."""
@@ -161,17 +164,17 @@ class Motion:
 
     Attributes:
         layout: of the tensors.
-        moved: float32 (d,) in [-1, 1]; its magnitudes count.
+        moved: returns how far some runs of a part have moved, float32 (runs, width) in [-1, 1]; magnitudes count.
         has_drift: always false here.
     """
 
     layout: Layout
-    moved: Float32Array
+    moved: Callable[[Part, slice], Float32Array]
     has_drift: bool = False
 
     def read(self, part: Part, runs: slice) -> Evidence:
         """Return the side information of some runs of a part."""
-        return Evidence(np.abs(part.view(self.moved)[runs], order="C"), None, None, None)
+        return Evidence(np.abs(self.moved(part, runs), order="C"), None, None, None)
 
 
 class BitPredictor:
@@ -299,14 +302,14 @@ def scaled_parts(layout: Layout, values: Values) -> Iterator[tuple[slice, Float3
     """Yield the place of each part of a vector, its elements x and the scale s of `softsign`."""
     for tensor, whole in enumerate(layout.slices):
         count = whole.stop - whole.start
-        scale = _softsign_scale(values(tensor, slice(None, None, stride(count, 4096))))
+        scale = softsign_scale(values, tensor, count)
         for part in blocks(count):
             x = np.ascontiguousarray(values(tensor, part), np.float32)
             yield slice(whole.start + part.start, whole.start + part.stop), x, scale
 
 
-def _softsign_scale(sample: Float32Array) -> np.float32:
-    """Return the scale s of `softsign`, from a sample of a tensor."""
-    sizes = np.abs(sample)
+def softsign_scale(values: Values, tensor: int, count: int) -> np.float32:
+    """Return the scale s of `softsign` of a tensor of `count` elements."""
+    sizes = np.abs(values(tensor, slice(None, None, stride(count, 4096))))
     sizes = np.sort(sizes[sizes > 0])
     return np.float32(3) * sizes[sizes.size // 2] if sizes.size else np.float32(1)

@@ -27,7 +27,7 @@ from scripts.benchmarks.memory import PeakMemory, return_freed_memory
 
 _DENSE = np.zeros(100, np.float32)
 _SAMPLES, _REPLIES = 600, 3
-METHODS = ("fedavg", "quantized", "eden", "drive", "topk")  # whose replies do not depend on the client's seed
+METHODS = ("fedavg", "fedmrn", "quantized", "eden", "drive", "topk")
 KINDS = ("factors", "noise")
 
 
@@ -47,11 +47,11 @@ def made_up_round(method: str, shapes: Shapes, kind: str) -> tuple[OpenRound, Ma
         method=build_run_method(config), layout=layout, dense_sizes=(_DENSE.size,), initial=first, seed=1, dense_bits=32
     )
     opened = open_round(protocol, GlobalState(first + x, _DENSE), 1, dict.fromkeys(range(_REPLIES), _SAMPLES), _REPLIES)
-    seed = opened.seed(0)
-    body = protocol.method.codec.encode(x, opened.context(0), seed, 5)
-    opened.release()
     replies = {}
     for client in range(_REPLIES):
+        if client == 0 or protocol.method.training.learns_masks:  # of noise that depends on the client
+            body = protocol.method.codec.encode(x, opened.context(client), opened.seed(client), 5)
+            opened.release()
         header = header_of(protocol, opened.seed(client), _SAMPLES, layout.count)
         replies[client] = write_upload(protocol, header, Update(body, _DENSE), _DENSE)
     return opened, replies

@@ -8,6 +8,7 @@ import pytest
 from fedmrn_app.kernels.thresholds import Thresholds
 from fedmrn_app.layout import BLOCK, Layout
 from fedmrn_app.methods.mask_decoding import MaskedNoise, ReplyNoise, ThresholdSideInfo
+from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import DISTRIBUTIONS, Distribution, Noise, generate_noise
 from fedmrn_app.wire.mask_model import SideInformation, SideInfoSource, all_parts
 from fedmrn_app.wire.masks import code_mask, decode_mask
@@ -19,8 +20,9 @@ NOISE = Noise("uniform", 0.3)
 
 def thresholds(noise: ReplyNoise, signed: bool) -> ThresholdSideInfo:
     drift = generate_noise(1, LAYOUT.count, "uniform", 1.0)
-    of_mask = Thresholds(KEY, np.float32(1 / 0.3), signed, drift)
-    return ThresholdSideInfo(layout=LAYOUT, noise=noise, thresholds=of_mask)
+    of_mask = Thresholds(KEY, np.float32(1 / 0.3), signed)
+    known = SharedContext(LAYOUT, drift, np.zeros_like(drift))
+    return ThresholdSideInfo(layout=LAYOUT, noise=noise, thresholds=of_mask, drift=known.drift_of)
 
 
 def as_vectors(side_info: ThresholdSideInfo) -> SideInformation:

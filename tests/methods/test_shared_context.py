@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from fedmrn_app.layout import Float32Array, Layout
+from fedmrn_app.methods import shared_context
 from fedmrn_app.methods.shared_context import SharedContext
 from fedmrn_app.noise import Noise
 from fedmrn_app.wire.adaptive_levels import trends_of
-from fedmrn_app.wire.mask_model import softsign
+from fedmrn_app.wire.lattice import Moved
+from fedmrn_app.wire.mask_model import all_parts, softsign
 
 
 def signs(layout: Layout, x: Float32Array) -> Float32Array:
@@ -32,7 +34,8 @@ def test_context_of_a_model() -> None:
     context = SharedContext(layout, np.array([1, 2, 3], np.float32), np.array([1, 4, 2], np.float32))
     assert context.count == 3
     assert np.sign(context.drift).tolist() == [0, -1, 1]
-    assert context.motion().moved is context.drift
+    (part,) = all_parts(layout)
+    assert context.motion().read(part, slice(1)).size.tolist() == [np.abs(context.drift).tolist()]
     assert context.held_weights().all()
     held = np.array([True, False, True])
     assert SharedContext(layout, context.vector, context.initial, held).held_weights() is held
@@ -70,3 +73,21 @@ def test_trends_are_those_of_the_drift() -> None:
         known, other = (SharedContext(layout, vector, initial, moved=moved) for _ in range(2))
         assert np.array_equal(known.trends, trends_of(other.drift))
         assert np.array_equal(other.trends, known.trends)
+
+
+@pytest.mark.parametrize("on_lattice", [False, True])
+def test_drift_of_a_large_model_is_made_where_it_is_needed(on_lattice: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(4)
+    layout = Layout(((40, 30, 3, 3), (300, 250), (7,), (0, 2), (1, 40_000)))
+    counts = random.integers(-100, 101, layout.count).astype(np.int8)
+    moved = Moved(layout.split(counts), np.full(5, 2**-10, np.float32)) if on_lattice else None
+    vector, initial = counts * np.float32(2**-10), np.zeros(layout.count, np.float32)
+    kept, made = (SharedContext(layout, vector, initial, moved=moved) for _ in range(2))
+    expected = kept.drift
+    assert np.unique(expected).size > 100
+    monkeypatch.setattr(shared_context, "LARGE", 1)
+    for part in all_parts(layout):
+        for runs in (slice(0, part.runs), slice(part.runs // 2, part.runs // 2 + 1)):
+            assert np.array_equal(made.drift_of(part, runs), part.view(expected)[runs])
+            assert np.array_equal(kept.drift_of(part, runs), part.view(expected)[runs])
+    assert made._drift is None  # no vector of all weights was made
