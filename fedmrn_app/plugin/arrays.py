@@ -204,6 +204,10 @@ class Parts:
         """Return the dense tensors as one vector, float32 (m,)."""
         return _join([values[name] for name in self.dense])
 
+    def exact_size(self, values: Values) -> int:
+        """Return the number of bytes of the tensors that are sent exactly."""
+        return sum(values[name].nbytes for name in self.exact)
+
     def exact_bytes(self, values: Values) -> bytes:
         """Return the bytes of the tensors that are sent exactly."""
         return b"".join(np.ascontiguousarray(values[name]).tobytes() for name in self.exact)

@@ -29,7 +29,8 @@ from fedmrn_app.plugin.bounded import pack_bounded
 from fedmrn_app.plugin.client_round import ClientRound, RoundContent, in_sent_types, no_masks, read_bound
 from fedmrn_app.plugin.comparison import find_tied, is_same, is_unmoved
 from fedmrn_app.plugin.difference import check_returned, distance, moved_towards
-from fedmrn_app.plugin.fidelity import even
+from fedmrn_app.plugin.exact import pack_exact
+from fedmrn_app.plugin.fidelity import FIRST_ROUNDS, even
 from fedmrn_app.plugin.kept import matrices, pack_kept
 from fedmrn_app.plugin.reply_form import ReplyForm, base_keys, default_key, ways_for_reply
 from fedmrn_app.plugin.scales import SCALES
@@ -37,6 +38,7 @@ from fedmrn_app.plugin.self_check import SMALL, Finer, finer_than, name_once, sh
 from fedmrn_app.plugin.settings import (
     BESIDE,
     GRID,
+    PACKED,
     RECORD,
     REFUSED,
     SECURE,
@@ -288,7 +290,9 @@ def _code_once(
     bounded = pack_bounded(parts.bounded, base, trained)
     if not np.array_equal(ways, usual_ways(base)):
         record["ways"] = ways.tobytes()
-    if parts.exact:
+    if (packed := pack_exact(exact) if task.packs else None) is not None:
+        record[PACKED] = packed
+    elif parts.exact:
         record["exact"] = exact
     if bounded:
         record["bounded"] = bounded
@@ -323,7 +327,13 @@ def _choose_ways(client_round: ClientRound, form: ReplyForm, trained: Values) ->
         raise no_masks(method)
     ways = usual_ways(base)
     if task.forms:
-        ways = ways_for_reply(base, trained, differences=task.differences, further=client_round.further)
+        ways = ways_for_reply(
+            base,
+            trained,
+            differences=task.differences,
+            further=client_round.further,
+            late=task.server_round > FIRST_ROUNDS,
+        )
     for number, (name, before) in enumerate(base.items()):
         way, from_zero = int(ways[number]) & KINDS, int(ways[number]) & FROM_ZERO
         if name in learned:

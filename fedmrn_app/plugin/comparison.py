@@ -7,6 +7,8 @@ arrays need no temporaries of their size.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -35,16 +37,42 @@ def is_unmoved(before: NDArray[np.generic], after: NDArray[np.generic]) -> bool:
     return True
 
 
+@dataclass(frozen=True)
+class Change:
+    """An array as it was sent and as it came back.
+
+    Attributes:
+        before, after: the arrays, of one shape.
+    """
+
+    before: NDArray[np.generic]
+    after: NDArray[np.generic]
+
+    @cached_property
+    def _lengths(self) -> tuple[float, float]:
+        return squared_lengths(self.before, self.after)
+
+    @property
+    def is_difference(self) -> bool:
+        """Whether what came back is at most half as long as its difference from what was sent."""
+        length, difference = self._lengths
+        return 4 * length < difference
+
+    @property
+    def is_update(self) -> bool:
+        """Whether what came back differs from what was sent by at most half of its length, as trained weights do."""
+        length, difference = self._lengths
+        return 4 * difference <= length
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether what came back is more than twice as long as what was sent, which was not zero."""
+        return not self.is_update and 0 < 4 * squared_lengths(self.after, self.before)[0] < self._lengths[0]
+
+
 def is_difference(before: NDArray[np.generic], after: NDArray[np.generic]) -> bool:
     """Return whether an array is at most half as long as its difference from what was sent."""
-    length, difference = squared_lengths(before, after)
-    return 4 * length < difference
-
-
-def is_update(before: NDArray[np.generic], after: NDArray[np.generic]) -> bool:
-    """Return whether an array differs from what was sent by at most half of its length, as trained weights do."""
-    length, difference = squared_lengths(before, after)
-    return 4 * difference <= length
+    return Change(before, after).is_difference
 
 
 def squared_lengths(before: NDArray[np.generic], after: NDArray[np.generic]) -> tuple[float, float]:

@@ -29,11 +29,13 @@ from fedmrn_app.plugin.replies import (
     check_plain,
     decode_payload,
     has_payload,
+    little_saved,
     parameter_count,
 )
 from fedmrn_app.plugin.request import ArraysRequest, Fleet, OpenMessages
 from fedmrn_app.plugin.settings import (
     DEFAULT_ALPHA,
+    DENSE_BITS,
     GRID,
     SECURE_BITS,
     SECURE_BOUND,
@@ -73,7 +75,7 @@ class Exchange:
         bits: Annotated[float, Range(above=0, most=32)] | None = None,
         noise: Distribution = "uniform",
         alpha: float | Literal["auto"] | None = None,
-        dense_bits: int = 6,
+        dense_bits: int | None = None,
         seed: Annotated[int, Range(least=0, below=1 << 56)] = 0,
         downlink: str = "float32",
         step: Positive = LATTICE_STEP,
@@ -111,6 +113,8 @@ class Exchange:
         elif (secure_bits, secure_bound) != (SECURE_BITS, SECURE_BOUND):
             reason = "secure_bits and secure_bound: are used with secure=True only"
             raise ConfigError(f"{reason}; leave them out, or say secure=True", code="unused", key="secure_bits")
+        if dense_bits is None:
+            dense_bits = 32 if method == "fedavg" else DENSE_BITS
         self.settings = PluginSettings(
             method=method, options=options, distribution=noise, bits=bits, dense_bits=dense_bits,
             seed=seed, alpha=DEFAULT_ALPHA if alpha in ("auto", None) else float(alpha),
@@ -135,8 +139,11 @@ class Exchange:
             self._sender = LatticeSender(downlink, step)
         self._fleet, self._max_failed = Fleet(sender=self._sender, plain_replies=plain_replies), max_failed_rounds
         self._last: OpenMessages | None = None  # whose bits the rate control has not seen
-        self._told_least = self._told_most = self._told_nothing = False  # which lines the log has had
+        self._told_least = self._told_most = self._told_nothing = self._told_little = (
+            False  # which lines the log has had
+        )
         self._number = self._failed = 0
+        self._only = False  # whether the run has one round
         self._run = secrets.token_hex(8) if self._method.error_feedback else None
         if state is not None:
             self._restore(state)
@@ -168,6 +175,7 @@ class Exchange:
 
     def plan(self, rounds: int) -> None:
         """Say how many rounds are to come, over which a budget is divided."""
+        self._only = rounds == 1 and self._number == 0
         if self.budget is not None:
             self.budget.rounds = self._number + rounds
 
@@ -283,6 +291,7 @@ class Exchange:
                 if request.on_grid:
                     add_rounding(content, request.exact, request.values, differences=self._differences)
                 request.opened.spent += [] if spent is None else [spent]
+                self._tell_if_little_is_saved(request, asked.uplink_bytes)
                 if self.budget is not None:
                     replied = {key: to_values(record) for key, record in content.array_records.items()}
                     self.budget.note(asked.uplink_bytes, request.records, replied)
@@ -297,6 +306,13 @@ class Exchange:
             self._fleet.off_grid.add(request.node)
         self._count(request, None)
         return reply if asked.sent == 1 else Message(content, reply_to=request.first)
+
+    def _tell_if_little_is_saved(self, request: ArraysRequest, uplink: int) -> None:
+        if self._told_little or self.settings.method == "fedavg":
+            return
+        if reason := little_saved(uplink, request.records, request.opened.contexts):
+            self._told_little = True
+            _log.warning("round %s: %s", request.opened.number, reason)
 
     def _tell_if_nothing_is_coded(self, request: ArraysRequest, coded: bool, parameters: int) -> None:
         if coded and not parameters and not self._told_nothing:
@@ -358,7 +374,7 @@ class Exchange:
             return settings, settings.build()
         if not self._even:
             return self.settings, self._method
-        bits = bits_of_round(self._number, len(trained), exact_norms=self._exact_norms)
+        bits = bits_of_round(self._number, len(trained), exact_norms=self._exact_norms, only=self._only)
         settings = replace(self.settings, options={"bits": bits} if bits > 1 else {})
         return settings, settings.build()
 

@@ -7,7 +7,8 @@ each tensor is divided by about its root mean square before it is coded, and has
 
 With one bit per element the squared error of one update is 0.57 of its squared norm, with two bits 0.13 and with three
 0.035. Two bits are taken in the first rounds, in which accuracy rises most, and where few clients are averaged. Three
-bits are taken for QFedAvg, whose step depends on the norm of each update, which an unbiased error makes longer.
+bits are taken for QFedAvg, whose step depends on the norm of each update, which an unbiased error makes longer. A run
+of one round takes four: its models may be used one by one, and no other round makes up for their errors.
 """
 
 from __future__ import annotations
@@ -24,14 +25,17 @@ FIRST_ROUNDS = 2  # with two bits
 FEW_CLIENTS = 4  # fewer than these send two bits
 
 
-def bits_of_round(server_round: int, clients: int, *, exact_norms: bool) -> int:
+def bits_of_round(server_round: int, clients: int, *, exact_norms: bool, only: bool = False) -> int:
     """Return the bits per element of a round.
 
     Args:
         server_round: number of the round, from 1.
         clients: number of clients that train.
         exact_norms: whether the strategy uses the norms of single updates.
+        only: whether no other round is known to follow, which could make up for errors.
     """
+    if only:
+        return 4
     if exact_norms:
         return 3
     return 2 if server_round <= FIRST_ROUNDS or clients < FEW_CLIENTS else 1

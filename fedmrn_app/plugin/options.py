@@ -29,7 +29,7 @@ class Options(TypedDict, total=False):
             (0.01). `auto`, the default where it is possible, lets each client set the scale of each tensor by what it
             learns, up to about twice the root mean square of the tensor's weights; it excludes `bits` and `secure`, and
             needs uniform noise and stochastic masks.
-        dense_bits: bits per value of the dense part: 4 to 8 (6), 16 (float16) or 32 (float32).
+        dense_bits: bits per value of the dense part: 4 to 8 (6), 16 (float16) or 32 (float32, the default of `fedavg`).
         seed: seed of all noise (0).
         downlink: `float32` (default) sends the arrays as they are. `grid` rounds them to a grid around the first arrays
             and sends what has changed since the version that a client holds; a new client is sent the first arrays too.

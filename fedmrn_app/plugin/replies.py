@@ -24,11 +24,13 @@ from fedmrn_app.plugin.arrays import (
     usual_ways,
 )
 from fedmrn_app.plugin.comparison import is_difference, is_same
+from fedmrn_app.plugin.exact import unpack_exact
 from fedmrn_app.plugin.reply_form import ReplyForm, base_keys, default_key
 from fedmrn_app.plugin.scales import read_exponents
 from fedmrn_app.plugin.settings import (
     BESIDE,
     GRID,
+    PACKED,
     RECORD,
     REFUSED,
     WITHOUT_ARRAYS,
@@ -37,6 +39,8 @@ from fedmrn_app.plugin.settings import (
     RoundContext,
 )
 from fedmrn_app.wire.primitives import all_finite
+
+_LEAST_SAVED, _SHORT = 8, 20_000  # times fewer bytes, and bytes of arrays, below which a line says why
 
 # By the arrays, how they are sent back, the form of the reply, and masks or none; with what is coded from.
 Contexts = dict[tuple[int, bytes, ReplyForm, bool], tuple[RoundContext, Values]]
@@ -149,8 +153,8 @@ def _decode_record(
     Raises:
         PayloadError: the record is not what was asked for.
     """
-    fields = [record.get(field, b"") for field in ("", "exact", "ways", "bounded", "kept")]
-    data, exact, named, bounded, kept = fields
+    fields = [record.get(field, b"") for field in ("", "exact", "ways", "bounded", "kept", PACKED)]
+    data, exact, named, bounded, kept, packed = fields
     if not all(isinstance(part, bytes) for part in fields):
         raise PayloadError("reply holds something else than bytes", code="records")
     form = ReplyForm.read(record, sent)
@@ -165,6 +169,8 @@ def _decode_record(
         start: Values = form.base(sent, ways)
         contexts[kind] = RoundContext.of(method if masked else asked.settings.build(), asked, start, ways), start
     shared, start = contexts[kind]
+    if packed and not exact:
+        exact = unpack_exact(packed, shared.parts.exact_size(start))
     scaled = task.even or task.checks or (masked and method.training.learns_masks)
     exponents = read_exponents(record, len(shared.parts.coded) if scaled else 0)
     replaced, upload = shared.decode(start, task.seed, data, exact, exponents, bounded, kept)
@@ -238,6 +244,30 @@ def add_counts(content: RecordDict, uplink: int, downlink: int, parameters: int)
         return
     metrics["uplink_bytes"], metrics["downlink_bytes"] = uplink, downlink
     metrics["uplink_bits_per_parameter"] = 8 * uplink / max(1, parameters)
+
+
+def little_saved(uplink: int, records: Mapping[str, Values], contexts: Contexts) -> str | None:
+    """Return why a reply takes more than an eighth of the bytes of its arrays; None if it does not, or is short anyway.
+
+    Args:
+        uplink: bytes of the reply.
+        records: the arrays that its client was sent.
+        contexts: how arrays of this round are sent back.
+    """
+    plain = sum(value.nbytes for values in records.values() for value in values.values())
+    whole = {
+        name: start[name].nbytes
+        for shared, start in contexts.values()
+        for name in (*shared.parts.exact, *shared.parts.bounded)
+    }
+    if uplink * _LEAST_SAVED <= plain or plain < _SHORT or sum(whole.values()) < uplink / 2:
+        return None
+    largest = max(whole, key=lambda name: whole[name])
+    what = f"{largest} and {len(whole) - 1} more arrays are" if len(whole) > 1 else f"{largest} is"
+    return (
+        f"a reply takes 1/{plain / uplink:.1f} of its arrays' bytes, because {what} sent value for value, as "
+        "statistics, sums, long vectors, integers and complex numbers are"
+    )
 
 
 def parameter_count(values: Values) -> int:

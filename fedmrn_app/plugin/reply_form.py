@@ -11,6 +11,7 @@ So does the plug-in. A reply says only what differs from the message:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,14 +23,16 @@ from numpy.typing import NDArray
 
 from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.plugin.arrays import FROM_ZERO, KINDS, Values, Way, may_change_length, usual_ways
-from fedmrn_app.plugin.comparison import is_difference, is_same, is_update, squared_lengths
+from fedmrn_app.plugin.comparison import Change, is_same, squared_lengths
 from fedmrn_app.plugin.row_statistics import is_statistic
-from fedmrn_app.plugin.vectors import is_of_model, way_of_vector
+from fedmrn_app.plugin.vectors import is_of_model, send_with_neighbours, way_of_vector
 
 _TYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16")
 _SCALAR, _SINGLE = 64, 128
 _MOST_FLOAT32 = float(np.finfo(np.float32).max) / 4
 _SHAPES: Mapping[int, tuple[int, ...]] = {_SCALAR: (), _SINGLE: (1,)}
+_log = logging.getLogger("flwr")
+_grown: set[str] = set()  # arrays that the log has named
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ def _is_known(code: int) -> bool:
 
 
 def ways_for_reply(
-    base: Values, trained: Values, *, differences: bool = False, further: bool = False
+    base: Values, trained: Values, *, differences: bool = False, further: bool = False, late: bool = False
 ) -> NDArray[np.uint8]:
     """Return `usual_ways` of a reply with the exceptions that keep each value right, uint8 (tensors,).
 
@@ -139,15 +142,16 @@ def ways_for_reply(
     bound on the error of each value. Arrays that are much shorter than their difference from what was sent are
     differences themselves, such as gradients, and are coded as they are; with `differences` all arrays are. Of a
     `further` record only updates of what was sent are coded: other arrays, such as the changes of SCAFFOLD's control
-    variates, are summands of a sum in which the errors would stay.
+    variates, are summands of a sum in which the errors would stay. In `late` rounds, when weights have their size,
+    matrices that come back more than twice as long as they were sent are sums too, such as those of k-means.
     """
-    ways, statistics = usual_ways(base), list[str]()
+    ways, statistics, uneven = usual_ways(base), list[str](), set[int]()
     for number, (name, before) in enumerate(base.items()):
         after = trained[name]
         if after.shape != before.shape:
             ways[number] = Way.BESIDE
             continue
-        matrix = ways[number] == Way.CODED
+        matrix, change = ways[number] == Way.CODED, Change(before, after)
         counts = ways[number] == Way.DENSE and not is_of_model(name, after, base)
         if (matrix or counts or not before.any()) and is_statistic(before, after):
             # a bias that begins at zero may be without a negative value by chance
@@ -155,14 +159,29 @@ def ways_for_reply(
             ways[number] = Way.EXACT
         if not all(map(_fits_float32, (before, after))):
             ways[number] = Way.EXACT
-        if further and ways[number] in (Way.CODED, Way.DENSE) and not is_update(before, after):
-            ways[number] = Way.EXACT
+        if ways[number] in (Way.CODED, Way.DENSE) and not differences:
+            sums = late and matrix and change.has_grown
+            if sums:
+                _tell_that_it_grew(name)
+            if sums or (further and not change.is_update):
+                ways[number] = Way.EXACT
         if ways[number] == Way.DENSE:
             ways[number] = way_of_vector(name, np.zeros_like(before) if differences else before, after, base)
-        if ways[number] in (Way.CODED, Way.DENSE, Way.BOUNDED) and (differences or is_difference(before, after)):
+            if ways[number] != Way.DENSE and is_of_model(name, after, base):
+                uneven.add(number)
+        if ways[number] in (Way.CODED, Way.DENSE, Way.BOUNDED) and (differences or change.is_difference):
             ways[number] |= FROM_ZERO
     _send_with_statistics(ways, statistics, base, trained)
+    send_with_neighbours(ways, uneven, base)
     return ways
+
+
+def _tell_that_it_grew(name: str) -> None:
+    """Log that an array is taken for a sum, the first time in this process."""
+    if name not in _grown:
+        _grown.add(name)
+        reason = "came back more than twice as long as it was sent, as sums do and trained weights do not"
+        _log.warning("%s: %s; it is sent byte for byte", name, reason)
 
 
 def _send_with_statistics(ways: NDArray[np.uint8], statistics: Sequence[str], base: Values, trained: Values) -> None:
@@ -173,7 +192,7 @@ def _send_with_statistics(ways: NDArray[np.uint8], statistics: Sequence[str], ba
     shapes = {base[name].shape for name in statistics if base[name].ndim >= 2}
     for number, (name, before) in enumerate(base.items()) if statistics else ():
         if ways[number] & KINDS in (Way.CODED, Way.DENSE, Way.BOUNDED) and (
-            before.shape in shapes or not is_update(before, trained[name])
+            before.shape in shapes or not Change(before, trained[name]).is_update
         ):
             ways[number] = Way.EXACT
 

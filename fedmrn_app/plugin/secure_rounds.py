@@ -215,7 +215,7 @@ def _with_way_out(answer: Answer) -> Answer:
 
 
 def check_options(
-    method: str, *, bits: float | None, alpha: object, dense_bits: int, downlink: str, options: Mapping[str, Any]
+    method: str, *, bits: float | None, alpha: object, dense_bits: int | None, downlink: str, options: Mapping[str, Any]
 ) -> None:
     """Check that options of the plug-in go with secure sums.
 
@@ -225,7 +225,7 @@ def check_options(
     wrong = {
         "bits": (bits, bits is None, "the server does not see how long one client's masks are"),
         "alpha": (alpha, alpha != "auto", "clients that set the scale of the noise by themselves mask other noise"),
-        "dense_bits": (dense_bits, dense_bits == 6, "a sum holds fixed-point numbers, see secure_bits"),
+        "dense_bits": (dense_bits, dense_bits in (None, 6), "a sum holds fixed-point numbers, see secure_bits"),
         "downlink": (downlink, downlink == "float32", "secure rounds send the arrays as they are"),
         "options": (dict(options), method != "fedavg" or not options, "fedavg has no options in a secure sum"),
     }

@@ -26,13 +26,14 @@ from fedmrn_app.plugin.bounded import unpack_bounded
 from fedmrn_app.plugin.kept import matrices, put_back
 from fedmrn_app.plugin.scales import SCALES, Exponents, rescaled
 from fedmrn_app.validation import build, nearest
-from fedmrn_app.wire.dense import DENSE_BITS
+from fedmrn_app.wire import dense
 from fedmrn_app.wire.primitives import all_finite
 
 DEFAULT_METHOD = "eden"  # of the methods that need no change in the training; see `plugin/fidelity.py`
 SIZED_METHOD = "quantized"  # the same where options are given, such as a size
 DEFAULT_SECURE = "fedavg"  # of those whose updates can be added up
 DEFAULT_ALPHA = 0.01  # scale of the noise
+DENSE_BITS = 6  # per value of biases and statistics
 FORMAT = 1  # of the records of messages and replies; another number is not read
 LATER_FORMAT = 2  # of arrays on a lattice in a form that clients of format 1 cannot read
 RECORD = "fedmrn"  # record of a message, with the client's task
@@ -44,6 +45,8 @@ REFUSED = "refused"  # field of a reply of a client that could not read the reco
 EVEN = "even"  # field of a message: the client is to code all tensors with about the same relative error
 FORMS = "forms"  # field of a message: the server reads replies with arrays of their own order, number and types
 WITH_SCALES = 2  # in that field: it also reads scales of tensors with every method
+WITH_PACKED = 3  # in that field: it also reads exact tensors that are packed
+PACKED = "packed"  # field of a reply with them
 DIFFERENCES = "differences"  # field of a message: replies are differences from the arrays that are sent
 WITHOUT_ARRAYS = "without-arrays"  # field of a reply in which the app sends no arrays that could be coded
 BESIDE = "fedmrn-beside:"  # before the key of coded arrays: record of those that Flower sends as they are
@@ -122,7 +125,7 @@ class PluginSettings:
     distribution: Distribution = "uniform"
     alpha: float = DEFAULT_ALPHA
     bits: float | None = None
-    dense_bits: int = 6
+    dense_bits: int = DENSE_BITS
     seed: int = 0
 
     def build(self, *, secure: bool = False) -> Method:
@@ -152,8 +155,8 @@ class PluginSettings:
             reason = f"bits={self.bits:g}: {self.method} has no noise whose scale could be set; leave bits out, or say "
             reason += 'method="fedmrn"'
             raise ConfigError(reason, code="unused", key="bits", value=self.bits)
-        if self.dense_bits not in DENSE_BITS:
-            reason = f"dense_bits={self.dense_bits}: must be one of {', '.join(map(str, DENSE_BITS))}"
+        if self.dense_bits not in dense.DENSE_BITS:
+            reason = f"dense_bits={self.dense_bits}: must be one of {', '.join(map(str, dense.DENSE_BITS))}"
             raise ConfigError(reason, code="choice", key="dense_bits", value=self.dense_bits)
         return method
 
@@ -201,6 +204,7 @@ class ClientTask:
         forms: whether the server reads what `plugin/reply_form.py` describes; older ones do not.
         checks: whether the client checks what arrives of each tensor, see `plugin/self_check.py`; older servers do not
             read the scales that it may need.
+        packs: whether the server reads exact tensors that are packed, see `plugin/exact.py`; older ones do not.
         differences: whether the arrays of the reply are known to be differences from those that were sent.
     """
 
@@ -215,12 +219,13 @@ class ClientTask:
     forms: bool = True
     checks: bool = True
     differences: bool = False
+    packs: bool = True
 
     def record(self) -> ConfigRecord:
         """Return the record of a message."""
         terms = json.dumps(vars(self.settings), separators=(",", ":"))
         place = {"round": self.server_round, "client": self.client}
-        record = ConfigRecord({"terms": terms, "seed": self.seed, FORMS: WITH_SCALES, **place, **format_fields()})
+        record = ConfigRecord({"terms": terms, "seed": self.seed, FORMS: WITH_PACKED, **place, **format_fields()})
         if self.scale is not None:
             record["scale"] = self.scale
         if self.own_scales is not None:
@@ -262,6 +267,7 @@ class ClientTask:
             even=bool(values.get(EVEN)),
             forms=bool(values.get(FORMS)),
             checks=values.get(FORMS, 0) >= WITH_SCALES,
+            packs=values.get(FORMS, 0) >= WITH_PACKED,
             differences=bool(values.get(DIFFERENCES)),
         )
 

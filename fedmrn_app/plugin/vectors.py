@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
+from itertools import groupby
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmrn_app.plugin.arrays import Values, Way
+from fedmrn_app.plugin.arrays import KINDS, Values, Way
 
 LONG = 4096  # values above which an array is not sent exactly
-SPREAD = 100.0  # of the largest change over the median one; those of biases and statistics are closer together
+SPREAD = 100.0  # of the largest change over one of the small ones; those of biases and statistics are closer together
+SMALL = 0.1  # share of the changes that may be smaller than that one
+STEPS = 31  # of 6 bits, into which the dense part divides the largest change
 # The last part of the names that PyTorch, Keras, Flax and scikit-learn give them.
 _NAMES = re.compile(
     r"(?:^|[./])(?:bias|weight|scale|gamma|beta|running_mean|running_var|moving_mean|moving_variance|offset"
@@ -43,8 +48,32 @@ def _lengths(arrays: Values) -> set[int]:
     return {size for value in arrays.values() if value.ndim >= 2 for size in (value.shape[0], value.shape[-1])}
 
 
-def _is_even(before: NDArray[np.generic], after: NDArray[np.generic]) -> bool:
-    """Return whether one step for all values loses none of them."""
+def send_with_neighbours(ways: NDArray[np.uint8], uneven: Collection[int], arrays: Values) -> None:
+    """Send vectors of a model exactly beside uneven ones of their length, such as means beside variances, in place.
+
+    Args:
+        ways: of the arrays, uint8 (tensors,).
+        uneven: numbers of the vectors that one step for all values would not suit.
+        arrays: of the record; single numbers between vectors, such as counters, separate none.
+    """
+    shapes = [value.shape for value in arrays.values()]
+    numbers = [number for number, value in enumerate(arrays.values()) if value.size != 1]
+    for _, group in groupby(numbers, key=lambda number: shapes[number]) if uneven else ():
+        together = list(group)
+        if not set(uneven).isdisjoint(together):
+            ways[[number for number in together if ways[number] & KINDS == Way.DENSE]] = Way.EXACT
+
+
+def _is_even(before: NDArray[Any], after: NDArray[Any]) -> bool:
+    """Return whether one step for all values loses few of the changes, and no small value of a vector of variances."""
     changes = np.abs(np.subtract(after, before, dtype=np.float64))
     changes = changes[changes > 0]
-    return changes.size == 0 or bool(changes.max() <= SPREAD * np.median(changes))
+    if not changes.size:
+        return True
+    largest = changes.max()
+    if largest > SPREAD * np.quantile(changes, SMALL):
+        return False
+    if min(before.min(), after.min()) < 0:
+        return True
+    step = min(largest, float(after.max())) / STEPS
+    return bool(step <= np.min(after, where=after > 0, initial=np.inf))

@@ -302,6 +302,77 @@ def test_a_line_says_that_nothing_is_compressed(caplog: pytest.LogCaptureFixture
     assert line == "round 1: node 1 was sent no floating-point numbers, so its reply is not compressed"
 
 
+_SCALES = np.where(np.arange(24) < 13, 1e3, 1e-2)
+
+
+@pytest.mark.parametrize("method", [None, "eden", "fedavg"])
+@pytest.mark.parametrize("few", [False, True])
+def test_statistics_of_columns_of_mixed_scale_keep_their_small_values(few: bool, method: str | None) -> None:
+    """One step for all variances would make the small ones zero; the means beside them are kept too."""
+    scales = np.where(np.arange(24) < 22, 1e3, 1.0) if few else _SCALES
+    draw = np.random.default_rng(7)
+    sent = {"weight": np.ones(24), "bias": np.zeros(24), "running_mean": np.zeros(24), "running_var": np.ones(24)}
+    after = {
+        "weight": 1 + 0.01 * draw.normal(0, 1, 24),
+        "bias": 0.01 * draw.normal(0, 1, 24),
+        "running_mean": scales * draw.normal(0, 1, 24),
+        "running_var": np.square(scales) * draw.uniform(0.5, 1, 24),
+    }
+    arrays: Arrays = {"w": WEIGHTS["w"], **{f"bn.{name}": value.astype(np.float32) for name, value in sent.items()}}
+    arrays = {**arrays, "bn.num_batches_tracked": np.array(1)}
+    replied: Arrays = {
+        "w": WEIGHTS["w"] + 0.01,
+        **{f"bn.{name}": value.astype(np.float32) for name, value in after.items()},
+    }
+    replied = {**replied, "bn.num_batches_tracked": np.array(2)}
+    content = reply_of({"arrays": arrays}, lambda r: with_metrics(arrays=replied), plug_in=True, method=method)
+    found = to_values(content.array_records["arrays"])
+    for name in ("bn.running_mean", "bn.running_var"):
+        np.testing.assert_array_equal(found[name], replied[name])
+
+
+def test_second_moments_of_biases_keep_their_small_values() -> None:
+    """An optimizer divides by their roots."""
+    before: Arrays = {"w": WEIGHTS["w"], "v.bias": np.geomspace(1e-9, 1e-3, 40).astype(np.float32)}
+    after: Arrays = {"w": WEIGHTS["w"] + 0.01, "v.bias": before["v.bias"] * np.float32(1.5)}
+    content = reply_of({"arrays": before}, lambda r: with_metrics(arrays=after), plug_in=True)
+    np.testing.assert_array_equal(to_values(content.array_records["arrays"])["v.bias"], after["v.bias"])
+
+
+def test_sums_of_rows_arrive_exactly_once_weights_would_have_their_size(caplog: pytest.LogCaptureFixture) -> None:
+    """As those of k-means, whose counts are metrics."""
+    caplog.set_level("WARNING", "flwr")
+    sums = 36 * WEIGHTS["w"] + np.float32(0.1)
+    for rounds in (2, 3):
+        content = reply_of(
+            {"arrays": {"centers": WEIGHTS["w"]}}, lambda r: with_metrics(arrays={"centers": sums}), plug_in=True,
+            rounds=rounds,
+        )  # fmt: skip
+        assert np.array_equal(to_values(content.array_records["arrays"])["centers"], sums) == (rounds == 3)
+    lines = [record.getMessage() for record in caplog.records]
+    assert sum(line.startswith("centers: came back more than twice as long as it was sent") for line in lines) == 1
+
+
+def test_a_line_says_what_is_sent_value_for_value(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("WARNING", "flwr")
+    draw = np.random.default_rng(8)
+    gram: Any = np.cov(draw.normal(0, 1, (100, 300)))
+    sent = {"arrays": {"gram": np.eye(100), "w": WEIGHTS["w"]}}
+    reply_of(sent, lambda r: with_metrics(arrays={"gram": gram, "w": WEIGHTS["w"] + 0.01}), plug_in=True, rounds=2)
+    (line,) = [record.getMessage() for record in caplog.records if "of its arrays' bytes" in record.getMessage()]
+    assert line.startswith("round 1: a reply takes 1/1.")
+    assert "because gram is sent value for value" in line
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int64])
+def test_exact_arrays_of_few_values_are_packed(kind: Any) -> None:
+    """Such as the 0/1 masks of FedPM."""
+    mask = (np.random.default_rng(9).random((400, 200)) < 0.3).astype(kind)
+    content = reply_of({"arrays": {"m": 1 - mask}}, lambda r: with_metrics(arrays={"m": mask}), plug_in=True)
+    np.testing.assert_array_equal(to_values(content.array_records["arrays"])["m"], mask)
+    assert cast(Any, content["metrics"])["uplink_bytes"] < mask.nbytes / 8
+
+
 def test_masks_and_other_records() -> None:
     """A second record has no masks, and an app without an optimizer of the plug-in is told so."""
     pytest.importorskip("torch")  # which masks need; the other cases also run where it is not installed
@@ -398,7 +469,7 @@ def test_replies_that_are_stated_to_be_differences() -> None:
     plain = to_values(reply_of(sent, gradients, plug_in=False).array_records["arrays"])
     errors = []
     for options in ({}, {"reply": "difference"}):
-        coded = to_values(reply_of(sent, gradients, plug_in=True, asked=options).array_records["arrays"])
+        coded = to_values(reply_of(sent, gradients, plug_in=True, rounds=2, asked=options).array_records["arrays"])
         found: Any = {name: coded[name] - value for name, value in plain.items()}  # type: ignore[operator]
         errors.append({name: float(np.linalg.norm(x) / np.linalg.norm(plain[name])) for name, x in found.items()})
     assert errors[1]["w"] < 0.42 < errors[0]["w"]
@@ -433,15 +504,17 @@ def two_layers(records: Records) -> RecordDict:
     return with_metrics(arrays={n: v + moves[n] for n, v in records["arrays"].items()})
 
 
-def test_default_sends_layers_with_small_updates() -> None:
-    """EDEN with two bits leaves 0.13 of a squared norm, here of that of each tensor."""
+@pytest.mark.parametrize(("rounds", "least", "most"), [(1, 0.005, 0.02), (2, 0.05, 0.2)])
+def test_default_sends_layers_with_small_updates(rounds: int, least: float, most: float) -> None:
+    """EDEN with two bits leaves 0.13 of each tensor's squared norm, and with four, in a single round, 0.01."""
     start = np.where(np.arange(400) % 2, np.float32(1), np.float32(-1)) * np.ones((120, 1), np.float32)
     sent = {"arrays": dict.fromkeys(("one", "two"), start)}
-    plain, coded = (reply_of(sent, two_layers, plug_in=plug_in) for plug_in in (False, True))
+    plain, coded = (reply_of(sent, two_layers, plug_in=plug_in, rounds=rounds) for plug_in in (False, True))
+    start = start + np.float32(0.01 * (rounds - 1))
     for name, value in plain.array_records["arrays"].items():
         change, arrived = (x - start for x in (value.numpy(), coded.array_records["arrays"][name].numpy()))
         error = np.square(arrived - change).sum() / np.square(change).sum()
-        assert 0.05 < error < 0.2
+        assert least < error < most
 
 
 @pytest.mark.parametrize("method", [None, "fedavg"])
