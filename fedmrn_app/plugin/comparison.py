@@ -66,8 +66,8 @@ class Change:
 
     @property
     def has_grown(self) -> bool:
-        """Whether what came back is more than twice as long as what was sent, which was not zero."""
-        return not self.is_update and 0 < 4 * squared_lengths(self.after, self.before)[0] < self._lengths[0]
+        """Whether what came back is more than four times as long as what was sent, which was not zero."""
+        return not self.is_update and 0 < 16 * squared_lengths(self.after, self.before)[0] < self._lengths[0]
 
 
 def is_difference(before: NDArray[np.generic], after: NDArray[np.generic]) -> bool:

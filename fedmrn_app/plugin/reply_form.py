@@ -143,7 +143,7 @@ def ways_for_reply(
     differences themselves, such as gradients, and are coded as they are; with `differences` all arrays are. Of a
     `further` record only updates of what was sent are coded: other arrays, such as the changes of SCAFFOLD's control
     variates, are summands of a sum in which the errors would stay. In `late` rounds, when weights have their size,
-    matrices that come back more than twice as long as they were sent are sums too, such as those of k-means.
+    matrices that come back more than four times as long as they were sent are sums too, such as those of k-means.
     """
     ways, statistics, uneven = usual_ways(base), list[str](), set[int]()
     for number, (name, before) in enumerate(base.items()):
@@ -180,7 +180,7 @@ def _tell_that_it_grew(name: str) -> None:
     """Log that an array is taken for a sum, the first time in this process."""
     if name not in _grown:
         _grown.add(name)
-        reason = "came back more than twice as long as it was sent, as sums do and trained weights do not"
+        reason = "came back more than four times as long as it was sent, as sums do and trained weights do not"
         _log.warning("%s: %s; it is sent byte for byte", name, reason)
 
 

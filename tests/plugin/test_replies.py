@@ -350,7 +350,7 @@ def test_sums_of_rows_arrive_exactly_once_weights_would_have_their_size(caplog: 
         )  # fmt: skip
         assert np.array_equal(to_values(content.array_records["arrays"])["centers"], sums) == (rounds == 3)
     lines = [record.getMessage() for record in caplog.records]
-    assert sum(line.startswith("centers: came back more than twice as long as it was sent") for line in lines) == 1
+    assert sum(line.startswith("centers: came back more than four times as long as it was sent") for line in lines) == 1
 
 
 def test_a_line_says_what_is_sent_value_for_value(caplog: pytest.LogCaptureFixture) -> None:
