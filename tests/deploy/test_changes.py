@@ -270,6 +270,24 @@ def test_a_backup_that_is_none_is_refused_and_changes_nothing(
     assert not (tmp_path / "outside.crt").exists()
 
 
+@pytest.mark.parametrize("place", ["b.tar.gz", "b.tgz", "devices/device-0/b.tar.gz", "kept/b"])
+def test_a_backup_is_not_written_into_the_federation_and_holds_none(
+    place: str, federation: Federation, tmp_path: Path
+) -> None:
+    inside, outside = federation.path / place, tmp_path / "b.tar.gz"
+    inside.parent.mkdir(exist_ok=True)
+    before = sorted(federation.path.rglob("*"))
+    with refused(ConfigError, "inside"):
+        backup.backup(federation, inside)
+    assert sorted(federation.path.rglob("*")) == before
+    shutil.copy(backup.backup(federation, tmp_path / "first"), inside)
+    backup.backup(federation, outside)
+    with tarfile.open(outside) as archive:
+        names = archive.getnames()
+    assert place not in names
+    assert {"ca.key", "federation.json", "devices/device-0/device.key"} <= set(names)
+
+
 def expires(days: float) -> Callable[[Federation, pytest.MonkeyPatch], None]:
     def damage(federation: Federation, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(certificates, "_SERVER_DAYS", days)
