@@ -450,6 +450,9 @@ def test_the_commands_say_what_they_did(
     assert (status, lines[0]) == (
         *(0, f"connection fedmrn still leads to {place}; `fedmrn-deploy move '{place} again'` changes that"),
     )
+    assert lines[1] == (
+        f"{file}: does not know what was revoked, removed or rotated after it was written; do that again"
+    )
     assert read_connection("fedmrn").authority == federation.authority
     assert run("move", f"{place} again")[0] == 0
     assert read_connection("fedmrn").authority == Path(f"{place} again/ca.crt")
