@@ -85,6 +85,9 @@ def _remove(words: argparse.Namespace) -> None:
     with opened(words.folder) as federation:
         before = len(federation.devices)
         for word in words.devices:
+            if not federation.had(word):
+                federation.device_name(word)  # refuses what never was a device
+        for word in words.devices:
             try:
                 name = federation.device_name(word)
             except ConfigError as unknown:

@@ -141,6 +141,12 @@ class Federation:
                 owners.setdefault(key, []).append(name)
         return [names for names in owners.values() if len(names) > 1]
 
+    def had(self, name: str) -> bool:
+        """Return whether there was a device of this name, or with this number, that was removed."""
+        gone = set(range(self.slots)) - {device.number for device in self.devices.values()}
+        number = name.removeprefix("device-")
+        return name in self.former_keys.values() or (number.isdecimal() and int(number) in gone)
+
     def connection(self, port: int) -> Connection:
         """Return the connection to a port of the server from the server's own machine."""
         return Connection(self.name, f"127.0.0.1:{port}", self.authority, self.home or flower_home())

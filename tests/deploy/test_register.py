@@ -12,11 +12,11 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from fedmrn_app.deploy import cli, doctor, register
+from fedmrn_app.deploy import cli, doctor, members, register
 from fedmrn_app.deploy.certificates import make_device_key, public_pem
 from fedmrn_app.deploy.folder import Federation, create, load, opened
 from fedmrn_app.deploy.gate_keys import Keys
-from fedmrn_app.errors import RunError
+from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.system.processes import free_port
 
 
@@ -248,3 +248,26 @@ def test_devices_with_one_key_are_named_and_told_apart_by_nobody(
     assert keys.refusal(key).startswith("device-0 and device-2 have the same key; `fedmrn-deploy doctor`")
     assert run("rotate", "0")[0] == 0
     assert keys.name(key) == "device-2"
+
+
+def test_only_a_device_that_was_there_counts_as_removed_already(
+    federation: Federation, superlink: SuperLink, run: Command
+) -> None:
+    assert run("add", "ward")[0] == 0
+    assert run("remove", "ward", "1", "ward")[0] == 0
+    for name in ("ward", "1", "device-1", "3"):
+        status, (line,), _ = run("remove", name)
+        assert (status, line.endswith("there is nothing to remove")) == (0, True)
+    before = run.state()
+    for name in ("7", "device-7", "other"):
+        status, output, (line,) = run("remove", "0", name)
+        assert (status, output) == (2, [])
+        assert f"is no device of {federation.path}, which has device-0, device-2" in line
+    assert run.state() == before
+
+
+@pytest.mark.parametrize("name", ["device-02", "Device-2", "device-002"])
+def test_a_name_that_is_almost_that_of_another_device_is_refused(name: str, federation: Federation) -> None:
+    with pytest.raises(ConfigError, match=f"^device={name}: differs from device-2 in zeros or capitals only; take"):
+        members.add(federation, name)
+    assert len(load(federation.path).devices) == 3
