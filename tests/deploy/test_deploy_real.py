@@ -156,7 +156,7 @@ def test_keys_decide_which_devices_connect_and_runs_end_cleanly(site: Site, tmp_
     run = site.run("died", 50)
     site.wait("died", "round  1/50")
     for process in psutil.Process(site.processes[0].pid).children():
-        if any("flower-superlink" in word for word in process.cmdline()):
+        if any("fedmrn_app.deploy.superlink" in word for word in process.cmdline()):
             process.kill()
     assert run.wait(60) == 1
     (line,) = [line for line in site.log("died").splitlines() if line.startswith("fedmrn: ")]
