@@ -12,6 +12,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 from fedmrn_app.deploy.folder import Federation, load
@@ -32,27 +33,30 @@ def backup(federation: Federation, file: Path) -> Path:
         file: to write.
 
     Raises:
-        ConfigError: the file exists already.
+        ConfigError: the file exists already, or would be inside of the federation's folder.
         RunError: it cannot be written, or the database cannot be read.
     """
     file = file.expanduser().resolve()
     if os.path.lexists(file):
         raise ConfigError(f"{file}: exists already; name another file with --to", code="exists", value=str(file))
-    partial = file.with_name(file.name + _PARTIAL)
+    if file.is_relative_to(federation.path.resolve()):
+        reason = f"is inside of {federation.path}, with which it would be lost; name a file elsewhere with --to"
+        raise ConfigError(f"{file}: {reason}", code="inside", key="--to", value=str(file))
+    written = file.with_name(file.name + _PARTIAL)
     try:
         with tempfile.TemporaryDirectory(prefix="fedmrn-backup-", dir=federation.path) as temporary:
             copy = Path(temporary) / _DATABASE
             if federation.database.is_file():
                 _copy_database(federation.database, copy)
-            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(descriptor, "wb") as raw, tarfile.open(fileobj=raw, mode="w:gz") as archive:
                 for each in _kept(federation.path, Path(temporary)):
-                    archive.add(each, each.name)
+                    archive.add(each, each.name, filter=partial(_without_backups, federation.path))
                 if copy.is_file():
                     archive.add(copy, _DATABASE)
-        partial.replace(file)
+        written.replace(file)
     except (OSError, sqlite3.Error) as error:
-        partial.unlink(missing_ok=True)
+        written.unlink(missing_ok=True)
         raise RunError(f"{file}: cannot be written: {error}", code="no-write", value=str(file)) from None
     return file
 
@@ -117,9 +121,24 @@ def restore_state(federation: Federation, file: Path) -> Path | None:
 def _kept(path: Path, temporary: Path) -> Iterator[Path]:
     """Yield what a backup holds of a folder beside the database."""
     for each in sorted(path.iterdir()):
-        other = each == temporary or each.name.startswith(_DATABASE) or each.name.endswith((_PARTIAL, ".tar.gz"))
+        other = (
+            each == temporary or each.name.startswith(_DATABASE) or each.name.endswith((_PARTIAL, ".tar.gz", ".tgz"))
+        )
         if each.name not in _LEFT_OUT and not other:
             yield each
+
+
+def _without_backups(path: Path, info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Leave out a backup that lies in a folder, under whatever name: it would be in each later one."""
+    return None if info.isfile() and _is_backup(path / info.name) else info
+
+
+def _is_backup(file: Path) -> bool:
+    try:
+        with tarfile.open(file, "r:gz") as archive:
+            return any(member.name == SETTINGS for member in archive)
+    except (OSError, EOFError, tarfile.TarError):
+        return False
 
 
 def _copy_database(source: Path, target: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -118,6 +120,20 @@ def read_device_key(public_path: Path) -> bytes:
         reason = "is no key of P-384; make one on the device with `fedmrn-deploy key`"
         raise ConfigError(f"{public_path}: {reason}", code="no-key", key="--public-key", value=str(public_path))
     return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
+
+
+def authority_key(certificate_path: Path) -> bytes | None:
+    """Return the public key of an authority in the form of a device's; None if it cannot be read."""
+    try:
+        key = x509.load_pem_x509_certificate(certificate_path.read_bytes()).public_key()
+        return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
+    except (OSError, ValueError):
+        return None
+
+
+def fingerprint(public_key: bytes) -> str:
+    """Return the fingerprint of a public key in OpenSSH's format, as `ssh-keygen -lf device.pub` prints it."""
+    return "SHA256:" + b64encode(hashlib.sha256(b64decode(public_key.split()[1])).digest()).decode().rstrip("=")
 
 
 def public_pem(public_path: Path) -> bytes:

@@ -9,10 +9,10 @@ from shlex import quote
 from typing import Any
 
 from fedmrn_app.deploy import backup, doctor, members, roster, service_files
-from fedmrn_app.deploy.certificates import make_device_key, read_device_key
+from fedmrn_app.deploy.certificates import make_device_key
 from fedmrn_app.deploy.device import read_bundle
 from fedmrn_app.deploy.device_doctor import examine_device
-from fedmrn_app.deploy.folder import BUNDLE, DEFAULT_FOLDER, Federation, load, opened
+from fedmrn_app.deploy.folder import BUNDLE, DEFAULT_FOLDER, Federation, load, opened, read_new_key
 from fedmrn_app.deploy.move import connect, move
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.flower.device_records import SETTINGS
@@ -68,14 +68,15 @@ def add_commands(commands: Any) -> None:
 
 def _add(words: argparse.Namespace) -> None:
     with opened(words.folder) as federation:
-        public_key = None if words.public_key is None else read_device_key(words.public_key)
+        public_key = None if words.public_key is None else read_new_key(federation, words.public_key)
         name, error = members.add(federation, words.device, words.config, public_key)
         device = federation.devices[name]
         print(
             f"{name}: client {device.number} of a run; copy {federation.bundle(name)} to the device, and nothing else"
         )
         if error is not None:
-            print(f"its key is not registered yet ({error}), then fedmrn-deploy register {name}")
+            then = "" if error.code == "used" else f", then fedmrn-deploy register {name}"
+            print(f"its key is not registered yet ({error}){then}")
         _say_shares(federation)
         say_unsigned(federation)
 
@@ -83,6 +84,9 @@ def _add(words: argparse.Namespace) -> None:
 def _remove(words: argparse.Namespace) -> None:
     with opened(words.folder) as federation:
         before = len(federation.devices)
+        for word in words.devices:
+            if not federation.had(word):
+                federation.device_name(word)  # refuses what never was a device
         for word in words.devices:
             try:
                 name = federation.device_name(word)
@@ -190,5 +194,7 @@ def _restore(words: argparse.Namespace) -> None:
             print(connect(federation))
     say_unsigned(federation)
     where = quote(str(federation.path))
+    if not words.state:
+        print(f"{words.file}: does not know what was revoked, removed or rotated after it was written; do that again")
     print(f"{federation.path}: restored\nnext: fedmrn-deploy server {where} --run; "
           f"fedmrn-deploy register --all --folder {where}")  # fmt: skip

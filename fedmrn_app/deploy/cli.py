@@ -14,8 +14,16 @@ from shlex import quote
 from rich.console import Console
 
 from fedmrn_app.deploy import changes, device, register, server, service_files, status
-from fedmrn_app.deploy.certificates import read_device_key
-from fedmrn_app.deploy.folder import DEFAULT_FOLDER, Federation, check_new, create, load, opened, renew_server
+from fedmrn_app.deploy.folder import (
+    DEFAULT_FOLDER,
+    Federation,
+    check_new,
+    create,
+    load,
+    opened,
+    read_new_key,
+    renew_server,
+)
 from fedmrn_app.deploy.node_settings import check_node_config
 from fedmrn_app.environment import releases
 from fedmrn_app.errors import ConfigError, FedMRNError
@@ -86,9 +94,16 @@ def _device(words: argparse.Namespace) -> None:
 def _register(words: argparse.Namespace) -> None:
     with opened(words.folder) as federation:
         names = _chosen(federation, words)
+        left = [name for name in names if words.all and federation.devices[name].revoked]
+        names = [name for name in names if name not in left]
         new = register.register(federation, names, words.samples)
-    console.print(f"registered: {', '.join(new) or 'none; all are'}", markup=False)
-    if words.samples is not None:
+    console.print(
+        f"registered: {', '.join(new) or ('none; all others are' if left else 'none; all are')}", markup=False
+    )
+    if left:
+        reason = f"{register.past(left)} revoked; {register.rotation(federation, left)}"
+        console.print(f"left out: {', '.join(left)}; {reason}", markup=False)
+    if words.samples is not None and names:
         console.print(f"confirmed: {words.samples} samples for each client of {', '.join(names)}", markup=False)
 
 
@@ -102,7 +117,7 @@ def _revoke(words: argparse.Namespace) -> None:
 def _rotate(words: argparse.Namespace) -> None:
     with opened(words.folder) as federation:
         names = _chosen(federation, words)
-        public_key = None if words.public_key is None else read_device_key(words.public_key)
+        public_key = None if words.public_key is None else read_new_key(federation, words.public_key)
         if public_key is not None and len(names) != 1:
             reason = "is the key of one device; name that one"
             raise ConfigError(f"--public-key={words.public_key}: {reason}", code="conflict", key="--public-key")

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from cryptography.hazmat.primitives.serialization.ssh import load_ssh_private_key
 
 from fedmrn_app.deploy.folder import BUNDLE, Federation
-from fedmrn_app.deploy.register import known_nodes, operator
+from fedmrn_app.deploy.register import known_nodes, operator, rotation
 from fedmrn_app.deploy.roster import OPERATOR_KEY, UNSIGNED, read_known, read_public
 from fedmrn_app.deploy.seen import UNKNOWN, read_seen
 from fedmrn_app.deploy.service_files import stale_pins
@@ -48,6 +48,7 @@ class Finding:
 def examine(federation: Federation) -> Iterator[Finding]:
     """Yield what is wrong with a federation, and a few facts, in the order in which they are to be mended."""
     yield from _files(federation)
+    yield from _shared(federation)
     yield from _roster(federation)
     yield from _certificates(federation)
     yield from _connection(federation)
@@ -80,6 +81,13 @@ def _files(federation: Federation) -> Iterator[Finding]:
                 f"{name}: ca.crt of its bundle is another; cp {quote(str(federation.authority))} "
                 f"{quote(str(bundle / 'ca.crt'))}, copy it"
             )
+
+
+def _shared(federation: Federation) -> Iterator[Finding]:
+    """Name devices that have one key together, which the gate refuses because it cannot tell them apart."""
+    for first, *others in federation.shared_keys():
+        reason = f"have the same key, which is refused; {rotation(federation, others)}; copy their bundles again"
+        yield Finding(f"{', '.join([first, *others])}: {reason}")
 
 
 def _same_key(bundle: Path) -> bool:

@@ -14,7 +14,15 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from fedmrn_app.deploy.certificates import make_authority, make_device_key, make_server, write_private
+from fedmrn_app.deploy.certificates import (
+    authority_key,
+    fingerprint,
+    make_authority,
+    make_device_key,
+    make_server,
+    read_device_key,
+    write_private,
+)
 from fedmrn_app.deploy.roster import make_operator, update_roster
 from fedmrn_app.environment import flower_home
 from fedmrn_app.errors import ConfigError
@@ -58,6 +66,7 @@ class Federation:
         slots: the number of client numbers given out so far. A device that leaves takes its number with it, so that the
             others keep theirs; clients of a run that share out its rows are divided by this number.
         former: node ids of keys that were revoked or replaced, which an older `state.db` may know again.
+        former_keys: the devices that had these keys, also those that were removed, by the keys' fingerprints.
         max_message: MiB of the largest object that a device may send, which is about the size of a reply.
         home: the FLWR_HOME of Flower's commands and processes, which is not saved; None for the usual one.
     """
@@ -70,6 +79,7 @@ class Federation:
     devices: dict[str, Device] = field(default_factory=dict)
     slots: int = 0
     former: list[int] = field(default_factory=list)
+    former_keys: dict[str, str] = field(default_factory=dict)
     max_message: int = 256
     home: Path | None = None
 
@@ -115,6 +125,27 @@ class Federation:
     def public_key(self, device: str) -> Path:
         """Return the file of a device's public key."""
         return self.bundle(device) / "device.pub"
+
+    def fingerprint(self, device: str) -> str | None:
+        """Return the fingerprint of a device's public key; None if its file cannot be read."""
+        try:
+            return fingerprint(read_device_key(self.public_key(device)))
+        except ConfigError:
+            return None
+
+    def shared_keys(self) -> list[list[str]]:
+        """Return the devices that have one key together, for each such key; those that are registered come first."""
+        owners: dict[str, list[str]] = {}
+        for name in sorted(self.devices, key=lambda name: self.devices[name].node_id is None):
+            if (key := self.fingerprint(name)) is not None:
+                owners.setdefault(key, []).append(name)
+        return [names for names in owners.values() if len(names) > 1]
+
+    def had(self, name: str) -> bool:
+        """Return whether there was a device of this name, or with this number, that was removed."""
+        gone = set(range(self.slots)) - {device.number for device in self.devices.values()}
+        number = name.removeprefix("device-")
+        return name in self.former_keys.values() or (number.isdecimal() and int(number) in gone)
 
     def connection(self, port: int) -> Connection:
         """Return the connection to a port of the server from the server's own machine."""
@@ -275,6 +306,25 @@ def give_key(federation: Federation, name: str, public_key: bytes | None = None)
     else:
         private.unlink(missing_ok=True)
         public.write_bytes(public_key)
+
+
+def read_new_key(federation: Federation, file: Path) -> bytes:
+    """Return the public key of a device that made its key itself, which nobody in the federation has or had.
+
+    Raises:
+        ConfigError: the file holds no such key, or it is that of another device, or one that was revoked or replaced.
+    """
+    public_key = read_device_key(file)
+    key = fingerprint(public_key)
+    owners = {found: f"the key of {name}" for name in federation.devices if (found := federation.fingerprint(name))}
+    former = federation.former_keys.get(key)
+    owner = owners.get(key) or (former and f"a key of {former} that was revoked or replaced")
+    if owner is None and public_key == authority_key(federation.authority):
+        owner = "the key of the authority"
+    if owner is not None:
+        reason = f"is {owner}; make a new one on the device with `fedmrn-deploy key FOLDER`"
+        raise ConfigError(f"--public-key={file}: {reason}", code="exists", key="--public-key", value=str(file))
+    return public_key
 
 
 @contextmanager

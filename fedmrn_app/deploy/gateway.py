@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.types import Message, Receive, Scope, Send
 
 from fedmrn_app.deploy.folder import Federation, load
-from fedmrn_app.deploy.gate_keys import KEY_HEADER, SIGNED_HEADERS, Keys, signed_age, timely
+from fedmrn_app.deploy.gate_keys import KEY_HEADER, NO_KEY, SIGNED_HEADERS, Keys, signed_age, timely
 from fedmrn_app.deploy.gate_objects import MESSAGES, HandedObjects
 from fedmrn_app.deploy.gate_server import serve
 from fedmrn_app.deploy.seen import UNKNOWN, Heard, Seen, say
@@ -117,11 +117,12 @@ class Gate:
         length, most = int(headers["content-length"]), self.most_bytes[path]
         name = self.keys.name(headers.get(KEY_HEADER, ""))
         request.state.device = name or UNKNOWN
-        if name is None:
+        if name is None or name in self.keys.revoked:  # whatever an older state.db lets in
+            reason = self.keys.refusal(headers.get(KEY_HEADER, ""))
             if path == _ENTER:
-                self.seen.refuse(UNKNOWN, reason := self.keys.refusal(""), _peer(request))
+                self.seen.refuse(request.state.device, reason, _peer(request))
                 return _explained(_NOT_ACTIVATED, 412, reason)
-            raise Refused(401, "its key is not known here", "unknown key")
+            raise Refused(401, "its key is not known here", "unknown key" if reason == NO_KEY else reason)
         age = signed_age(headers)
         if not timely(age):
             line = f"no signature of {name}" + (" with the time now" if age is None else _clock_line(age))

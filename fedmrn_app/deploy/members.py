@@ -26,8 +26,8 @@ def add(
         The name, and why the key is not registered yet; None if it is.
 
     Raises:
-        ConfigError: the name is that of another device, or has other characters than letters, digits, -, _ and dots;
-            or `config` has settings that a device does not have.
+        ConfigError: the name is that of another device, or like it but for zeros and capitals, or has other characters
+            than letters, digits, -, _ and dots; or `config` has settings that a device does not have.
     """
     full = f"device-{federation.slots}" if name is None else name
     if full.isdigit() or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", full):
@@ -35,6 +35,9 @@ def add(
         raise ConfigError(f"device={full}: {reason}", code="name", key="device", value=full)
     if full in federation.devices or federation.bundle(full).exists():
         reason = f"is a device of {federation.path} already; take another name"
+        raise ConfigError(f"device={full}: {reason}", code="exists", key="device", value=full)
+    if alike := [other for other in federation.devices if _plain(other) == _plain(full)]:
+        reason = f"differs from {alike[0]} in zeros or capitals only; take another name"
         raise ConfigError(f"device={full}: {reason}", code="exists", key="device", value=full)
     check_node_config(config)
     add_device(federation, full, public_key)
@@ -46,6 +49,11 @@ def add(
     except RunError as error:
         return full, error
     return full, None
+
+
+def _plain(name: str) -> str:
+    """Return a name without capitals, and without zeros before its numbers."""
+    return re.sub(r"(?<!\d)0+(?=\d)", "", name.lower())
 
 
 def remove(federation: Federation, name: str) -> RunError | None:

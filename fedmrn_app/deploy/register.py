@@ -11,6 +11,7 @@ from fedmrn_app.deploy.folder import Federation, give_key
 from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.runtime.connection import Connection
 
+_USED = "[code: 23]"  # Flower's "Public key already in use": it never takes a key a second time
 _NOT_FOUND = "[code: 24]"  # Flower's "Node ID not found": somebody else has unregistered it, so it is done
 _AT_ONCE = 2  # Flower's command takes a core for a second
 
@@ -59,6 +60,7 @@ def register(federation: Federation, names: Sequence[str], samples: int | None =
     """Register the keys of those devices that are not registered yet, and return the names of these.
 
     The SuperLink's own list decides: a key that it does not know is registered again, as when its `state.db` was lost.
+    A key that was revoked is not.
 
     Args:
         federation: the federation.
@@ -66,18 +68,39 @@ def register(federation: Federation, names: Sequence[str], samples: int | None =
         samples: the number of samples of each client of these devices, which the operator confirms; None for no change.
 
     Raises:
-        RunError: the SuperLink refuses a key; the other keys are registered.
+        ConfigError: the key of one of the devices was revoked, or `samples` is out of range.
+        RunError: the SuperLink refuses a key; the other keys are registered, and no samples are confirmed.
     """
+    if samples is not None and not 0 < samples < 1 << 32:
+        reason = "must be at least 1 and below 2^32"
+        raise ConfigError(f"--samples={samples}: {reason}", code="range", key="--samples", value=samples)
+    chosen = list(map(federation.device_name, names))
+    if revoked := [name for name in chosen if federation.devices[name].revoked]:
+        reason = f"{past(revoked)} revoked; {rotation(federation, revoked)}"
+        raise ConfigError(f"{', '.join(revoked)}: {reason}", code="revoked", key="devices", value=revoked)
+    new: list[str] = []
+    if samples is None or any(federation.devices[name].node_id is None for name in chosen):
+        new = _register_unknown(federation, chosen)
     if samples is not None:
-        if not 0 < samples < 1 << 32:
-            reason = "must be at least 1 and below 2^32"
-            raise ConfigError(f"--samples={samples}: {reason}", code="range", key="--samples", value=samples)
-        for name in map(federation.device_name, names):
+        for name in chosen:
             federation.devices[name].samples = samples
         federation.save()
-    chosen = list(map(federation.device_name, names))
-    if samples is not None and all(federation.devices[name].node_id is not None for name in chosen):
-        return []
+    return new
+
+
+def rotation(federation: Federation, names: Sequence[str]) -> str:
+    """Return the command that gives devices new keys, as a message closes with it."""
+    command = f"fedmrn-deploy rotate {' '.join(names)} --folder {quote(str(federation.path))}"
+    return f"`{command}` gives {'it a new one' if len(names) == 1 else 'them new ones'}"
+
+
+def past(names: Sequence[str]) -> str:
+    """Return how a sentence about what became of the keys of devices begins."""
+    return "its key was" if len(names) == 1 else "their keys were"
+
+
+def _register_unknown(federation: Federation, chosen: Sequence[str]) -> list[str]:
+    """Register the keys of those devices that the SuperLink does not know, and return the names of these."""
     connection = operator(federation)
     known = known_nodes(connection)
     revoke_former(federation, connection, known)
@@ -89,14 +112,20 @@ def register(federation: Federation, names: Sequence[str], samples: int | None =
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         answers = {name: pool.submit(ask, name) for name in new}
-    for name, answer in answers.items():
-        if answer.exception() is None:
-            device = federation.devices[name]
-            device.node_id, device.revoked = answer.result(), False
+    failed = {name: error for name, answer in answers.items() if (error := answer.exception()) is not None}
+    done = [name for name in new if name not in failed]
+    for name in done:
+        federation.devices[name].node_id = answers[name].result()
     federation.save()
-    for name, answer in answers.items():
-        if (error := answer.exception()) is not None:
-            raise RunError(f"{name}: {error}", code="refused", value=name)
+    also = f"; registered: {', '.join(done)}" if done else ""
+    used = [name for name, error in failed.items() if _USED in str(error)]
+    for name, error in failed.items():
+        if name not in used:
+            raise RunError(f"{name}: {error}{also}", code="refused", value=name)
+    if used:
+        reason = f"{past(used)} registered at this SuperLink before, which takes a key only once"
+        reason = f"{reason}; {rotation(federation, used)}{also}"
+        raise RunError(f"{', '.join(used)}: {reason}", code="used", value=used)
     return new
 
 
@@ -116,6 +145,8 @@ def revoke(federation: Federation, names: Iterable[str]) -> None:
 def set_aside(federation: Federation, name: str) -> None:
     """Record that a device's key is revoked; `revoke_former` tells the SuperLink."""
     device = federation.devices[name]
+    if (key := federation.fingerprint(name)) is not None:
+        federation.former_keys[key] = name
     if device.node_id is not None:
         federation.former.append(device.node_id)
     device.node_id, device.revoked = None, True
@@ -154,4 +185,6 @@ def rotate(federation: Federation, names: Sequence[str], public_key: bytes | Non
     revoke(federation, names)
     for name in map(federation.device_name, names):
         give_key(federation, name, public_key)
+        federation.devices[name].revoked = False  # the former key was
+    federation.save()
     register(federation, names)

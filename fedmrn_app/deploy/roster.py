@@ -6,9 +6,7 @@ those commands write `roster.unsigned`, and `fedmrn-deploy sign` signs it there.
 
 from __future__ import annotations
 
-import hashlib
 import time
-from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
+from fedmrn_app.deploy import certificates
 from fedmrn_app.deploy.certificates import write_private
 from fedmrn_app.errors import ConfigError, PayloadError
 from fedmrn_app.secure.roster import OPERATOR, ROSTER, Roster, point
@@ -159,5 +158,4 @@ def sign_file(file: Path, key: Path) -> tuple[Path, Roster]:
 def fingerprint(key: bytes) -> str:
     """Return the fingerprint of a roster's key, as `ssh-keygen -lf device.pub` prints it."""
     public = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP384R1(), key)
-    blob = public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).split()[1]
-    return "SHA256:" + b64encode(hashlib.sha256(b64decode(blob)).digest()).decode().rstrip("=")
+    return certificates.fingerprint(public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))

@@ -270,6 +270,24 @@ def test_a_backup_that_is_none_is_refused_and_changes_nothing(
     assert not (tmp_path / "outside.crt").exists()
 
 
+@pytest.mark.parametrize("place", ["b.tar.gz", "b.tgz", "devices/device-0/b.tar.gz", "kept/b"])
+def test_a_backup_is_not_written_into_the_federation_and_holds_none(
+    place: str, federation: Federation, tmp_path: Path
+) -> None:
+    inside, outside = federation.path / place, tmp_path / "b.tar.gz"
+    inside.parent.mkdir(exist_ok=True)
+    before = sorted(federation.path.rglob("*"))
+    with refused(ConfigError, "inside"):
+        backup.backup(federation, inside)
+    assert sorted(federation.path.rglob("*")) == before
+    shutil.copy(backup.backup(federation, tmp_path / "first"), inside)
+    backup.backup(federation, outside)
+    with tarfile.open(outside) as archive:
+        names = archive.getnames()
+    assert place not in names
+    assert {"ca.key", "federation.json", "devices/device-0/device.key"} <= set(names)
+
+
 def expires(days: float) -> Callable[[Federation, pytest.MonkeyPatch], None]:
     def damage(federation: Federation, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(certificates, "_SERVER_DAYS", days)
@@ -431,6 +449,9 @@ def test_the_commands_say_what_they_did(
     status, lines = run("restore", str(file), f"{place} again")
     assert (status, lines[0]) == (
         *(0, f"connection fedmrn still leads to {place}; `fedmrn-deploy move '{place} again'` changes that"),
+    )
+    assert lines[1] == (
+        f"{file}: does not know what was revoked, removed or rotated after it was written; do that again"
     )
     assert read_connection("fedmrn").authority == federation.authority
     assert run("move", f"{place} again")[0] == 0

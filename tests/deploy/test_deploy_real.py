@@ -156,11 +156,41 @@ def test_keys_decide_which_devices_connect_and_runs_end_cleanly(site: Site, tmp_
     run = site.run("died", 50)
     site.wait("died", "round  1/50")
     for process in psutil.Process(site.processes[0].pid).children():
-        if any("flower-superlink" in word for word in process.cmdline()):
+        if any("fedmrn_app.deploy.superlink" in word for word in process.cmdline()):
             process.kill()
     assert run.wait(60) == 1
     (line,) = [line for line in site.log("died").splitlines() if line.startswith("fedmrn: ")]
     assert f"once it is up again, `fedmrn --on fedmrn resume=true hydra.run.dir={tmp_path / 'died'}`" in line
+
+
+def test_a_revoked_device_stays_out_after_the_superlink_has_lost_its_state(site: Site) -> None:
+    folder = ("--folder", str(site.fed))
+    rotate = "`fedmrn-deploy rotate {} --folder " + str(site.fed) + "` gives it a new one"
+    site.deploy("register", "--all", *folder)
+    site.deploy("revoke", "1", *folder)
+    left_out = f"left out: device-1; its key was revoked; {rotate.format('device-1')}"
+    assert site.deploy("register", "--all", *folder).splitlines() == ["registered: none; all others are", left_out]
+    server = site.processes.pop()
+    server.terminate()
+    server.wait(40)
+    for lost in site.fed.glob("state.db*"):
+        lost.unlink()
+    site.start("server", *DEPLOY, "server", "--run", "--listen", "127.0.0.1", str(site.fed))
+    site.wait("server", "serving 2 devices")
+    assert site.deploy("register", "--all", *folder).splitlines() == ["registered: device-0", left_out]
+    assert site.device(1).wait(60) == 1
+    assert site.log("device-1").splitlines()[-1].endswith("its key was revoked")
+
+    # Flower takes no key a second time that somebody has unregistered
+    node = load(site.fed).devices["device-0"].node_id
+    assert site.flwr("supernode", "unregister", str(node), "fedmrn").returncode == 0
+    done = finish((*DEPLOY, "register", "--all", *folder), site.folder, environment=site.environment)
+    reason = "its key was registered at this SuperLink before, which takes a key only once"
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [f"fedmrn-deploy: device-0: {reason}; {rotate.format('device-0')}"]
+    site.deploy("rotate", "0", "1", *folder)
+    site.device(1)
+    site.wait("device-1", "SuperNode ID")
 
 
 def test_signals_stop_a_run_on_the_superlink(site: Site, tmp_path: Path) -> None:

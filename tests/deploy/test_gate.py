@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -183,3 +184,44 @@ def test_strangers_cost_gate_and_superlink_little_memory(tmp_path: Path) -> None
         assert peaks[step].gate < rest.gate + 250
         assert peaks[step].superlink < rest.superlink + 50
     assert peaks["connections"].outcome.startswith("352 of 400 connections admitted")
+
+
+def test_a_key_that_was_revoked_or_is_that_of_two_devices_passes_nowhere(tmp_path: Path) -> None:
+    federation = create(tmp_path / "fed", ["127.0.0.1"], 4, port=1, control_port=2)
+    for number, device in enumerate(federation.devices.values()):
+        device.node_id = NODE + number
+    federation.devices["device-1"].revoked = True
+    federation.devices["device-1"].node_id = None
+    for file in ("device.key", "device.pub"):
+        shutil.copy(federation.bundle("device-2") / file, federation.bundle("device-3") / file)
+    federation.save()
+    passed: list[str] = []
+
+    def superlink(asked: httpx.Request) -> httpx.Response:
+        passed.append(asked.url.path)
+        return httpx.Response(200, stream=httpx.ByteStream(b""))
+
+    async def ask(device: str, path: str) -> tuple[int, str]:
+        headers = dict(line.split(": ", 1) for line in attacks.signed_headers(federation, 0, device=device))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=served), base_url="https://gate") as client:
+            answer = await client.post(path, content=b"", headers=headers)
+        return answer.status_code, answer.text
+
+    async def check() -> None:
+        served.inner = httpx.AsyncClient(transport=httpx.MockTransport(superlink), base_url="https://superlink")
+        assert (await ask("device-0", PULL))[0] == 200
+        for device, reason in (
+            ("device-1", "its key was revoked"),
+            (
+                "device-3",
+                "device-2 and device-3 have the same key; `fedmrn-deploy doctor` on the server says what to do",
+            ),
+        ):
+            assert (await ask(device, PULL))[0] == 401
+            status, text = await ask(device, ENTER)
+            assert (status, json.loads(text)["extra"]) == (412, reason)
+
+    served = Gate(federation)
+    asyncio.run(check())
+    assert passed == [PULL]
+    assert read_seen(federation.seen)["device-1"]["refused"]["why"] == "its key was revoked"
