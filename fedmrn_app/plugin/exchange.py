@@ -90,7 +90,7 @@ class Exchange:
         secure_bits: Annotated[int, Range(least=8, most=32)] = SECURE_BITS,
         secure_bound: Positive = SECURE_BOUND,
         even: bool = False,
-        exact_norms: bool = False,
+        single: bool = False,
     ) -> None:
         if alpha == "auto" and bits is not None:
             reason = f"alpha=auto: the server sets the scale of the noise so that replies take bits={bits:g}"
@@ -120,7 +120,7 @@ class Exchange:
             seed=seed, alpha=DEFAULT_ALPHA if alpha in ("auto", None) else float(alpha),
         )  # fmt: skip
         self._method = self.settings.build(secure=secure)
-        self._even, self._exact_norms, self._differences = even, exact_norms, reply == "difference"
+        self._even, self._single, self._differences = even, single, reply == "difference"
         self.sums: SecureSums | None = None
         if secure:
             self.sums = SecureSums(self._method, secure_bits, secure_bound)
@@ -374,7 +374,7 @@ class Exchange:
             return settings, settings.build()
         if not self._even:
             return self.settings, self._method
-        bits = bits_of_round(self._number, len(trained), exact_norms=self._exact_norms, only=self._only)
+        bits = bits_of_round(self._number, len(trained), single=self._single, only=self._only)
         settings = replace(self.settings, options={"bits": bits} if bits > 1 else {})
         return settings, settings.build()
 

@@ -7,8 +7,9 @@ each tensor is divided by about its root mean square before it is coded, and has
 
 With one bit per element the squared error of one update is 0.57 of its squared norm, with two bits 0.13 and with three
 0.035. Two bits are taken in the first rounds, in which accuracy rises most, and where few clients are averaged. Three
-bits are taken for QFedAvg, whose step depends on the norm of each update, which an unbiased error makes longer. A run
-of one round takes four: its models may be used one by one, and no other round makes up for their errors.
+bits are taken for QFedAvg, whose step depends on the norm of each update, which an unbiased error makes longer, and for
+Krum, MultiKrum and Bulyan, which choose clients by the distances of their updates. A run of one round takes four: its
+models may be used one by one, and no other round makes up for their errors.
 """
 
 from __future__ import annotations
@@ -23,29 +24,40 @@ from fedmrn_app.wire.sums import square_sum
 
 FIRST_ROUNDS = 2  # with two bits
 FEW_CLIENTS = 4  # fewer than these send two bits
+_BY_NORMS = frozenset({"QFedAvg"})  # Flower's strategies whose steps depend on the norms of single updates
+_BY_DISTANCES = frozenset({"Krum", "MultiKrum", "Bulyan"})  # and those that choose clients by their distances
 
 
-def bits_of_round(server_round: int, clients: int, *, exact_norms: bool, only: bool = False) -> int:
+def bits_of_round(server_round: int, clients: int, *, single: bool, only: bool = False) -> int:
     """Return the bits per element of a round.
 
     Args:
         server_round: number of the round, from 1.
         clients: number of clients that train.
-        exact_norms: whether the strategy uses the norms of single updates.
+        single: whether the strategy compares single updates, or uses their norms.
         only: whether no other round is known to follow, which could make up for errors.
     """
     if only:
         return 4
-    if exact_norms:
+    if single:
         return 3
     return 2 if server_round <= FIRST_ROUNDS or clients < FEW_CLIENTS else 1
 
 
 def uses_norms(strategy: object) -> bool:
     """Return whether a strategy, or one that it wraps, is a QFedAvg, whose steps depend on the norms of updates."""
+    return _is_one_of(strategy, _BY_NORMS)
+
+
+def uses_single(strategy: object) -> bool:
+    """Return whether a strategy, or one that it wraps, uses norms of updates, or chooses by distances between them."""
+    return _is_one_of(strategy, _BY_NORMS | _BY_DISTANCES)
+
+
+def _is_one_of(strategy: object, names: frozenset[str]) -> bool:
     seen: set[int] = set()
     while strategy is not None and id(strategy) not in seen:
-        if any(kind.__name__ == "QFedAvg" for kind in type(strategy).__mro__):
+        if any(kind.__name__ in names for kind in type(strategy).__mro__):
             return True
         seen.add(id(strategy))
         strategy = getattr(strategy, "strategy", None)

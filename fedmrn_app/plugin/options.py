@@ -11,7 +11,7 @@ import numpy as np
 from fedmrn_app.federation.budget import Schedule
 from fedmrn_app.noise import Distribution
 from fedmrn_app.plugin.exchange import Exchange
-from fedmrn_app.plugin.fidelity import uses_norms
+from fedmrn_app.plugin.fidelity import uses_norms, uses_single
 from fedmrn_app.plugin.settings import DEFAULT_METHOD, default_method
 from fedmrn_app.validation import check_call, refusal
 
@@ -86,10 +86,10 @@ def new_exchange(method: str | None, options: Options, strategy: object = None) 
     if isinstance(alpha, str) and alpha != "auto":
         raise refusal("alpha", alpha, "must be a number, or auto", "choice")
     name = method or default_method(given)
-    if hidden := sorted({"even", "exact_norms"} & set(given)):
+    if hidden := sorted({"even", "single"} & set(given)):
         raise refusal(hidden[0], given[hidden[0]], "is no option; leave it out", "unknown")
     if method is None and name == DEFAULT_METHOD:
-        given |= {"even": True, "exact_norms": uses_norms(strategy)}
+        given |= {"even": True, "single": uses_single(strategy)}
     exchange = Exchange(**check_call(Exchange, {"method": name, **given}, ""))
     if uses_norms(strategy) and not given.get("even") and name != "fedavg":
         reason = f"{name} makes updates longer, and QFedAvg's steps shorter with them, so that less is learned"

@@ -26,16 +26,16 @@ def print_summary(console: Console, summary: dict[str, Any], folder: Path) -> No
         table.add_row(f"final clients {name}", f"{summary[f'final_clients_{metric}']:.4f}", "")
     if (worst := summary.get(f"final_worst_{metric}")) is not None and not math.isnan(worst):
         table.add_row(f"final worst tenth of clients, {metric.replace('_', ' ')}", f"{worst:.4f}", "")
-    total = dense_total = 0.0
+    dense_total = 0.0
     for way in ("uplink", "downlink"):
         sent, dense = summary[f"{way}_bytes_per_client_round"], summary[f"fedavg_{way}_bytes_per_client_round"]
         table.add_row(f"{way} per client and round", f"{sent:,.0f} B", f"{dense:,} B")
         table.add_row(f"{way}, bits per parameter", _bits(sent, summary), _bits(dense, summary))
-        total, dense_total = total + sent, dense_total + dense
+        dense_total += dense
     if "evaluation_downlink_bytes_per_client" in summary:
         sent = sum(summary[f"evaluation_{way}_bytes_per_client"] for way in ("uplink", "downlink"))
         table.add_row("evaluation per client and time", f"{sent:,.0f} B", "")
-        total += sent / int(summary.get("evaluated_every", 1))
+    total = summary["total_bits_per_parameter"] * summary["parameters"] / 8
     table.add_row("both ways, bits per parameter", _bits(total, summary), _bits(dense_total, summary))
     uplink, dense = summary["uplink_bytes_per_client_round"], summary["fedavg_uplink_bytes_per_client_round"]
     table.add_row("share of FedAvg's uplink", f"1/{dense / uplink:.1f}", "1")

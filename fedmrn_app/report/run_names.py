@@ -11,6 +11,7 @@ _NOT_IN_NAMES = {
     "seed", "resume", "restarts", "round_timeout", "node_timeout", "device", "client_gpus", "strategy.name",
     "dataset.path",
 }  # fmt: skip
+DOWNLINK = "downlink.dtype"
 LATTICE_ONLY = ("downlink.step", "downlink.memory")  # without effect where the downlink has another form
 _OF_METHODS = ("strategy", "noise", "uplink")  # sections whose values tell methods apart, as their sizes in tables do
 _MOST_WORDS = 4  # in a name

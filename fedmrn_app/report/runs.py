@@ -22,7 +22,7 @@ from fedmrn_app.learning.sgd import LocalSettings
 from fedmrn_app.privacy.mechanism import PrivacyConfig
 from fedmrn_app.report.identity import differing, digest, identity_of, named, without
 from fedmrn_app.report.run_names import LATTICE_ONLY, Setting, name_settings, names_runs
-from fedmrn_app.report.traffic import socket_bytes_of_rounds
+from fedmrn_app.report.traffic import evaluation_bytes_of_rounds, socket_bytes_of_rounds
 from fedmrn_app.results.planned import planned_setting
 from fedmrn_app.results.provenance import lacks_commit
 from fedmrn_app.results.resume import flatten
@@ -122,7 +122,8 @@ def load_rounds(runs: pd.DataFrame) -> pd.DataFrame:
 
     - `headline` and `headline_gap`: the run's headline metric, and its value on the training data less that on the
       test data.
-    - `up_mb` and `total_mb`: uplink of all clients, and uplink and downlink, up to and including the round, in MB.
+    - `up_mb` and `total_mb`: uplink of all clients, and uplink and downlink, up to and including the round, in MB. Both
+      hold what evaluation by clients takes.
       `socket_mb`: both ways at the sockets of real nodes, by the cost model of `fedmrn_app/report/traffic.py`.
 
     `load_rounds(runs).join(runs[["run", "seed"]])` adds columns of the runs.
@@ -141,9 +142,11 @@ def load_rounds(runs: pd.DataFrame) -> pd.DataFrame:
     own = rounds.index.get_level_values("folder").map(runs["metric"])
     for column, source in (("headline", "{}"), ("headline_gap", "{}_gap")):
         rounds[column] = np.select([own == name for name in metrics], [rounds[source.format(name)] for name in metrics])
-    up = rounds["uplink_bytes"].fillna(0) * rounds["clients_ok"]
+    evaluation_up, evaluation_down = evaluation_bytes_of_rounds(rounds)
+    up = rounds["uplink_bytes"].fillna(0) * rounds["clients_ok"] + evaluation_up
     # failed clients do not count as uplink
-    both = up + rounds["downlink_bytes"].fillna(0) * (rounds["clients_ok"] + rounds["clients_failed"])
+    down = rounds["downlink_bytes"].fillna(0) * (rounds["clients_ok"] + rounds["clients_failed"]) + evaluation_down
+    both = up + down
     for column, sizes in (("up_mb", up), ("total_mb", both), ("socket_mb", socket_bytes_of_rounds(rounds))):
         rounds[column] = sizes.groupby(level="folder", sort=False).transform(lambda run: run.cumsum()) / 1e6
     return rounds

@@ -18,7 +18,7 @@ from fedmrn_app.errors import RunError
 from fedmrn_app.report.groups import Groups, final_of, joined, labelled, marks_of, metric_of
 from fedmrn_app.report.notes import dense_note, remarks
 from fedmrn_app.report.published import PARTITIONS
-from fedmrn_app.report.run_names import format_setting, names_runs, short_name
+from fedmrn_app.report.run_names import DOWNLINK, LATTICE_ONLY, format_setting, names_runs, short_name
 from fedmrn_app.report.runs import data_without, load_rounds, settings_of
 
 _BITS = ("bits per parameter, up", "down", "both")
@@ -142,7 +142,12 @@ def choose(groups: Groups, key: str, last: int) -> pd.DataFrame:
     table, settings = groups.table, settings_of(groups.runs)
     if key not in settings:
         raise RunError(f"--choose {key}: no run's configuration has it", code="unknown-key", key="--choose", value=key)
-    others = table[[name for name in settings if names_runs(name) and name != key]].map(repr).agg("\n".join, axis=1)
+    left_out = {
+        key,
+        *(name for name in LATTICE_ONLY if key == DOWNLINK and (name not in table or table[name].nunique() < 2)),
+    }
+    names_of_rows = [name for name in settings if names_runs(name) and name not in left_out]
+    others = table[names_of_rows].map(repr).agg("\n".join, axis=1)
     data = data_without(table, [key])
     row = table.groupby([table["strategy"], data, others], sort=False).ngroup()
     value = table[key].map(format_setting).where(table[key].notna(), "null")

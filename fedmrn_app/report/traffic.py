@@ -44,14 +44,29 @@ def socket_bytes(uplink: float, downlink: float) -> tuple[float, float]:
 def socket_bytes_of_rounds(rounds: pd.DataFrame) -> pd.Series:
     """Return the bytes at the sockets of all clients in each round, both ways.
 
-    A failed client receives an order and does not count on the uplink.
+    A failed client receives an order and does not count on the uplink. Messages of evaluation by clients add their
+    contents and the share of TLS; what a node takes anyway in a round is counted with its training.
 
     Args:
         rounds: rows of `load_rounds`.
     """
     asked = rounds["clients_ok"] + rounds["clients_failed"]
     up, down = _of_a_node(rounds)
-    return up * rounds["clients_ok"] + down * asked
+    evaluation_up, evaluation_down = evaluation_bytes_of_rounds(rounds)
+    evaluation = evaluation_up * (1 + UP.share) + evaluation_down * (1 + DOWN.share)
+    return up * rounds["clients_ok"] + down * asked + evaluation
+
+
+def evaluation_bytes_of_rounds(rounds: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """Return the bytes of the contents of all messages of evaluation by clients in each round, up and down.
+
+    Args:
+        rounds: rows of `load_rounds`; a run of an earlier version has no such columns.
+    """
+    none = pd.Series(0.0, rounds.index)
+    clients = rounds.get("clients_evaluated", none).fillna(0)
+    up, down = (rounds.get(f"evaluation_{way}_bytes", none).fillna(0) * clients for way in ("uplink", "downlink"))
+    return up, down
 
 
 def seconds_of_rounds(rounds: pd.DataFrame, megabits: float, train: float | None = None) -> pd.Series:

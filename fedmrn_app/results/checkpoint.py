@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -66,16 +66,28 @@ class State:
 def write_state(folder: Path, state: State, watch: WatchWork = lambda what, done, total: None) -> None:
     """Write a state durably, tensor by tensor and without copies of them; the previous files are kept beside it.
 
-    The file of the run comes first. If the process dies in between, the module's file finds its own among the two.
+    The file of the run comes first. If the process dies in between, or the disk is full, the module's file finds its
+    own among the two, because that one is never replaced.
     `watch` is called with the number of megabytes of each file that have been written, and of the whole file.
     """
     own = {name: tensor for name, tensor in state.tensors.items() if name.startswith(OWN)}
     facts = {key: value for key, value in state.facts.items() if key != RUN_CHECKSUM}
     if own:
-        keep_before(folder / RUN, folder / RUN_BEFORE)
+        if not _needs_before(folder):
+            keep_before(folder / RUN, folder / RUN_BEFORE)
         facts[RUN_CHECKSUM] = _write(folder / RUN, own, {"round": facts["round"], "name": facts["name"]}, watch)
     keep_before(folder / STATE, folder / BEFORE)
     _write(folder / STATE, state.model, facts, watch)
+
+
+def _needs_before(folder: Path) -> bool:
+    """Return whether the current state is of the previous run's file, because writing the next state has failed."""
+    try:
+        with safe_open(folder / STATE, "pt") as file:
+            wanted = json.loads(file.metadata()["facts"]).get(RUN_CHECKSUM)
+        return wanted is not None and _checksum_of(folder / RUN_BEFORE) == wanted
+    except Exception:  # of several kinds, some of them safetensors' own; a file is missing or damaged
+        return False
 
 
 def write_best(folder: Path, state: State, watch: WatchWork = lambda what, done, total: None) -> None:
@@ -115,6 +127,21 @@ def read_state(folder: Path) -> tuple[State, list[str]]:
     """Return the latest undamaged state, and a line about each damaged file.
 
     Raises:
+        RunError: as `read_states` does.
+    """
+    states, damaged = read_states(folder)
+    return states[0], resuming(damaged, states[0])
+
+
+def resuming(damaged: Iterable[str], state: State) -> list[str]:
+    """Return lines about damaged files that say from which state the run resumes."""
+    return [f"{line}; resuming from round {state.round} in {state.file}" for line in damaged]
+
+
+def read_states(folder: Path) -> tuple[list[State], list[str]]:
+    """Return the undamaged states, the latest one first, and what is wrong with each damaged file.
+
+    Raises:
         RunError: no file is undamaged, or the files belong to two runs; the message names the files.
     """
     read: list[State] = []
@@ -139,8 +166,7 @@ def read_state(folder: Path) -> tuple[State, list[str]]:
         raise RunError(message, code="two-runs", value=str(folder))
     if not found:
         raise RunError("; ".join(damaged), code="no-state", value=str(folder))
-    state = max(found, key=lambda state: state.round)
-    return state, [f"{line}; resuming from round {state.round} in {state.file}" for line in damaged]
+    return sorted(found, key=lambda state: -state.round), damaged
 
 
 def read_model(path: Path) -> State:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedmrn_app.errors import RunError
-from fedmrn_app.results.checkpoint import BEFORE, STATE, State, read_state
+from fedmrn_app.results.checkpoint import BEFORE, STATE, State, read_state, read_states, resuming
 from fedmrn_app.results.planned import planned_setting
 from fedmrn_app.results.stored_rows import read_rows
 from fedmrn_app.results.summary import read_summary
@@ -102,10 +102,11 @@ def resumable(path: Path, values: Mapping[str, Any], defaults: Defaults) -> tupl
         message = f"resume=true: {path} holds no run; name its folder with hydra.run.dir=FOLDER"
         raise RunError(message, code="no-run", key="resume", value=True)
     try:
-        stored, lines = read_state(path)
+        states, damaged = read_states(path)
     except RunError as error:
         message = f"resume=true: {error}; or start a new run in another folder, hydra.run.dir=FOLDER"
         raise RunError(message, code=error.code, key="resume", value=True) from None
+    stored = states[0]
     for key, before, now in changes(stored.facts["config"], values, defaults):
         raise changed(key, before, now)
     rounds = values["rounds"]
@@ -126,7 +127,31 @@ def resumable(path: Path, values: Mapping[str, Any], defaults: Defaults) -> tupl
             "hydra.run.dir=FOLDER"
         )
         raise RunError(message, code="planned", key="rounds", value=rounds)
-    return replace(stored, facts={**stored.facts, "rows": read_rows(path, stored.facts)}), lines
+    return with_rows(path, states, damaged)
+
+
+def with_rows(path: Path, states: Sequence[State], damaged: Sequence[str]) -> tuple[State, list[str]]:
+    """Return the latest state of a run's folder all of whose rows can be read, with these, and a line for each fault.
+
+    Args:
+        path: the folder.
+        states: the undamaged ones, the latest first.
+        damaged: what is wrong with damaged files.
+
+    Raises:
+        RunError: the rows of no state can be read.
+    """
+    faults = list(damaged)
+    for state in states:
+        try:
+            rows = read_rows(path, state.facts)
+        except RunError as error:
+            if state is states[-1]:
+                raise
+            faults.append(str(error).partition(";")[0])
+            continue
+        return replace(state, facts={**state.facts, "rows": rows}), resuming(faults, state)
+    raise AssertionError("a run has at least one state")
 
 
 def changes(before: dict[str, Any], now: Mapping[str, Any], defaults: Defaults) -> Iterator[tuple[str, Any, Any]]:

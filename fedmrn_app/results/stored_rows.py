@@ -56,8 +56,10 @@ def read_rows(folder: Path, facts: Mapping[str, Any]) -> list[dict[str, str]]:
     done = int(facts["round"])
     try:
         name, rows = _stored(path, done)
-        if name != facts["name"] or [row["round"] for row in rows] != [*map(str, range(1, done + 1))]:
-            raise ValueError("is that of another run, or lacks rounds")
+        if name != facts["name"]:
+            raise ValueError("they are those of another run")
+        if [row["round"] for row in rows] != [*map(str, range(1, done + 1))]:
+            raise ValueError(f"there are {len(rows)} of {done}, or they are not in order")
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{path}: the rows of the run cannot be read ({error}); restore the file, or start a new run"
         raise RunError(reason, code="no-rows", value=str(path)) from None
@@ -70,7 +72,16 @@ def _stored(path: Path, done: int) -> tuple[str, list[dict[str, str]]]:
         stored = json.loads(path.read_bytes())
         return stored["name"], stored["rows"][:done]
     head, *rows = path.read_bytes().splitlines()[: done + 1]  # the line of a further round may be incomplete
-    return json.loads(head)["name"], [json.loads(row) for row in rows]
+    return json.loads(head)["name"], [_parsed(row, number) for number, row in enumerate(rows, 2)]
+
+
+def _parsed(row: bytes, number: int) -> dict[str, str]:
+    """Return the row of one line of the file, whose first line has the number 1."""
+    try:
+        parsed: dict[str, str] = json.loads(row)
+    except ValueError:
+        raise ValueError(f"line {number} is damaged") from None
+    return parsed
 
 
 def _line(value: Mapping[str, str]) -> bytes:

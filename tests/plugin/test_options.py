@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Message
-from flwr.serverapp.strategy import QFedAvg
+from flwr.serverapp.strategy import Bulyan, DifferentialPrivacyServerSideFixedClipping, FedAvg, Krum, QFedAvg
 from torch import nn
 
 from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.plugin import Compressed, MaskedSGD, compressed_grid, learn_masks
+from fedmrn_app.plugin.fidelity import bits_of_round, uses_single
 from tests.plugin_app import inner, learned, run
 
 RATE = {"method": "fedmrn", "round": 2, "rate": [0.06, None, 0.2]}
@@ -152,3 +153,20 @@ def test_methods_that_change_norms_are_named_under_qfedavg(
     with caplog.at_level(logging.WARNING, "flwr"):
         Compressed(QFedAvg(client_learning_rate=0.1), method)
     assert any("QFedAvg's steps shorter" in record.getMessage() for record in caplog.records) == named
+
+
+@pytest.mark.parametrize(
+    ("strategy", "single"),
+    [
+        (FedAvg(), False),
+        (QFedAvg(client_learning_rate=0.1), True),
+        (Krum(), True),
+        (Bulyan(), True),
+        (DifferentialPrivacyServerSideFixedClipping(Krum(), 0.1, 1.0, 3), True),
+    ],
+)
+def test_strategies_that_use_single_updates_are_sent_three_bits(strategy: Any, single: bool) -> None:
+    assert uses_single(strategy) == single
+    bits = [bits_of_round(number, 10, single=single) for number in (1, 2, 3, 50)]
+    assert bits == ([3, 3, 3, 3] if single else [2, 2, 1, 1])
+    assert bits_of_round(1, 10, single=single, only=True) == 4

@@ -20,7 +20,7 @@ from fedmrn_app.report.comparison import has_value
 from fedmrn_app.report.registration import Registration, read_registration
 from fedmrn_app.report.runs import load_rounds, load_runs
 from fedmrn_app.report.time_to_target import table_of_times, times_of
-from fedmrn_app.report.traffic import first_download, socket_bytes
+from fedmrn_app.report.traffic import DOWN, UP, first_download, socket_bytes
 from fedmrn_app.report.verdicts import BETTER, EQUIVALENT, UNDECIDED, WORSE, holm, p_beyond, p_different, verdicts
 from fedmrn_app.results.resume import flatten
 from tests.paths import ROOT
@@ -184,7 +184,8 @@ def test_traffic_is_that_of_the_measured_sockets() -> None:
 def test_traffic_of_rounds_counts_each_client(tmp_path: Path) -> None:
     leave(tmp_path, "eden", 0, 0.5, 0.6)
     up, down = socket_bytes(100, 400)
-    each = (9 * up + 10 * down) / 1e6  # nine replies, ten orders
+    evaluation = 5 * (214 * (1 + UP.share) + 50 * (1 + DOWN.share))  # five clients evaluate
+    each = (9 * up + 10 * down + evaluation) / 1e6  # nine replies, ten orders
     assert load_rounds(load_runs(tmp_path))["socket_mb"].tolist() == pytest.approx([each, 2 * each])
 
 

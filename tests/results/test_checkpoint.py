@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from fedmrn_app.errors import RunError
 from fedmrn_app.results.checkpoint import BEFORE, OWN, RUN, RUN_BEFORE, STATE, State, read_state, write_state
 from fedmrn_app.results.run_folder import RunFolder
+from fedmrn_app.results.stored_rows import ROWS
 from tests.run_folder import VALUES, model, row, rows_on_disk, state
 
 Damage = Callable[[Path, Path], object]  # damages a run's folder, given that of another run
@@ -77,6 +78,15 @@ def died_between(run: Path, _: Path) -> None:
         (run / name).write_bytes(content)
 
 
+def full_disk_twice(run: Path, _: Path) -> None:
+    """Write the state after a fourth round twice, without room for its model."""
+    stored = read_state(run)[0]
+    for _attempt in range(2):
+        model_before = (run / STATE).read_bytes()
+        write_state(run, State({**stored.model, f"{OWN}global_vector": torch.zeros(3)}, {**stored.facts, "round": 4}))
+        (run / STATE).write_bytes(model_before)
+
+
 def swap(run: Path, _: Path) -> None:
     (run / STATE).rename(run / "aside")
     (run / BEFORE).rename(run / STATE)
@@ -118,6 +128,8 @@ REPAIRED: dict[str, tuple[Damage, int, str]] = {  # the round from which the run
     "the process has died between two files": (died_between, 3, ""),
     "state of the run before is gone": (drop(RUN_BEFORE), 3, ""),
     "a state was being written": (put(f"{STATE}.partial", b"half"), 3, ""),
+    "the disk was full twice": (full_disk_twice, 3, ""),
+    "the last row is cut": (cut(ROWS, 0.97), 2, ROWS),
     "rows are gone": (drop("rounds.csv"), 3, "rounds.csv"),
     "rows are empty": (put("rounds.csv", b""), 3, "rounds.csv"),
     "rows are cut": (cut("rounds.csv", 0.7), 3, "rounds.csv"),
@@ -135,6 +147,7 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "state is a folder": (folder_instead, "no-state"),
     "state is of another run": (foreign(STATE), "two-runs"),
     "both states are of another run": (both(foreign(STATE), foreign(BEFORE)), "no-state"),
+    "the rows of both states are damaged": (cut(ROWS, 0.5), "no-rows"),
     "all files are of another run": (foreign(STATE, BEFORE, RUN, RUN_BEFORE), "changed"),
 }
 
