@@ -317,18 +317,19 @@ def test_run_resumes_with_its_rows(lost: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "another run's", "too short"])
-def test_run_without_its_rows_is_refused(damage: str, tmp_path: Path) -> None:
+def test_run_without_the_rows_of_either_state_is_refused(damage: str, tmp_path: Path) -> None:
     three_rounds(tmp_path / "run")
     file = tmp_path / "run" / "rounds.jsonl"
     if damage == "gone":
         file.unlink()
     elif damage == "cut":
-        file.write_bytes(file.read_bytes()[:-9])
+        lines = file.read_bytes().splitlines(keepends=True)
+        file.write_bytes(b"".join(lines[:2]) + lines[2][:-9])
     elif damage == "another run's":
         three_rounds(tmp_path / "other", name="other")
         file.write_bytes((tmp_path / "other" / "rounds.jsonl").read_bytes())
     else:
-        file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:3]))
+        file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:2]))
     with pytest.raises(RunError) as refused:
         resume(tmp_path / "run")
     assert (refused.value.code, refused.value.value) == ("no-rows", str(file))
