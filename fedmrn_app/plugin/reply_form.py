@@ -32,7 +32,15 @@ _SCALAR, _SINGLE = 64, 128
 _MOST_FLOAT32 = float(np.finfo(np.float32).max) / 4
 _SHAPES: Mapping[int, tuple[int, ...]] = {_SCALAR: (), _SINGLE: (1,)}
 _log = logging.getLogger("flwr")
-_grown: set[str] = set()  # arrays that the log has named
+_told: set[tuple[str, str]] = set()  # arrays and what the log has said of them
+_GROWN = (
+    "came back more than four times as long as it was sent, as sums do and trained weights do not; it is sent byte for "
+    "byte"
+)
+_FAR = (
+    "still changes by more than half of its length, as in iterations that are no training by small steps; the error of "
+    'its code is a share of that and does not shrink. Compressed(strategy, "fedavg") sends it without one'
+)
 
 
 @dataclass(frozen=True)
@@ -162,7 +170,9 @@ def ways_for_reply(
         if ways[number] in (Way.CODED, Way.DENSE) and not differences:
             sums = late and matrix and change.has_grown
             if sums:
-                _tell_that_it_grew(name)
+                _tell_once(name, _GROWN)
+            elif late and matrix and not (change.is_update or change.is_difference or further):
+                _tell_once(name, _FAR)
             if sums or (further and not change.is_update):
                 ways[number] = Way.EXACT
         if ways[number] == Way.DENSE:
@@ -176,12 +186,11 @@ def ways_for_reply(
     return ways
 
 
-def _tell_that_it_grew(name: str) -> None:
-    """Log that an array is taken for a sum, the first time in this process."""
-    if name not in _grown:
-        _grown.add(name)
-        reason = "came back more than four times as long as it was sent, as sums do and trained weights do not"
-        _log.warning("%s: %s; it is sent byte for byte", name, reason)
+def _tell_once(name: str, reason: str) -> None:
+    """Log what is unusual about an array, the first time in this process."""
+    if (name, reason) not in _told:
+        _told.add((name, reason))
+        _log.warning("%s: %s", name, reason)
 
 
 def _send_with_statistics(ways: NDArray[np.uint8], statistics: Sequence[str], base: Values, trained: Values) -> None:

@@ -353,6 +353,22 @@ def test_sums_of_rows_arrive_exactly_once_weights_would_have_their_size(caplog: 
     assert sum(line.startswith("centers: came back more than four times as long as it was sent") for line in lines) == 1
 
 
+def replying(values: NDArray[Any]) -> Reply:
+    return lambda records: with_metrics(arrays={"subspace": values})
+
+
+def test_a_line_names_matrices_that_do_not_settle(caplog: pytest.LogCaptureFixture) -> None:
+    """As those of a power iteration, whose results need more digits than those of a training."""
+    caplog.set_level("WARNING", "flwr")
+    turned = np.random.default_rng(10).permutation(WEIGHTS["w"])
+    for rounds, values, names in ((3, WEIGHTS["w"] + 0.01, 0), (2, turned, 0), (3, turned, 1)):
+        reply_of({"arrays": {"subspace": WEIGHTS["w"]}}, replying(values), plug_in=True, rounds=rounds)
+        lines = [record.getMessage() for record in caplog.records]
+        assert (
+            sum(line.startswith("subspace: still changes by more than half of its length") for line in lines) == names
+        )
+
+
 def test_a_line_says_what_is_sent_value_for_value(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("WARNING", "flwr")
     draw = np.random.default_rng(8)
