@@ -30,7 +30,7 @@ from fedmrn_app.plugin.client_round import ClientRound, RoundContent, in_sent_ty
 from fedmrn_app.plugin.comparison import find_tied, is_same, is_unmoved
 from fedmrn_app.plugin.difference import check_returned, distance, moved_towards
 from fedmrn_app.plugin.exact import pack_exact
-from fedmrn_app.plugin.fidelity import FIRST_ROUNDS, even
+from fedmrn_app.plugin.fidelity import even
 from fedmrn_app.plugin.kept import matrices, pack_kept
 from fedmrn_app.plugin.reply_form import ReplyForm, base_keys, default_key, ways_for_reply
 from fedmrn_app.plugin.scales import SCALES
@@ -332,7 +332,7 @@ def _choose_ways(client_round: ClientRound, form: ReplyForm, trained: Values) ->
             trained,
             differences=task.differences,
             further=client_round.further,
-            late=task.server_round > FIRST_ROUNDS,
+            server_round=task.server_round,
         )
     for number, (name, before) in enumerate(base.items()):
         way, from_zero = int(ways[number]) & KINDS, int(ways[number]) & FROM_ZERO

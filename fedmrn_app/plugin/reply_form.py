@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.plugin.arrays import FROM_ZERO, KINDS, Values, Way, may_change_length, usual_ways
 from fedmrn_app.plugin.comparison import Change, is_same, squared_lengths
+from fedmrn_app.plugin.fidelity import FIRST_ROUNDS
 from fedmrn_app.plugin.row_statistics import is_statistic
 from fedmrn_app.plugin.vectors import is_of_model, send_with_neighbours, way_of_vector
 
@@ -32,14 +33,15 @@ _SCALAR, _SINGLE = 64, 128
 _MOST_FLOAT32 = float(np.finfo(np.float32).max) / 4
 _SHAPES: Mapping[int, tuple[int, ...]] = {_SCALAR: (), _SINGLE: (1,)}
 _log = logging.getLogger("flwr")
+_SETTLED = 4  # rounds after which weights, also those that begin at zero, change by small parts of their length
 _told: set[tuple[str, str]] = set()  # arrays and what the log has said of them
 _GROWN = (
     "came back more than four times as long as it was sent, as sums do and trained weights do not; it is sent byte for "
     "byte"
 )
 _FAR = (
-    "still changes by more than half of its length, as in iterations that are no training by small steps; the error of "
-    'its code is a share of that and does not shrink. Compressed(strategy, "fedavg") sends it without one'
+    "still changes by more than a third of its length, as in iterations that are no training by small steps; the error "
+    'of its code is a share of that and does not shrink. Compressed(strategy, "fedavg") sends it without one'
 )
 
 
@@ -141,7 +143,7 @@ def _is_known(code: int) -> bool:
 
 
 def ways_for_reply(
-    base: Values, trained: Values, *, differences: bool = False, further: bool = False, late: bool = False
+    base: Values, trained: Values, *, differences: bool = False, further: bool = False, server_round: int = 0
 ) -> NDArray[np.uint8]:
     """Return `usual_ways` of a reply with the exceptions that keep each value right, uint8 (tensors,).
 
@@ -150,8 +152,8 @@ def ways_for_reply(
     bound on the error of each value. Arrays that are much shorter than their difference from what was sent are
     differences themselves, such as gradients, and are coded as they are; with `differences` all arrays are. Of a
     `further` record only updates of what was sent are coded: other arrays, such as the changes of SCAFFOLD's control
-    variates, are summands of a sum in which the errors would stay. In `late` rounds, when weights have their size,
-    matrices that come back more than four times as long as they were sent are sums too, such as those of k-means.
+    variates, are summands of a sum in which the errors would stay. After the first rounds, when weights have their
+    size, matrices that come back more than four times as long as they were sent are sums too, such as those of k-means.
     """
     ways, statistics, uneven = usual_ways(base), list[str](), set[int]()
     for number, (name, before) in enumerate(base.items()):
@@ -168,10 +170,10 @@ def ways_for_reply(
         if not all(map(_fits_float32, (before, after))):
             ways[number] = Way.EXACT
         if ways[number] in (Way.CODED, Way.DENSE) and not differences:
-            sums = late and matrix and change.has_grown
+            sums = matrix and server_round > FIRST_ROUNDS and change.has_grown
             if sums:
                 _tell_once(name, _GROWN)
-            elif late and matrix and not (change.is_update or change.is_difference or further):
+            elif matrix and server_round > _SETTLED and change.is_large and not (change.is_difference or further):
                 _tell_once(name, _FAR)
             if sums or (further and not change.is_update):
                 ways[number] = Way.EXACT
