@@ -332,7 +332,7 @@ def _choose_ways(client_round: ClientRound, form: ReplyForm, trained: Values) ->
             trained,
             differences=task.differences,
             further=client_round.further,
-            server_round=task.server_round,
+            server_round=0 if isinstance(method.codec, Floats) else task.server_round,  # nothing is lost
         )
     for number, (name, before) in enumerate(base.items()):
         way, from_zero = int(ways[number]) & KINDS, int(ways[number]) & FROM_ZERO

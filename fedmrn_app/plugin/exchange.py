@@ -35,7 +35,7 @@ from fedmrn_app.plugin.replies import (
 from fedmrn_app.plugin.request import ArraysRequest, Fleet, OpenMessages
 from fedmrn_app.plugin.settings import (
     DEFAULT_ALPHA,
-    DENSE_BITS,
+    DEFAULT_DENSE_BITS,
     GRID,
     SECURE_BITS,
     SECURE_BOUND,
@@ -114,7 +114,7 @@ class Exchange:
             reason = "secure_bits and secure_bound: are used with secure=True only"
             raise ConfigError(f"{reason}; leave them out, or say secure=True", code="unused", key="secure_bits")
         if dense_bits is None:
-            dense_bits = 32 if method == "fedavg" else DENSE_BITS
+            dense_bits = 32 if method == "fedavg" else DEFAULT_DENSE_BITS
         self.settings = PluginSettings(
             method=method, options=options, distribution=noise, bits=bits, dense_bits=dense_bits,
             seed=seed, alpha=DEFAULT_ALPHA if alpha in ("auto", None) else float(alpha),
@@ -139,9 +139,8 @@ class Exchange:
             self._sender = LatticeSender(downlink, step)
         self._fleet, self._max_failed = Fleet(sender=self._sender, plain_replies=plain_replies), max_failed_rounds
         self._last: OpenMessages | None = None  # whose bits the rate control has not seen
-        self._told_least = self._told_most = self._told_nothing = self._told_little = (
-            False  # which lines the log has had
-        )
+        # which lines the log has had
+        self._told_least = self._told_most = self._told_nothing = self._told_little = False
         self._number = self._failed = 0
         self._only = False  # whether the run has one round
         self._run = secrets.token_hex(8) if self._method.error_feedback else None

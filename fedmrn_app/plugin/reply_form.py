@@ -153,7 +153,8 @@ def ways_for_reply(
     differences themselves, such as gradients, and are coded as they are; with `differences` all arrays are. Of a
     `further` record only updates of what was sent are coded: other arrays, such as the changes of SCAFFOLD's control
     variates, are summands of a sum in which the errors would stay. After the first rounds, when weights have their
-    size, matrices that come back more than four times as long as they were sent are sums too, such as those of k-means.
+    size, matrices that come back more than four times as long as they were sent are sums too, such as those of k-means;
+    `server_round` is 0 where that does not matter.
     """
     ways, statistics, uneven = usual_ways(base), list[str](), set[int]()
     for number, (name, before) in enumerate(base.items()):

@@ -26,14 +26,14 @@ from fedmrn_app.plugin.bounded import unpack_bounded
 from fedmrn_app.plugin.kept import matrices, put_back
 from fedmrn_app.plugin.scales import SCALES, Exponents, rescaled
 from fedmrn_app.validation import build, nearest
-from fedmrn_app.wire import dense
+from fedmrn_app.wire.dense import DENSE_BITS
 from fedmrn_app.wire.primitives import all_finite
 
 DEFAULT_METHOD = "eden"  # of the methods that need no change in the training; see `plugin/fidelity.py`
 SIZED_METHOD = "quantized"  # the same where options are given, such as a size
 DEFAULT_SECURE = "fedavg"  # of those whose updates can be added up
 DEFAULT_ALPHA = 0.01  # scale of the noise
-DENSE_BITS = 6  # per value of biases and statistics
+DEFAULT_DENSE_BITS = 6  # per value of biases and statistics
 FORMAT = 1  # of the records of messages and replies; another number is not read
 LATER_FORMAT = 2  # of arrays on a lattice in a form that clients of format 1 cannot read
 RECORD = "fedmrn"  # record of a message, with the client's task
@@ -125,7 +125,7 @@ class PluginSettings:
     distribution: Distribution = "uniform"
     alpha: float = DEFAULT_ALPHA
     bits: float | None = None
-    dense_bits: int = DENSE_BITS
+    dense_bits: int = DEFAULT_DENSE_BITS
     seed: int = 0
 
     def build(self, *, secure: bool = False) -> Method:
@@ -155,8 +155,8 @@ class PluginSettings:
             reason = f"bits={self.bits:g}: {self.method} has no noise whose scale could be set; leave bits out, or say "
             reason += 'method="fedmrn"'
             raise ConfigError(reason, code="unused", key="bits", value=self.bits)
-        if self.dense_bits not in dense.DENSE_BITS:
-            reason = f"dense_bits={self.dense_bits}: must be one of {', '.join(map(str, dense.DENSE_BITS))}"
+        if self.dense_bits not in DENSE_BITS:
+            reason = f"dense_bits={self.dense_bits}: must be one of {', '.join(map(str, DENSE_BITS))}"
             raise ConfigError(reason, code="choice", key="dense_bits", value=self.dense_bits)
         return method
 

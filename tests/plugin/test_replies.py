@@ -361,13 +361,12 @@ def test_a_line_names_matrices_that_do_not_settle(caplog: pytest.LogCaptureFixtu
     """As those of a power iteration, whose results need more digits than those of a training."""
     caplog.set_level("WARNING", "flwr")
     turned = np.random.default_rng(10).permutation(WEIGHTS["w"])
-    for rounds, values, names in ((5, WEIGHTS["w"] + 0.01, 0), (4, turned, 0), (5, turned, 1)):
-        reply_of({"arrays": {"subspace": WEIGHTS["w"]}}, replying(values), plug_in=True, rounds=rounds)
-        lines = [record.getMessage() for record in caplog.records]
-        assert (
-            sum(line.startswith("subspace: still changes by more than a third of its length") for line in lines)
-            == names
-        )
+    trained = WEIGHTS["w"] + 0.01
+    cases = ((None, 5, trained), (None, 4, turned), ("fedavg", 5, turned), (None, 5, turned), (None, 6, turned))
+    for (method, rounds, values), names in zip(cases, (0, 0, 0, 1, 1), strict=True):
+        reply_of({"arrays": {"subspace": WEIGHTS["w"]}}, replying(values), plug_in=True, method=method, rounds=rounds)
+        lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("subspace: still")]
+        assert len(lines) == names
 
 
 def test_a_line_says_what_is_sent_value_for_value(caplog: pytest.LogCaptureFixture) -> None:
