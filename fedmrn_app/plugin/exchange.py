@@ -35,7 +35,6 @@ from fedmrn_app.plugin.replies import (
 from fedmrn_app.plugin.request import ArraysRequest, Fleet, OpenMessages
 from fedmrn_app.plugin.settings import (
     DEFAULT_ALPHA,
-    DEFAULT_DENSE_BITS,
     GRID,
     SECURE_BITS,
     SECURE_BOUND,
@@ -43,6 +42,7 @@ from fedmrn_app.plugin.settings import (
     PluginSettings,
     check_own_scales,
     sets_own_scales,
+    usual_dense_bits,
     usual_options,
 )
 from fedmrn_app.validation import Positive, Range
@@ -67,6 +67,9 @@ class Exchange:
     Raises:
         ConfigError: the method or an option does not work on an app's arrays, or `state` is not one.
     """
+
+    _told_least = _told_most = _told_nothing = _told_little = False  # which lines the log has had
+    _only = False  # whether the run has one round
 
     def __init__(
         self,
@@ -113,11 +116,10 @@ class Exchange:
         elif (secure_bits, secure_bound) != (SECURE_BITS, SECURE_BOUND):
             reason = "secure_bits and secure_bound: are used with secure=True only"
             raise ConfigError(f"{reason}; leave them out, or say secure=True", code="unused", key="secure_bits")
-        if dense_bits is None:
-            dense_bits = 32 if method == "fedavg" else DEFAULT_DENSE_BITS
         self.settings = PluginSettings(
-            method=method, options=options, distribution=noise, bits=bits, dense_bits=dense_bits,
-            seed=seed, alpha=DEFAULT_ALPHA if alpha in ("auto", None) else float(alpha),
+            method=method, options=options, distribution=noise, bits=bits, seed=seed,
+            dense_bits=usual_dense_bits(method) if dense_bits is None else dense_bits,
+            alpha=DEFAULT_ALPHA if alpha in ("auto", None) else float(alpha),
         )  # fmt: skip
         self._method = self.settings.build(secure=secure)
         self._even, self._single, self._differences = even, single, reply == "difference"
@@ -139,10 +141,7 @@ class Exchange:
             self._sender = LatticeSender(downlink, step)
         self._fleet, self._max_failed = Fleet(sender=self._sender, plain_replies=plain_replies), max_failed_rounds
         self._last: OpenMessages | None = None  # whose bits the rate control has not seen
-        # which lines the log has had
-        self._told_least = self._told_most = self._told_nothing = self._told_little = False
         self._number = self._failed = 0
-        self._only = False  # whether the run has one round
         self._run = secrets.token_hex(8) if self._method.error_feedback else None
         if state is not None:
             self._restore(state)

@@ -67,6 +67,11 @@ def usual_options(method: str, options: Mapping[str, Any], *, secure: bool) -> d
     return given
 
 
+def usual_dense_bits(method: str) -> int:
+    """Return the bits per value of the dense part where none are given; `fedavg` sends all values as they are."""
+    return 32 if method == "fedavg" else DEFAULT_DENSE_BITS
+
+
 def default_method(options: Mapping[str, Any]) -> str:
     """Return the method for options of the plug-in that name none."""
     if options.get("secure"):
