@@ -35,6 +35,7 @@ MADE_AGAIN = {  # with the repaired estimators of EDEN and DRIVE
     *(("table1", f"{data}_{name}_s0") for name in ("drive", "eden") for data in ("dir", "iid")),
 }
 MADE_SINCE = {
+    "benchmark_short",
     "learning_rates_rotated",
     "learning_rates_iid_methods",
     "close_rates_20_rounds",
@@ -59,7 +60,14 @@ def test_results_stand_on_these_pages() -> None:
     docs = [f"docs/{stem}.md" for stem in ("results", "results_digits", "results_fashion_mnist", "results_settings")]
     tables = [
         f"results/{stem}.md"
-        for stem in ("budget/short", "cifar10/tables", "claims", "digits/tables", "fashion_mnist/settings")
+        for stem in (
+            "benchmark_short",
+            "budget/short",
+            "cifar10/tables",
+            "claims",
+            "digits/tables",
+            "fashion_mnist/settings",
+        )
     ]
     tables += ["results/fashion_mnist/tables.md", "results/samples.md"]
     assert [name(file) for file in FILES] == ["README.md", *docs, *tables]
