@@ -30,8 +30,10 @@ def test_runs_that_differ_only_in_their_seed_are_one_row(runs: list[Path], tmp_p
     groups = read_groups(runs)
     assert list(groups.table["run"]) == ["fedmrn", "eden strategy.bits=1", "eden strategy.bits=2"]
     assert groups.runs[["group", "seed"]].to_numpy().tolist() == [[0, 0], [0, 1], [1, 0], [2, 0]]
-    assert groups.rounds["up_mb"][:2].tolist() == pytest.approx([9 * 100 / 1e6, 2 * 9 * 100 / 1e6])
-    assert groups.rounds["total_mb"][:2].tolist() == pytest.approx([(900 + 4000) / 1e6, 2 * (900 + 4000) / 1e6])
+    # nine of ten clients reply, and five evaluate
+    up, both = 9 * 100 + 5 * 214, 9 * 100 + 10 * 400 + 5 * (214 + 50)
+    assert groups.rounds["up_mb"][:2].tolist() == pytest.approx([up / 1e6, 2 * up / 1e6])
+    assert groups.rounds["total_mb"][:2].tolist() == pytest.approx([both / 1e6, 2 * both / 1e6])
     write_page(groups, tmp_path / "page")
     rows = (tmp_path / "page" / "report.md").read_text().splitlines()
     assert rows[2].startswith("| fedmrn | shakespeare, natural | 2 | 2 | 91.00 ± 12.71 | 91.00 ± 12.71 | 1.250 |")
