@@ -40,7 +40,8 @@ from fedmrn_app.plugin.settings import (
 )
 from fedmrn_app.wire.primitives import all_finite
 
-_LEAST_SAVED, _SHORT = 8, 20_000  # times fewer bytes, and bytes of arrays, below which a line says why
+_LEAST_SAVED = 8  # times fewer bytes than the arrays have; where a reply saves less, a line says why
+_SHORT = 20_000  # bytes of arrays that are too few for such a line
 
 # By the arrays, how they are sent back, the form of the reply, and masks or none; with what is coded from.
 Contexts = dict[tuple[int, bytes, ReplyForm, bool], tuple[RoundContext, Values]]

@@ -25,7 +25,7 @@ from fedmrn_app.plugin.arrays import only_arrays, to_record
 from fedmrn_app.plugin.replies import add_counts, parameter_count
 from fedmrn_app.plugin.request import ArraysRequest
 from fedmrn_app.plugin.secure_sum import Mean, Steps, SumLayout, secure_content, sum_binding
-from fedmrn_app.plugin.settings import RECORD, RoundContext
+from fedmrn_app.plugin.settings import DEFAULT_DENSE_BITS, RECORD, RoundContext
 from fedmrn_app.secure.exchange import Phase, collect
 from fedmrn_app.secure.graph import MIN_CLIENTS
 from fedmrn_app.secure.server import SecureServer
@@ -225,7 +225,11 @@ def check_options(
     wrong = {
         "bits": (bits, bits is None, "the server does not see how long one client's masks are"),
         "alpha": (alpha, alpha != "auto", "clients that set the scale of the noise by themselves mask other noise"),
-        "dense_bits": (dense_bits, dense_bits in (None, 6), "a sum holds fixed-point numbers, see secure_bits"),
+        "dense_bits": (
+            dense_bits,
+            dense_bits in (None, DEFAULT_DENSE_BITS),
+            "a sum holds fixed-point numbers, see secure_bits",
+        ),
         "downlink": (downlink, downlink == "float32", "secure rounds send the arrays as they are"),
         "options": (dict(options), method != "fedavg" or not options, "fedavg has no options in a secure sum"),
     }

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.plugin.arrays import KINDS, Values, Way
+from fedmrn_app.plugin.settings import DEFAULT_DENSE_BITS
+from fedmrn_app.wire.dense import most_steps
 
 LONG = 4096  # values above which an array is not sent exactly
 SPREAD = 100.0  # of the largest change over one of the small ones; those of biases and statistics are closer together
 SMALL = 0.1  # share of the changes that may be smaller than that one
-STEPS = 31  # of 6 bits, into which the dense part divides the largest change
 # The last part of the names that PyTorch, Keras, Flax and scikit-learn give them.
 _NAMES = re.compile(
     r"(?:^|[./])(?:bias|weight|scale|gamma|beta|running_mean|running_var|moving_mean|moving_variance|offset"
@@ -75,5 +76,5 @@ def _is_even(before: NDArray[Any], after: NDArray[Any]) -> bool:
         return False
     if min(before.min(), after.min()) < 0:
         return True
-    step = min(largest, float(after.max())) / STEPS
+    step = min(largest, float(after.max())) / most_steps(DEFAULT_DENSE_BITS)  # see `wire/dense.py`
     return bool(step <= np.min(after, where=after > 0, initial=np.inf))

@@ -141,17 +141,17 @@ def with_rows(path: Path, states: Sequence[State], damaged: Sequence[str]) -> tu
     Raises:
         RunError: the rows of no state can be read.
     """
-    faults = list(damaged)
+    errors = list[RunError]()
     for state in states:
         try:
             rows = read_rows(path, state.facts)
         except RunError as error:
-            if state is states[-1]:
-                raise
-            faults.append(str(error).partition(";")[0])
-            continue
-        return replace(state, facts={**state.facts, "rows": rows}), resuming(faults, state)
-    raise AssertionError("a run has at least one state")
+            errors.append(error)
+        else:
+            faults = [*damaged, *map(str, errors)]
+            return replace(state, facts={**state.facts, "rows": rows}), resuming(faults, state)
+    first = errors[0]
+    raise RunError(f"{first}; restore the file, or start a new run", code=first.code, value=first.value)
 
 
 def changes(before: dict[str, Any], now: Mapping[str, Any], defaults: Defaults) -> Iterator[tuple[str, Any, Any]]:

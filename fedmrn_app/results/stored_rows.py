@@ -61,7 +61,7 @@ def read_rows(folder: Path, facts: Mapping[str, Any]) -> list[dict[str, str]]:
         if [row["round"] for row in rows] != [*map(str, range(1, done + 1))]:
             raise ValueError(f"there are {len(rows)} of {done}, or they are not in order")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = f"{path}: the rows of the run cannot be read ({error}); restore the file, or start a new run"
+        reason = f"{path}: the rows of the run cannot be read ({error})"
         raise RunError(reason, code="no-rows", value=str(path)) from None
     return rows
 

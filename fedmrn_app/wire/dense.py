@@ -46,7 +46,7 @@ def pack_dense(values: Float32Array, known: Float32Array, sizes: Sequence[int], 
         geometric_model,
     )  # Numba takes most of what an import loads
 
-    limit = _limit(bits)
+    limit = most_steps(bits)
     heads = np.zeros(len(sizes), _HEAD)
     runs = []
     for head, part in zip(heads, slices(sizes), strict=True):
@@ -76,7 +76,7 @@ def unpack_dense(data: bytes | memoryview, known: Float32Array, sizes: Sequence[
         if len(data) != 2 * count:
             raise wrong_length("dense part", data, f"where {count} float16 values take {2 * count}")
         return finite(np.frombuffer(data, "<f2").astype(np.float32), "dense part")
-    limit = _limit(bits)
+    limit = most_steps(bits)
     head_size = _HEAD.itemsize * len(sizes)
     if not head_size <= len(data) <= max_dense_bytes(sizes, bits):
         raise wrong_length("dense part", data, f"where {count} values of {bits} bits were expected")
@@ -109,7 +109,8 @@ def usual_dense_bytes(sizes: Sequence[int], bits: int) -> float:
     return heads + bits * sum(sizes) / 8
 
 
-def _limit(bits: int) -> int:
+def most_steps(bits: int) -> int:
+    """Return the largest multiple of a step that fewer than 16 bits hold."""
     return (1 << bits - 1) - 1
 
 
