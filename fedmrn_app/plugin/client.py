@@ -159,11 +159,13 @@ def _compress_record(
             raise RunError(f"{reason}; send one, or clip on the server", code="clipping", value=client_round.bound)
         client_round = client_round.without_masks(sent, further=True)
     learned = client_round.learned
-    form, trained = ReplyForm.of(sent, arrays), {name: arrays[name] for name in sent if name in arrays}
+    form = ReplyForm.of(sent, arrays, pairs=client_round.task.pairs)
+    trained = {name: arrays[name] for name in sent if name in arrays}
     if not client_round.task.forms:
         trained = dict(in_sent_types(sent, arrays))
         form = ReplyForm.of(sent, trained)
     check_finite(sent, trained)
+    trained = form.coded(sent, trained)
     residual = _residual_of(client_round, context) if first else None
     coded = _code(client_round, form, trained, None if residual is None else residual.read())
     if learned is not None:

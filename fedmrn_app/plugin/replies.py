@@ -175,7 +175,7 @@ def _decode_record(
     scaled = task.even or task.checks or (masked and method.training.learns_masks)
     exponents = read_exponents(record, len(shared.parts.coded) if scaled else 0)
     replaced, upload = shared.decode(start, task.seed, data, exact, exponents, bounded, kept)
-    arrays = dict(to_record(replaced).items())
+    arrays = dict(to_record(form.decoded(sent, replaced)).items())
     plain = {} if beside is None else to_values(beside)  # which finds damaged ones before the strategy does
     for name in shared.parts.beside:
         if beside is None or name not in plain:
@@ -267,10 +267,11 @@ def little_saved(uplink: int, records: Mapping[str, Values], contexts: Contexts)
     what = f"{largest} and {len(whole) - 1} more arrays are" if len(whole) > 1 else f"{largest} is"
     return (
         f"a reply takes 1/{plain / uplink:.1f} of its arrays' bytes, because {what} sent value for value, as "
-        "statistics, sums, long vectors, integers and complex numbers are"
+        "statistics, sums, long vectors and integers are"
     )
 
 
 def parameter_count(values: Values) -> int:
-    """Return the number of floating-point values."""
-    return sum(value.size for value in values.values() if np.issubdtype(value.dtype, np.floating))
+    """Return the number of floating-point values; complex ones count as two."""
+    kinds = {"f": 1, "c": 2}
+    return sum(value.size * kinds.get(value.dtype.kind, 0) for value in values.values())

@@ -7,6 +7,7 @@ So does the plug-in. A reply says only what differs from the message:
     order   positions in the message's record of the arrays that came back, uint32
     types   a byte per array: 0 for the type that was sent, or the number of a type from 1; a number that is alone in
             its array has 64 more if its shape is () and was not, 128 more if its shape is (1,) and was not
+    pairs   True if complex arrays are coded as pairs of real numbers
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.plugin.arrays import FROM_ZERO, KINDS, Values, Way, may_change_length, usual_ways
 from fedmrn_app.plugin.comparison import Change, is_same, squared_lengths
 from fedmrn_app.plugin.fidelity import FIRST_ROUNDS
+from fedmrn_app.plugin.pairs import from_pairs, is_paired, to_pairs
 from fedmrn_app.plugin.row_statistics import is_statistic
 from fedmrn_app.plugin.vectors import is_of_model, send_with_neighbours, way_of_vector
 
@@ -52,14 +54,16 @@ class ReplyForm:
     Attributes:
         names: of the arrays, in their order.
         types: bytes as above.
+        pairs: whether complex arrays are coded as pairs of real numbers.
     """
 
     names: tuple[str, ...]
     types: bytes
+    pairs: bool = False
 
     @classmethod
-    def of(cls, sent: Values, trained: Values) -> ReplyForm:
-        """Return the form of a reply to arrays that were sent.
+    def of(cls, sent: Values, trained: Values, *, pairs: bool = False) -> ReplyForm:
+        """Return the form of a reply to arrays that were sent; `pairs` is whether the server reads them.
 
         Raises:
             RunError: an array was not sent, has another shape, or has a type that is not known here.
@@ -67,7 +71,8 @@ class ReplyForm:
         if unknown := sorted(set(trained) - set(sent)):
             other = ", ".join(unknown[:3])
             raise RunError(f"the reply has other arrays than were sent: {other}", code="names", value=other)
-        return cls(tuple(trained), bytes(_type_of(name, sent[name], value) for name, value in trained.items()))
+        types = bytes(_type_of(name, sent[name], value) for name, value in trained.items())
+        return cls(tuple(trained), types, pairs and any(is_paired(sent[x].shape, y.dtype) for x, y in trained.items()))
 
     @classmethod
     def read(cls, record: Mapping[str, Any], sent: Values) -> ReplyForm:
@@ -86,7 +91,7 @@ class ReplyForm:
             types = bytes(len(names))
         if not isinstance(types, bytes) or len(types) != len(names) or any(not _is_known(code) for code in types):
             raise PayloadError("reply names types that are not known", code="dtype")
-        return cls(tuple(names), types)
+        return cls(tuple(names), types, record.get("pairs") is True)
 
     def write(self, record: ConfigRecord, sent: Values) -> None:
         """Note in a reply what differs from the arrays that were sent."""
@@ -95,9 +100,13 @@ class ReplyForm:
             record["order"] = np.array([places[name] for name in self.names], "<u4").tobytes()
         if any(self.types):
             record["types"] = self.types
+        if self.pairs:
+            record["pairs"] = True
 
     def base(self, sent: Values, ways: NDArray[np.uint8] | None = None) -> dict[str, NDArray[np.generic]]:
         """Return the arrays that the reply's are coded from, in the order of the message and the types of the reply.
+
+        With `pairs` complex arrays are real ones.
 
         Args:
             sent: the arrays that were sent.
@@ -107,14 +116,29 @@ class ReplyForm:
         codes = dict(zip(self.names, self.types, strict=True))
         for number, name in enumerate(name for name in sent if name in codes):
             value, code = sent[name], codes[name]
-            dtype = np.dtype(_TYPES[(code & 63) - 1]) if code & 63 else value.dtype
+            dtype = _dtype(code, value)
             shape = _SHAPES.get(code & 192, value.shape) if value.size == 1 else value.shape
             if ways is not None and ways[number] & FROM_ZERO:
                 found[name] = np.zeros(shape, dtype)
             else:
                 with np.errstate(invalid="ignore", over="ignore"):
                     found[name] = value.astype(dtype, copy=False).reshape(shape)
+            if self.pairs and is_paired(value.shape, dtype):
+                found[name] = to_pairs(found[name])
         return found
+
+    def coded(self, sent: Values, trained: Values) -> dict[str, NDArray[np.generic]]:
+        """Return the arrays of the reply as they are coded: with `pairs`, complex ones as real ones."""
+        return {
+            name: to_pairs(value) if self.pairs and is_paired(sent[name].shape, value.dtype) else value
+            for name, value in trained.items()
+        }
+
+    def decoded(self, sent: Values, found: Values) -> dict[str, NDArray[np.generic]]:
+        """Return decoded arrays as the app sent them, the inverse of `coded`."""
+        codes = dict(zip(self.names, self.types, strict=True))
+        paired = {name for name in found if self.pairs and is_paired(sent[name].shape, _dtype(codes[name], sent[name]))}
+        return {name: from_pairs(value) if name in paired else value for name, value in found.items()}
 
 
 def _type_of(name: str, before: NDArray[np.generic], after: NDArray[np.generic]) -> int:
@@ -136,6 +160,11 @@ def _type_of(name: str, before: NDArray[np.generic], after: NDArray[np.generic])
             raise RunError(reason, code="shape", key=name, value=after.shape)
         code |= single
     return code
+
+
+def _dtype(code: int, before: NDArray[np.generic]) -> np.dtype[Any]:
+    """Return the type of an array of the reply."""
+    return np.dtype(_TYPES[(code & 63) - 1]) if code & 63 else before.dtype
 
 
 def _is_known(code: int) -> bool:

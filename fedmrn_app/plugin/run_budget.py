@@ -19,6 +19,7 @@ from fedmrn_app.federation.budget import ERROR_POWER, Budget, BudgetState, Sched
 from fedmrn_app.methods.rate_control import RateControl, error_power, least_mask_bits, most_mask_bits
 from fedmrn_app.methods.shared_context import LEAST_BITS
 from fedmrn_app.plugin.arrays import Values, Way, usual_ways
+from fedmrn_app.plugin.pairs import in_pairs
 from fedmrn_app.plugin.replies import Spent
 from fedmrn_app.plugin.settings import PluginSettings
 
@@ -59,6 +60,7 @@ class RunBudget:
             values: the arrays that are sent.
             control: of the noise's scale, from which the size of masks follows; None for other methods.
         """
+        values = in_pairs(values)
         ways = usual_ways(values)
         sizes = {way: sum(v.size for v, w in zip(values.values(), ways, strict=True) if w == way) for way in Way}
         self.parameters = max(1, sum(v.size for v in values.values() if np.issubdtype(v.dtype, np.floating)))
@@ -104,8 +106,9 @@ class RunBudget:
         """Note the bytes of a reply, and the squared norm of its update."""
         square = 0.0
         for key, values in replied.items():
-            for name, after in values.items():
-                before = sent.get(key, {}).get(name)
+            base = in_pairs(sent.get(key, {}))
+            for name, after in in_pairs(values).items():
+                before = base.get(name)
                 if before is not None and before.shape == after.shape and np.issubdtype(after.dtype, np.floating):
                     change = np.subtract(after, before, dtype=np.float64).ravel()
                     square += float(change @ change)

@@ -46,6 +46,7 @@ EVEN = "even"  # field of a message: the client is to code all tensors with abou
 FORMS = "forms"  # field of a message: the server reads replies with arrays of their own order, number and types
 WITH_SCALES = 2  # in that field: it also reads scales of tensors with every method
 WITH_PACKED = 3  # in that field: it also reads exact tensors that are packed
+WITH_PAIRS = 4  # in that field: it also reads complex tensors that are coded as pairs of real numbers
 PACKED = "packed"  # field of a reply with them
 DIFFERENCES = "differences"  # field of a message: replies are differences from the arrays that are sent
 WITHOUT_ARRAYS = "without-arrays"  # field of a reply in which the app sends no arrays that could be coded
@@ -210,6 +211,7 @@ class ClientTask:
         checks: whether the client checks what arrives of each tensor, see `plugin/self_check.py`; older servers do not
             read the scales that it may need.
         packs: whether the server reads exact tensors that are packed, see `plugin/exact.py`; older ones do not.
+        pairs: whether the server reads complex tensors as pairs, see `plugin/pairs.py`; older ones do not.
         differences: whether the arrays of the reply are known to be differences from those that were sent.
     """
 
@@ -225,12 +227,13 @@ class ClientTask:
     checks: bool = True
     differences: bool = False
     packs: bool = True
+    pairs: bool = True
 
     def record(self) -> ConfigRecord:
         """Return the record of a message."""
         terms = json.dumps(vars(self.settings), separators=(",", ":"))
         place = {"round": self.server_round, "client": self.client}
-        record = ConfigRecord({"terms": terms, "seed": self.seed, FORMS: WITH_PACKED, **place, **format_fields()})
+        record = ConfigRecord({"terms": terms, "seed": self.seed, FORMS: WITH_PAIRS, **place, **format_fields()})
         if self.scale is not None:
             record["scale"] = self.scale
         if self.own_scales is not None:
@@ -273,6 +276,7 @@ class ClientTask:
             forms=bool(values.get(FORMS)),
             checks=values.get(FORMS, 0) >= WITH_SCALES,
             packs=values.get(FORMS, 0) >= WITH_PACKED,
+            pairs=values.get(FORMS, 0) >= WITH_PAIRS,
             differences=bool(values.get(DIFFERENCES)),
         )
 
