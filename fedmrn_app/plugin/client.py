@@ -32,7 +32,7 @@ from fedmrn_app.plugin.difference import check_returned, distance, moved_towards
 from fedmrn_app.plugin.exact import pack_exact
 from fedmrn_app.plugin.fidelity import even
 from fedmrn_app.plugin.kept import matrices, pack_kept
-from fedmrn_app.plugin.reply_form import ReplyForm, base_keys, default_key, ways_for_reply
+from fedmrn_app.plugin.reply_form import ReplyForm, base_keys, default_key, statistic_shapes, ways_for_reply
 from fedmrn_app.plugin.scales import SCALES
 from fedmrn_app.plugin.self_check import SMALL, Finer, finer_than, name_once, shares_that_arrive
 from fedmrn_app.plugin.settings import (
@@ -114,6 +114,8 @@ def _compress(reply: Message, client_round: ClientRound, context: Context) -> No
     """
     content, records = reply.content, client_round.records
     replied = {key: _in_little_endian(to_values(record)) for key, record in content.array_records.items()}
+    if len(replied) > 1:
+        client_round.statistics = statistic_shapes(replied, records)
     coded: dict[str, ConfigRecord] = {}
     beside: dict[str, ArrayRecord] = {}
     for key, base in base_keys(replied, records).items():
@@ -334,6 +336,7 @@ def _choose_ways(client_round: ClientRound, form: ReplyForm, trained: Values) ->
             trained,
             differences=task.differences,
             further=client_round.further,
+            beside=client_round.statistics,
             server_round=0 if isinstance(method.codec, Floats) else task.server_round,  # nothing is lost
         )
     for number, (name, before) in enumerate(base.items()):

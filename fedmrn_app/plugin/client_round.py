@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -56,6 +56,7 @@ class ClientRound:
         client: number of the client in a secure sum; None without.
         records: the arrays of all ArrayRecords by their keys.
         further: whether `values` are of another ArrayRecord than the first.
+        statistics: shapes of the arrays of statistics in all ArrayRecords of the reply; empty if there is only one.
     """
 
     task: ClientTask
@@ -66,11 +67,12 @@ class ClientRound:
     client: int | None = None
     records: Mapping[str, Values] = field(default_factory=dict)
     further: bool = False
+    statistics: Collection[tuple[int, ...]] = ()
 
     def without_masks(self, values: Values, *, further: bool = False) -> ClientRound:
         """Return the round of arrays for which no masks are learned."""
         task = self.task.without_masks() if self.method.training.learns_masks else self.task
-        return ClientRound(task, task.settings.build(), values, self.bound, records=self.records, further=further)
+        return replace(self, task=task, method=task.settings.build(), values=values, learned=None, further=further)
 
     @property
     def private_seed(self) -> int:

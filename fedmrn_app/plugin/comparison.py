@@ -65,12 +65,6 @@ class Change:
         return 4 * difference <= length
 
     @property
-    def is_large(self) -> bool:
-        """Whether the difference is more than a third as long as what came back."""
-        length, difference = self._lengths
-        return 9 * difference > length
-
-    @property
     def has_grown(self) -> bool:
         """Whether what came back is more than four times as long as what was sent, which was not zero."""
         return not self.is_update and 0 < 16 * squared_lengths(self.after, self.before)[0] < self._lengths[0]

@@ -8,7 +8,8 @@ each tensor is divided by about its root mean square before it is coded, and has
 With one bit per element the squared error of one update is 0.57 of its squared norm, with two bits 0.13 and with three
 0.035. Two bits are taken in the first rounds, in which accuracy rises most, and where few clients are averaged. Three
 bits are taken for QFedAvg, whose step depends on the norm of each update, which an unbiased error makes longer, and for
-Krum, MultiKrum and Bulyan, which choose clients by the distances of their updates. A run of one round takes four: its
+Krum, MultiKrum and Bulyan, which choose clients by the distances of their updates, and for Flower's wrappers for
+privacy, which clip updates by their norms. A run of one round takes four: its
 models may be used one by one, and no other round makes up for their errors.
 """
 
@@ -26,6 +27,7 @@ FIRST_ROUNDS = 2  # with two bits
 FEW_CLIENTS = 4  # fewer than these send two bits
 _BY_NORMS = frozenset({"QFedAvg"})  # Flower's strategies whose steps depend on the norms of single updates
 _BY_DISTANCES = frozenset({"Krum", "MultiKrum", "Bulyan"})  # and those that choose clients by their distances
+_CLIPPING = "DifferentialPrivacy"  # and, by the beginning of their names, those that clip updates
 
 
 def bits_of_round(server_round: int, clients: int, *, single: bool, only: bool = False) -> int:
@@ -51,13 +53,14 @@ def uses_norms(strategy: object) -> bool:
 
 def uses_single(strategy: object) -> bool:
     """Return whether a strategy, or one that it wraps, uses norms of updates, or chooses by distances between them."""
-    return _is_one_of(strategy, _BY_NORMS | _BY_DISTANCES)
+    return _is_one_of(strategy, _BY_NORMS | _BY_DISTANCES, _CLIPPING)
 
 
-def _is_one_of(strategy: object, names: frozenset[str]) -> bool:
+def _is_one_of(strategy: object, names: frozenset[str], prefix: str | None = None) -> bool:
     seen: set[int] = set()
     while strategy is not None and id(strategy) not in seen:
-        if any(kind.__name__ in names for kind in type(strategy).__mro__):
+        kinds = [kind.__name__ for kind in type(strategy).__mro__]
+        if any(kind in names or (prefix is not None and kind.startswith(prefix)) for kind in kinds):
             return True
         seen.add(id(strategy))
         strategy = getattr(strategy, "strategy", None)

@@ -13,7 +13,7 @@ So does the plug-in. A reply says only what differs from the message:
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.plugin.arrays import FROM_ZERO, KINDS, Values, Way, may_change_length, usual_ways
 from fedmrn_app.plugin.comparison import Change, is_same, squared_lengths
 from fedmrn_app.plugin.fidelity import FIRST_ROUNDS
+from fedmrn_app.plugin.orthonormal import is_orthonormal
 from fedmrn_app.plugin.pairs import from_pairs, is_paired, to_pairs
 from fedmrn_app.plugin.row_statistics import is_statistic
 from fedmrn_app.plugin.vectors import is_of_model, send_with_neighbours, way_of_vector
@@ -35,15 +36,14 @@ _SCALAR, _SINGLE = 64, 128
 _MOST_FLOAT32 = float(np.finfo(np.float32).max) / 4
 _SHAPES: Mapping[int, tuple[int, ...]] = {_SCALAR: (), _SINGLE: (1,)}
 _log = logging.getLogger("flwr")
-_SETTLED = 4  # rounds after which weights, also those that begin at zero, change by small parts of their length
 _told: set[tuple[str, str]] = set()  # arrays and what the log has said of them
 _GROWN = (
     "came back more than four times as long as it was sent, as sums do and trained weights do not; it is sent byte for "
     "byte"
 )
-_FAR = (
-    "still changes by more than a third of its length, as in iterations that are no training by small steps; the error "
-    'of its code is a share of that and does not shrink. Compressed(strategy, "fedavg") sends it without one'
+_BASIS = (
+    "has orthonormal columns or rows, as in power iteration, whose results have more digits than those of a training; "
+    "it is sent byte for byte"
 )
 
 
@@ -172,7 +172,13 @@ def _is_known(code: int) -> bool:
 
 
 def ways_for_reply(
-    base: Values, trained: Values, *, differences: bool = False, further: bool = False, server_round: int = 0
+    base: Values,
+    trained: Values,
+    *,
+    differences: bool = False,
+    further: bool = False,
+    beside: Collection[tuple[int, ...]] = (),
+    server_round: int = 0,
 ) -> NDArray[np.uint8]:
     """Return `usual_ways` of a reply with the exceptions that keep each value right, uint8 (tensors,).
 
@@ -181,9 +187,11 @@ def ways_for_reply(
     bound on the error of each value. Arrays that are much shorter than their difference from what was sent are
     differences themselves, such as gradients, and are coded as they are; with `differences` all arrays are. Of a
     `further` record only updates of what was sent are coded: other arrays, such as the changes of SCAFFOLD's control
-    variates, are summands of a sum in which the errors would stay. After the first rounds, when weights have their
-    size, matrices that come back more than four times as long as they were sent are sums too, such as those of k-means;
-    `server_round` is 0 where that does not matter.
+    variates, are summands of a sum in which the errors would stay. So is what has a shape in `beside`, those of
+    statistics in all records: Adam divides its first moments by the roots of its second ones. After the first rounds,
+    when weights have their size, matrices that come back more than four times as long as they were sent are sums too,
+    such as those of k-means, and orthonormal matrices are bases of subspaces, such as those of power iteration; both
+    are sent exactly. `server_round` is 0 where that does not matter.
     """
     ways, statistics, uneven = usual_ways(base), list[str](), set[int]()
     for number, (name, before) in enumerate(base.items()):
@@ -200,12 +208,10 @@ def ways_for_reply(
         if not all(map(_fits_float32, (before, after))):
             ways[number] = Way.EXACT
         if ways[number] in (Way.CODED, Way.DENSE) and not differences:
-            sums = matrix and server_round > FIRST_ROUNDS and change.has_grown
-            if sums:
-                _tell_once(name, _GROWN)
-            elif matrix and server_round > _SETTLED and change.is_large and not (change.is_difference or further):
-                _tell_once(name, _FAR)
-            if sums or (further and not change.is_update):
+            reason = _why_exact(change) if matrix and server_round > FIRST_ROUNDS else ""
+            if reason:
+                _tell_once(name, reason)
+            if reason or (further and (before.shape in beside or not change.is_update)):
                 ways[number] = Way.EXACT
         if ways[number] == Way.DENSE:
             ways[number] = way_of_vector(name, np.zeros_like(before) if differences else before, after, base)
@@ -216,6 +222,35 @@ def ways_for_reply(
     _send_with_statistics(ways, statistics, base, trained)
     send_with_neighbours(ways, uneven, base)
     return ways
+
+
+def _why_exact(change: Change) -> str:
+    """Return why a matrix is sent exactly after the first rounds; empty if it is not."""
+    if change.has_grown:
+        return _GROWN
+    if any(map(is_orthonormal, (change.before, change.after))) and not is_same(change.before, change.after):
+        return _BASIS
+    return ""
+
+
+def statistic_shapes(replied: Mapping[str, Values], records: Mapping[str, Values]) -> set[tuple[int, ...]]:
+    """Return the shapes of the arrays of statistics in a reply.
+
+    Args:
+        replied: arrays of the reply by the keys of their records.
+        records: those of the message.
+    """
+    pairs = (
+        (records[key][name], after)
+        for key, values in replied.items()
+        for name, after in values.items()
+        if name in records.get(key, {})
+    )
+    return {
+        after.shape
+        for before, after in pairs
+        if before.shape == after.shape and after.ndim and after.dtype.kind == "f" and is_statistic(before, after)
+    }
 
 
 def _tell_once(name: str, reason: str) -> None:

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Message
-from flwr.serverapp.strategy import Bulyan, DifferentialPrivacyServerSideFixedClipping, FedAvg, Krum, QFedAvg
+from flwr.serverapp.strategy import (
+    Bulyan,
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAvg,
+    Krum,
+    QFedAvg,
+)
 from torch import nn
 
 from fedmrn_app.errors import ConfigError, RunError
@@ -162,7 +169,8 @@ def test_methods_that_change_norms_are_named_under_qfedavg(
         (QFedAvg(client_learning_rate=0.1), True),
         (Krum(), True),
         (Bulyan(), True),
-        (DifferentialPrivacyServerSideFixedClipping(Krum(), 0.1, 1.0, 3), True),
+        (DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.1, 1.0, 3), True),
+        (DifferentialPrivacyClientSideAdaptiveClipping(FedAvg(), 0.1, 3), True),
     ],
 )
 def test_strategies_that_use_single_updates_are_sent_three_bits(strategy: Any, single: bool) -> None:

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.plugin import Compressed, compress_uplink, compressed_grid
-from fedmrn_app.plugin.arrays import to_record, to_values
+from fedmrn_app.plugin.arrays import Way, to_record, to_values
 from fedmrn_app.plugin.bounded import RELATIVE_ERROR
+from fedmrn_app.plugin.reply_form import ways_for_reply
 from tests.local_nodes import LiveNodes, allow_messages
 
 Arrays = dict[str, NDArray[Any]]
@@ -353,20 +354,40 @@ def test_sums_of_rows_arrive_exactly_once_weights_would_have_their_size(caplog: 
     assert sum(line.startswith("centers: came back more than four times as long as it was sent") for line in lines) == 1
 
 
-def replying(values: NDArray[Any]) -> Reply:
-    return lambda records: with_metrics(arrays={"subspace": values})
-
-
-def test_a_line_names_matrices_that_do_not_settle(caplog: pytest.LogCaptureFixture) -> None:
-    """As those of a power iteration, whose results need more digits than those of a training."""
+@pytest.mark.parametrize("by_server", [False, True])
+@pytest.mark.parametrize(("server_round", "way"), [(2, Way.CODED), (3, Way.EXACT)])
+def test_bases_of_subspaces_are_sent_exactly_after_the_first_rounds(
+    server_round: int, way: Way, by_server: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As those of a power iteration, whether the server or each client makes them orthonormal."""
     caplog.set_level("WARNING", "flwr")
-    turned = np.random.default_rng(10).permutation(WEIGHTS["w"])
-    trained = WEIGHTS["w"] + 0.01
-    cases = ((None, 5, trained), (None, 4, turned), ("fedavg", 5, turned), (None, 5, turned), (None, 6, turned))
-    for (method, rounds, values), names in zip(cases, (0, 0, 0, 1, 1), strict=True):
-        reply_of({"arrays": {"subspace": WEIGHTS["w"]}}, replying(values), plug_in=True, method=method, rounds=rounds)
-        lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("subspace: still")]
-        assert len(lines) == names
+    frozen = np.linalg.qr(WEIGHTS["w"])[0]
+    turned = frozen @ np.diag(np.linspace(1, 2, 30, dtype=np.float32)) + np.float32(0.01) * WEIGHTS["w"]
+    before, after = (frozen, turned) if by_server else (turned, np.linalg.qr(turned)[0])
+    name = f"basis, {by_server}"
+    sent: Arrays = {name: before, "w": WEIGHTS["w"], "frozen": frozen}
+    trained: Arrays = {name: after, "w": WEIGHTS["w"] + np.float32(0.01), "frozen": frozen}
+    assert list(ways_for_reply(sent, trained, server_round=server_round)) == [way, Way.CODED, Way.CODED]
+    lines = [line for record in caplog.records if "orthonormal" in (line := record.getMessage())]
+    assert [line.split(":")[0] for line in lines] == ([name] if way == Way.EXACT else [])
+
+
+@pytest.mark.parametrize("server_round", [1, 2])
+def test_first_moments_arrive_exactly_beside_second_ones(server_round: int) -> None:
+    """Adam divides the first ones by the roots of the second ones, which may be tiny, in a record of their own."""
+    moments = {"w": 0.01 * WEIGHTS["w"], "bias": 0.01 * WEIGHTS["bias"]}
+    squares = {name: np.square(value) for name, value in moments.items()}
+    sent = {"arrays": WEIGHTS, "m": moments, "v": squares}
+    trained: Records = {
+        "arrays": moved(WEIGHTS),
+        "m": {name: np.float32(1.2) * value for name, value in moments.items()},
+        "v": {name: np.float32(1.4) * value for name, value in squares.items()},
+    }
+    content = reply_of(sent, lambda records: with_metrics(**trained), plug_in=True, rounds=server_round)
+    for key in ("m", "v"):
+        for name, value in to_values(content.array_records[key]).items():
+            np.testing.assert_array_equal(value, trained[key][name])
+    assert not np.array_equal(to_values(content.array_records["arrays"])["w"], trained["arrays"]["w"])
 
 
 def test_a_line_says_what_is_sent_value_for_value(caplog: pytest.LogCaptureFixture) -> None:
