@@ -10,8 +10,9 @@ from functools import cache, lru_cache
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedmrn_app.config.build import build_worker, check_node, check_targets, parse_config, precision_remark
+from fedmrn_app.config.build import build_worker, check_node, parse_config, precision_remark
 from fedmrn_app.config.resolved import about_keys, unpack_config
+from fedmrn_app.config.targets import check_targets
 from fedmrn_app.errors import FedMRNError, PayloadError, VersionError
 from fedmrn_app.exchange.client_storage import Purpose, StateError
 from fedmrn_app.exchange.device_identity import device_identity

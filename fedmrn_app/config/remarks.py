@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from fedmrn_app.config.build import TARGET, build_run_method
+from fedmrn_app.config.build import build_run_method
 from fedmrn_app.config.schema import Config
+from fedmrn_app.config.targets import TARGET
 from fedmrn_app.methods.fedmrn import NoiseMask
 
 Remark = tuple[bool, str, str]  # whether it applies, the keys below a prefix, and why they have no effect

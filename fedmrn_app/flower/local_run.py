@@ -15,9 +15,9 @@ import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedmrn_app.config.build import OWN_TARGETS, TARGET
 from fedmrn_app.config.resolved import write_resolved
 from fedmrn_app.config.schema import Config, Values
+from fedmrn_app.config.targets import OWN_TARGETS, TARGET
 from fedmrn_app.errors import ConfigError, FedMRNError, RunError
 from fedmrn_app.flower.local_grid import LocalGrid
 from fedmrn_app.flower.serve import serve

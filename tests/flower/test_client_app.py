@@ -11,9 +11,10 @@ import pytest
 import tests.reference  # noqa: F401  (Flower makes no message without)
 from fedmrn_app import client_app
 from fedmrn_app.client_app import open_worker, query, train
-from fedmrn_app.config.build import build_worker, check_targets, resolve_from_data
+from fedmrn_app.config.build import build_worker, resolve_from_data
 from fedmrn_app.config.compose import quote_override
 from fedmrn_app.config.schema import Values
+from fedmrn_app.config.targets import check_targets
 from fedmrn_app.environment import ALLOW_TARGETS
 from fedmrn_app.errors import ConfigError, PayloadError
 from fedmrn_app.exchange.messages import read_lost

@@ -11,7 +11,8 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from fedmrn_app.config.build import find_conf, locate
+from fedmrn_app.config.build import find_conf
+from fedmrn_app.config.targets import locate
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.learning.flat import FlatModel, trained_parameters
 from fedmrn_app.learning.models.build import build_model

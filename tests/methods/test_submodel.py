@@ -10,8 +10,9 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from fedmrn_app.config.build import build_worker, find_conf, locate
+from fedmrn_app.config.build import build_worker, find_conf
 from fedmrn_app.config.compose import load_config
+from fedmrn_app.config.targets import locate
 from fedmrn_app.errors import ConfigError, PayloadError
 from fedmrn_app.federation.downlink import PackedDownlink
 from fedmrn_app.federation.protocol import Order, RunProtocol
