@@ -38,7 +38,7 @@ from fedmrn_app.runtime.claim import claimed
 from fedmrn_app.runtime.data_command import COMMAND, show_data
 from fedmrn_app.runtime.remote import take_on
 from fedmrn_app.runtime.runner import console, errors, task
-from fedmrn_app.runtime.sweeps import forget_outcomes, read_best, read_outcomes
+from fedmrn_app.runtime.sweeps import count_unfit, forget_outcomes, read_best, read_outcomes
 from fedmrn_app.system.atomic_io import os_reason
 from fedmrn_app.system.stopping import EXIT_CODE, Stopped
 
@@ -201,11 +201,19 @@ def print_sweep(sweep: Sweep) -> bool:
     if missing:
         lines.append(f"{missing} runs exited without reporting a result")
     if lines:
-        again = typed_override("hydra.sweep.dir", str(sweep.folder))
-        lines.append(
-            f"{failed + missing} of {len(numbered) + missing} runs failed; to complete them, repeat the command with "
-            f"resume=true {again}"
-        )
+        unfit, count = count_unfit(sweep.folder), failed + missing
+        lines.append(f"{count} of {len(numbered) + missing} runs failed; {_way_on(sweep.folder, count, unfit)}")
     for line in lines:
         errors.print(f"fedmrn: {line}", markup=False)
     return not lines
+
+
+def _way_on(folder: Path, failed: int, unfit: int) -> str:
+    """Return how to complete the failed runs of a sweep, of which some may not fit the runs in their folders."""
+    again = f"repeat the command with resume=true {typed_override('hydra.sweep.dir', str(folder))}"
+    if not unfit:
+        return f"to complete them, {again}"
+    whose = "their folders hold" if unfit == failed else f"the folders of {unfit} of them hold"
+    others = "" if unfit == failed else f"; to complete the others, {again}"
+    ways = "name another folder with hydra.sweep.dir=FOLDER, or set these back"
+    return f"{whose} runs with other settings: {ways}{others}"
