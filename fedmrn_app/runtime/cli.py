@@ -43,6 +43,10 @@ from fedmrn_app.system.atomic_io import os_reason
 from fedmrn_app.system.stopping import EXIT_CODE, Stopped
 
 MANY = 20  # runs of a sweep whose check takes a while
+_OWN_FILES = (
+    "fedmrn takes no configuration files; give their values as KEY=VALUE, and name code of your own with "
+    "model=own model._target_=MODULE.CLASS or task=own task._target_=MODULE.CLASS"
+)
 _CHECK = "_check_help"  # argparse's method, from Python 3.14 on
 _INFORMS = {"--help", "-h", "--hydra-help", "--version", "--info", "-i", "--cfg", "-c"}
 
@@ -147,6 +151,10 @@ def _check_options(arguments: Sequence[str]) -> None:
     parser = get_args_parser()
     setattr(parser, "error", refuse)  # noqa: B010 (a method)
     given = parser.parse_intermixed_args([word for word in arguments if word not in ("--help", "-h", "--version")])
+    others = {"--config-path": given.config_path, "--config-name": given.config_name, "--config-dir": given.config_dir}
+    for name, value in others.items():
+        if value is not None:
+            raise ConfigError(f"{name} {value}: {_OWN_FILES}", code="option", key=name, value=value)
     if given.resolve and given.cfg is None:
         refuse("--resolve: goes with --cfg, such as --cfg job --resolve")
     kinds = {"--run": given.run, "--multirun": given.multirun, "--cfg": given.cfg, "--info": given.info}
