@@ -180,8 +180,8 @@ def count_classes(labels: Labels, place: Place, classes: int | None = None) -> t
 def _refuse_doubtful(names: tuple[str, ...], index: NDArray[np.int64], place: Place) -> None:
     """Refuse names of which two may be one class, one no class, or some several classes at once."""
     keep = f"dataset.classes={len(names)}"
-    if alike := _alike(names):
-        problem = f"the classes {alike[0]!r} and {alike[1]!r} differ in spaces, capitals or leading zeros only"
+    if pair := alike(names):
+        problem = f"the classes {pair[0]!r} and {pair[1]!r} differ in spaces, capitals or leading zeros only"
         raise place.error("ambiguous", f"{problem}; write them alike, or keep them apart by {keep}")
     words = () if "+" in names else MAYBE_NO_LABEL  # beside a plus, a minus is a class
     if none := next((name for name in names if name.strip().lower() in words), None):
@@ -196,13 +196,18 @@ def _refuse_doubtful(names: tuple[str, ...], index: NDArray[np.int64], place: Pl
             raise place.error("ambiguous", f"{problem}; write one class in each row, or make it a class by {keep}")
 
 
-def _alike(names: Sequence[str]) -> tuple[str, str] | None:
-    """Return two names that differ in spaces or leading zeros only, or in capitals if they are longer than a letter."""
+def alike(names: Sequence[str], *, letters: bool = False) -> tuple[str, str] | None:
+    """Return two names that differ in spaces, capitals or leading zeros only; None where there are none.
+
+    Args:
+        names: different names.
+        letters: whether a single letter and its capital are alike too.
+    """
     seen: dict[str, str] = {}
     for name in names:
         short = " ".join(name.split())
         short = short.lstrip("0") or "0" if short.isdecimal() else short
-        other = seen.setdefault(short.casefold() if len(short) > 1 else short, name)
+        other = seen.setdefault(short.casefold() if letters or len(short) > 1 else short, name)
         if other != name:
             return other, name
     return None

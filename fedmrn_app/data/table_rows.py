@@ -31,14 +31,14 @@ from fedmrn_app.data.columns import (
 from fedmrn_app.data.copies import refuse_copies
 from fedmrn_app.data.features import Features, find_categories, numbers_of, texts_of
 from fedmrn_app.data.images import ImageForm, stack_images
-from fedmrn_app.data.labels import Labels, decimals, describe_labels, encode_labels, encode_quantity, listed
+from fedmrn_app.data.labels import Labels, alike, decimals, describe_labels, encode_labels, encode_quantity, listed
 from fedmrn_app.data.place import Place
 from fedmrn_app.data.rows import Entry, OpenRows, RowQuery
 from fedmrn_app.data.samples import Rows
 from fedmrn_app.data.tables import holds_images
 from fedmrn_app.data.texts import VOCABULARY, cut_off, encode_texts
 from fedmrn_app.data.words import LABEL_COLUMNS
-from fedmrn_app.errors import needs_extra
+from fedmrn_app.errors import DataError, needs_extra
 
 NO_LABEL_COLUMN = "no column is called label"
 
@@ -157,8 +157,7 @@ def read_groups(column: Any, query: RowQuery) -> Labels:
     """
     key, place = query.group_column, query.place
     if column.null_count:
-        row = column.is_null().to_pylist().index(True)
-        raise place.error("group", f"row {row} has no group in column {key} (dataset.group_column); fill it in")
+        raise _no_group(column.is_null().to_pylist().index(True), str(key), place)
     return groups_of(texts_of(column) if _texts(column) else column.to_numpy(), str(key), place)
 
 
@@ -166,13 +165,21 @@ def groups_of(values: NDArray[Any], key: str, place: Place) -> Labels:
     """Return the group of each row from texts or whole numbers (n,), in the order of their values.
 
     Raises:
-        DataError: they are other values.
+        DataError: they are other values, or a text is blank.
     """
     if values.dtype.kind not in "USiub":
         problem = f"column {key} (dataset.group_column) is {values.dtype}; groups must be whole numbers or text"
         raise place.error("type", problem)
-    names, index = np.unique(values, return_inverse=True)
-    return Labels(index.astype(np.int64), tuple(map(str, names)))
+    found, index = np.unique(values, return_inverse=True)
+    names = tuple(map(str, found))
+    blank = [number for number, name in enumerate(names) if not name.strip()]
+    if blank:
+        raise _no_group(int(np.flatnonzero(np.isin(index, blank))[0]), key, place)
+    return Labels(index.astype(np.int64), names)
+
+
+def _no_group(row: int, key: str, place: Place) -> DataError:
+    return place.error("group", f"row {row} has no group in column {key} (dataset.group_column); fill it in")
 
 
 def group_entry(name: str, kind: str, groups: Labels) -> Entry:
@@ -182,7 +189,11 @@ def group_entry(name: str, kind: str, groups: Labels) -> Entry:
     rows = f"{sizes.max():,} rows"
     if sizes.min() < sizes.max():
         rows = f"{sizes.min():,} to {rows}, {int(np.median(sizes)):,} in the median"
-    return Entry(name, kind, "group", f"{len(sizes)} groups of {rows}")
+    note = f"{len(sizes)} groups of {rows}"
+    if pair := alike(groups.names or (), letters=True):
+        note += f"; {pair[0]!r} and {pair[1]!r} are two of them, which differ in spaces, capitals or leading zeros only"
+        note += "; write them alike where they are one"
+    return Entry(name, kind, "group", note)
 
 
 def _column_kind(table: Table, name: str) -> str:

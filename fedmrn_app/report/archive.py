@@ -13,7 +13,8 @@ from yaml import YAMLError
 
 from fedmrn_app.environment import COMMIT
 from fedmrn_app.errors import RunError
-from fedmrn_app.report.runs import REMARK, unreadable
+from fedmrn_app.report.rounds_file import unreadable
+from fedmrn_app.report.runs import REMARK
 from fedmrn_app.results.provenance import lacks_commit
 from fedmrn_app.system.atomic_io import write_durably
 

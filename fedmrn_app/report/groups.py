@@ -13,7 +13,8 @@ from scipy.special import stdtrit
 
 from fedmrn_app.errors import RunError
 from fedmrn_app.report.published import published
-from fedmrn_app.report.runs import load_rounds, settings_of, unreadable
+from fedmrn_app.report.rounds_file import unreadable
+from fedmrn_app.report.runs import load_rounds, settings_of
 from fedmrn_app.results.summary import LESS
 
 Floats = NDArray[np.float64]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
@@ -21,6 +20,7 @@ from fedmrn_app.federation.downlinks import ON_LATTICE
 from fedmrn_app.learning.sgd import LocalSettings
 from fedmrn_app.privacy.mechanism import PrivacyConfig
 from fedmrn_app.report.identity import differing, digest, identity_of, named, without
+from fedmrn_app.report.rounds_file import check_rounds, read_rounds, unreadable
 from fedmrn_app.report.run_names import LATTICE_ONLY, Setting, name_settings, names_runs
 from fedmrn_app.report.traffic import evaluation_bytes_of_rounds, socket_bytes_of_rounds
 from fedmrn_app.results.planned import planned_setting
@@ -96,8 +96,9 @@ def load_runs(folder: str | Path, *others: str | Path, rounds: int | None = None
         rounds: number of first rounds to take, as if each run had ended then; all by default.
 
     Raises:
-        RunError: a folder does not exist or holds no run, or a file of a run is missing or damaged; or a run has fewer
-            than `rounds` rounds, or its training depends on how many rounds are still to come.
+        RunError: a folder does not exist or holds no run, or a file of a run is missing or damaged, or `rounds.csv` and
+            `summary.json` disagree; or a run has fewer than `rounds` rounds, or its training depends on how many rounds
+            are still to come.
     """
     folders = [path.parent for path in find_summaries([Path(one) for one in (folder, *others)])]
     read = [_read_run(one, rounds) for one in folders]
@@ -134,7 +135,7 @@ def load_rounds(runs: pd.DataFrame) -> pd.DataFrame:
     Raises:
         RunError: a file of a run is missing or damaged, or has no rounds.
     """
-    found = {folder: _read_rounds(Path(folder)).head(count) for folder, count in runs["rounds"].items()}
+    found = {folder: read_rounds(Path(folder)).head(count) for folder, count in runs["rounds"].items()}
     rounds = pd.concat(found, names=["folder", "round"]).drop(columns="round")
     metrics = runs["metric"].unique()
     wanted = dict.fromkeys([*rounds, *(column for name in metrics for column in columns([name])[1:])])
@@ -202,13 +203,6 @@ def data_of(summary: Mapping[str, Any]) -> str:
     return f"{summary['dataset']}, {summary['partition']}" + ("" if split == "test" else f", {split}")
 
 
-def unreadable(folder: Path, error: Exception) -> RunError:
-    """Return the error for a folder whose files are not those of a finished run."""
-    reason = " ".join(str(error).split())
-    message = f"{folder}: cannot be read as a run's folder ({type(error).__name__}: {reason})"
-    return RunError(message, code="unreadable-run", value=str(folder))
-
-
 def _read_run(folder: Path, rounds: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the values of a run's summary and what follows from them, and its settings."""
     try:
@@ -217,6 +211,7 @@ def _read_run(folder: Path, rounds: int | None) -> tuple[dict[str, Any], dict[st
         summary = read_summary(folder)
         if "strategy" not in summary:
             raise ValueError("summary.json names no strategy")
+        check_rounds(folder, summary)
         if rounds is not None:
             summary |= _summary_of_first(rounds, folder, summary, settings)
             settings["rounds"] = rounds
@@ -237,17 +232,6 @@ def _read_run(folder: Path, rounds: int | None) -> tuple[dict[str, Any], dict[st
     return {"data": data_of(facts)} | facts | summary, settings
 
 
-def _read_rounds(folder: Path) -> pd.DataFrame:
-    try:
-        head, *rows = csv.reader((folder / "rounds.csv").read_text().splitlines())
-        if not rows:
-            raise ValueError("rounds.csv has no rounds")
-        frame = pd.DataFrame(np.array(rows, np.float64), columns=head)
-        return frame.set_index(frame["round"].astype(int))
-    except (OSError, ValueError, KeyError) as error:
-        raise unreadable(folder, error) from error
-
-
 def _read_settings(path: Path) -> dict[str, Any]:
     settings = flatten(yaml.load(path.read_text(), _LOADER))
     defaults = {"seed": 0} | _DEFAULTS | _EARLIER.get(str(settings.get("strategy.name")), {})
@@ -264,7 +248,7 @@ def _summary_of_first(rounds: int, folder: Path, summary: Mapping[str, Any], set
         RunError: the run has fewer rounds, or its training depends on how many rounds are still to come.
     """
     option: dict[str, Any] = {"key": "--rounds", "value": rounds}
-    rows = _read_rounds(folder)
+    rows = read_rounds(folder)
     if len(rows) < rounds:
         message = f"--rounds {rounds}: {folder} has {len(rows)} rounds"
         raise RunError(message, code="too-few-rounds", **option)

@@ -29,6 +29,8 @@ _MAY_CHANGE = (
 _MAY_CHANGE_WITHIN = ("privacy.", "log.", "simulation.", "ray.")
 # Of those: what earlier rounds' privacy guarantee depends on but epsilon does not record, and clients' rows.
 _MUST_STAY = ("privacy.noise_seed", "privacy.flip", "privacy.local_epsilon", "simulation.data")
+# codes of the errors of `resumable` that say that the run in the folder has begun with other settings
+UNFIT = ("changed", "more-rounds", "output-step", "planned")
 _OUTPUT_STEP = "strategy.output_lr"  # if it has a value, the last round is an output step, which ends the training
 
 # Takes a configuration and returns the defaults for the same choices.

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from fedmrn_app.errors import ConfigError
 from fedmrn_app.federation.protocol import GlobalState
@@ -20,11 +22,13 @@ from fedmrn_app.learning.evaluate import WatchWork
 from fedmrn_app.learning.flat import FlatModel, to_tensor
 from fedmrn_app.results.checkpoint import OWN, VECTOR, State, put_back, write_best, write_state
 from fedmrn_app.results.curves import draw_curves
-from fedmrn_app.results.resume import Defaults, must_be_free, resumable
+from fedmrn_app.results.resume import Defaults, changes, must_be_free, resumable
 from fedmrn_app.results.round_row import Round, columns, from_row, to_row
 from fedmrn_app.results.stored_rows import append_row, start_rows
 from fedmrn_app.results.summary import FILE, write_summary
 from fedmrn_app.system.atomic_io import write_durably
+
+CONFIG = "config.yaml"
 
 
 def failure_lines(path: Path) -> list[str]:
@@ -122,12 +126,24 @@ class RunFolder:
         self._values = stored.facts["config"]
         for name, text in self._texts().items():
             path = self.path / name
-            if not path.is_file() or path.read_bytes() != text.encode():
+            content = path.read_bytes() if path.is_file() else None
+            if content != text.encode() and not (name == CONFIG and self._is_of_attempt(content, defaults)):
                 report(f"{path}: differs from the run's state; rewritten")
         self._values = dict(values)
         start_rows(self.path, self.name, stored.facts["rows"])
         self._write_texts()
         return loaded
+
+    def _is_of_attempt(self, content: bytes | None, defaults: Defaults) -> bool:
+        """Return whether config.yaml is that of an attempt to resume which ended before it has saved a state."""
+        try:
+            config = OmegaConf.create((content or b"").decode())
+            values: Any = OmegaConf.to_container(config)
+            written = OmegaConf.to_yaml(config).encode() == content
+        except (OmegaConfBaseException, YAMLError, ValueError):
+            return False
+        resumed = written and isinstance(values, dict) and values.get("resume") is True
+        return resumed and next(changes(dict(self._values), values, defaults), None) is None
 
     def add_round(self, row: Round, model: FlatModel, state: GlobalState, *, save: bool = True) -> None:
         """Append a row, and save the state after its round unless `save` is false."""
@@ -163,7 +179,7 @@ class RunFolder:
         writer = csv.DictWriter(rows, columns(self.metrics))
         writer.writeheader()
         writer.writerows(to_row(row) for row in self.rounds)
-        return {"rounds.csv": rows.getvalue(), "config.yaml": OmegaConf.to_yaml(OmegaConf.create(dict(self._values)))}
+        return {"rounds.csv": rows.getvalue(), CONFIG: OmegaConf.to_yaml(OmegaConf.create(dict(self._values)))}
 
     def _write_texts(self) -> None:
         for name, text in sorted(self._texts().items()):

@@ -38,11 +38,15 @@ from fedmrn_app.runtime.claim import claimed
 from fedmrn_app.runtime.data_command import COMMAND, show_data
 from fedmrn_app.runtime.remote import take_on
 from fedmrn_app.runtime.runner import console, errors, task
-from fedmrn_app.runtime.sweeps import forget_outcomes, read_best, read_outcomes
+from fedmrn_app.runtime.sweeps import count_unfit, forget_outcomes, read_best, read_outcomes
 from fedmrn_app.system.atomic_io import os_reason
 from fedmrn_app.system.stopping import EXIT_CODE, Stopped
 
 MANY = 20  # runs of a sweep whose check takes a while
+_OWN_FILES = (
+    "fedmrn takes no configuration files; give their values as KEY=VALUE, and name code of your own with "
+    "model=own model._target_=MODULE.CLASS or task=own task._target_=MODULE.CLASS"
+)
 _CHECK = "_check_help"  # argparse's method, from Python 3.14 on
 _INFORMS = {"--help", "-h", "--hydra-help", "--version", "--info", "-i", "--cfg", "-c"}
 
@@ -147,6 +151,10 @@ def _check_options(arguments: Sequence[str]) -> None:
     parser = get_args_parser()
     setattr(parser, "error", refuse)  # noqa: B010 (a method)
     given = parser.parse_intermixed_args([word for word in arguments if word not in ("--help", "-h", "--version")])
+    others = {"--config-path": given.config_path, "--config-name": given.config_name, "--config-dir": given.config_dir}
+    for name, value in others.items():
+        if value is not None:
+            raise ConfigError(f"{name} {value}: {_OWN_FILES}", code="option", key=name, value=value)
     if given.resolve and given.cfg is None:
         refuse("--resolve: goes with --cfg, such as --cfg job --resolve")
     kinds = {"--run": given.run, "--multirun": given.multirun, "--cfg": given.cfg, "--info": given.info}
@@ -201,11 +209,19 @@ def print_sweep(sweep: Sweep) -> bool:
     if missing:
         lines.append(f"{missing} runs exited without reporting a result")
     if lines:
-        again = typed_override("hydra.sweep.dir", str(sweep.folder))
-        lines.append(
-            f"{failed + missing} of {len(numbered) + missing} runs failed; to complete them, repeat the command with "
-            f"resume=true {again}"
-        )
+        unfit, count = count_unfit(sweep.folder), failed + missing
+        lines.append(f"{count} of {len(numbered) + missing} runs failed; {_way_on(sweep.folder, count, unfit)}")
     for line in lines:
         errors.print(f"fedmrn: {line}", markup=False)
     return not lines
+
+
+def _way_on(folder: Path, failed: int, unfit: int) -> str:
+    """Return how to complete the failed runs of a sweep, of which some may not fit the runs in their folders."""
+    again = f"repeat the command with resume=true {typed_override('hydra.sweep.dir', str(folder))}"
+    if not unfit:
+        return f"to complete them, {again}"
+    whose = "their folders hold" if unfit == failed else f"the folders of {unfit} of them hold"
+    others = "" if unfit == failed else f"; to complete the others, {again}"
+    ways = "name another folder with hydra.sweep.dir=FOLDER, or set these back"
+    return f"{whose} runs with other settings: {ways}{others}"

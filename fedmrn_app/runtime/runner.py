@@ -58,11 +58,12 @@ def task(composed: DictConfig) -> float:
     settings = HydraConfig.get()
     folder, sweeps = Path(settings.runtime.output_dir), is_sweep()
     result: dict[str, Any] | str
+    code = ""
     try:
         words = list(settings.overrides.task)
         result = launch(plain_values(composed), folder, read_variable(CONNECTION) or None, words)
     except FedMRNError as error:
-        result = str(error)
+        result, code = str(error), error.code
     except OSError as error:
         result = os_reason(error, folder)
     except Exception as error:
@@ -71,7 +72,7 @@ def task(composed: DictConfig) -> float:
         (folder / "traceback.txt").write_text(traceback.format_exc())
         result = f"{type(error).__name__}: {error}; see {folder / 'traceback.txt'}"
     if sweeps:
-        leave_outcome(" ".join(settings.overrides.task), result)
+        leave_outcome(" ".join(settings.overrides.task), result, code)
     if isinstance(result, str):
         errors.print(f"fedmrn: {f'run {settings.job.num}: ' if sweeps else ''}{result}", markup=False)
         if not sweeps:

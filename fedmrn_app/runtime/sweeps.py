@@ -14,6 +14,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from fedmrn_app.report.console import Outcome
+from fedmrn_app.results.resume import UNFIT
 from fedmrn_app.system.atomic_io import write_durably
 from fedmrn_app.system.cores import cores
 
@@ -32,19 +33,27 @@ def forget_outcomes(folder: Path) -> None:
     (folder / _BEST).unlink(missing_ok=True)
 
 
-def leave_outcome(overrides: str, result: Mapping[str, Any] | str) -> None:
-    """Write the outcome of this run of a sweep: its summary, or the reason why it has none."""
+def leave_outcome(overrides: str, result: Mapping[str, Any] | str, code: str = "") -> None:
+    """Write the outcome of this run of a sweep: its summary, or the reason why it has none and the error's code."""
     settings = HydraConfig.get()
     folder = Path(settings.sweep.dir) / _OUTCOMES
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"number": settings.job.num, "overrides": overrides, "result": result})
+    text = json.dumps({"number": settings.job.num, "overrides": overrides, "result": result, "code": code})
     write_durably(folder / f"{settings.job.num}.json", text.encode())
 
 
 def read_outcomes(folder: Path) -> list[tuple[int, Outcome]]:
     """Return the numbers and outcomes of a sweep's runs, in ascending order."""
-    found = [json.loads(path.read_text()) for path in (folder / _OUTCOMES).glob("*.json")]
-    return sorted((one["number"], (one["overrides"], one["result"])) for one in found)
+    return sorted((one["number"], (one["overrides"], one["result"])) for one in _outcomes(folder))
+
+
+def count_unfit(folder: Path) -> int:
+    """Return how many runs of a sweep failed because another run is in their folder, which no repetition completes."""
+    return sum(one.get("code") in UNFIT for one in _outcomes(folder))
+
+
+def _outcomes(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in (folder / _OUTCOMES).glob("*.json")]
 
 
 def read_best(folder: Path) -> str | None:

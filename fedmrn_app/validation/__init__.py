@@ -151,7 +151,7 @@ def changed(key: str, before: object, now: object) -> RunError:
     """Return the error of a run that would resume with another value of a setting."""
     setting = key.removesuffix(".name")  # the choice of a group
     reason = f"{key} was {_typed(before)} and is now {_typed(now)}; set {setting}={_typed(before)}"
-    return RunError(f"resume=true: {reason}", code="changed", key=key, value=now)
+    return RunError(f"the run has begun with another setting: {reason}", code="changed", key=key, value=now)
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

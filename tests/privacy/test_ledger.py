@@ -55,7 +55,7 @@ def test_source_of_noise_and_flips_stay_what_the_ledger_says(
     again.must_hold(1, replace(release, clip=2.0, **changes))
     with pytest.raises(RunError) as refused:
         again.must_hold(1, release)
-    assert str(refused.value) == f"resume=true: {line}"
+    assert str(refused.value) == f"the run has begun with another setting: {line}"
     assert (refused.value.code, refused.value.key) == ("changed", line.partition(" ")[0])
 
 

@@ -230,6 +230,25 @@ def test_run_resumes_after_the_last_saved_round(tmp_path: Path) -> None:
     assert not (tmp_path / "error.txt").exists()
 
 
+def test_settings_of_an_attempt_to_resume_are_no_damage(tmp_path: Path) -> None:
+    new_run(tmp_path)
+    lines: list[str] = []
+
+    def again(**changes: Any) -> list[str]:
+        lines.clear()
+        RunFolder(tmp_path).resume({**VALUES, **changes}, model(9), state(9), report=lines.append)
+        return lines
+
+    assert again(resume=True, rounds=4) == []  # and ends before it saves a state
+    assert again(resume=True) == []
+    path = tmp_path / "config.yaml"
+    ours = path.read_text()
+    for other in (ours.replace("seed: 0", "seed: 7"), ours.replace("resume: true", "resume: false"), f"{ours}# a", "["):
+        path.write_text(other)
+        assert again(resume=True) == [f"{path}: differs from the run's state; rewritten"], other
+        assert path.read_text() == ours
+
+
 def test_other_configurations_and_occupied_folders_are_refused(tmp_path: Path) -> None:
     def refusal(**changes: Any) -> tuple[str, str, object]:
         with pytest.raises(RunError) as refused:
@@ -350,7 +369,8 @@ def test_source_of_noise_and_flips_stay_when_a_run_resumes(
         resume(tmp_path, privacy={**privacy, key: now})
     assert (refused.value.code, refused.value.key, refused.value.value) == ("changed", f"privacy.{key}", now)
     was, new = ("null" if value is None else value for value in (before, now))
-    assert str(refused.value) == f"resume=true: privacy.{key} was {was} and is now {new}; set privacy.{key}={was}"
+    reason = f"privacy.{key} was {was} and is now {new}; set privacy.{key}={was}"
+    assert str(refused.value) == f"the run has begun with another setting: {reason}"
 
 
 def test_a_run_does_not_resume_with_the_rows_of_other_devices(tmp_path: Path) -> None:

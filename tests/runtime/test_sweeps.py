@@ -21,9 +21,9 @@ SUMMARY = {
 }  # fmt: skip
 
 
-def outcome(folder: Path, number: int, result: object) -> None:
+def outcome(folder: Path, number: int, result: object, code: str = "") -> None:
     (folder / ".outcomes").mkdir(exist_ok=True)
-    text = json.dumps({"number": number, "overrides": f"seed={number}", "result": result})
+    text = json.dumps({"number": number, "overrides": f"seed={number}", "result": result, "code": code})
     (folder / ".outcomes" / f"{number}.json").write_text(text)
 
 
@@ -41,6 +41,33 @@ def test_failed_and_missing_runs_are_named(tmp_path: Path, capsys: pytest.Captur
     assert f"resume=true hydra.sweep.dir={tmp_path}" in last
     forget_outcomes(tmp_path)
     assert read_outcomes(tmp_path) == []
+
+
+def test_runs_of_another_sweep_are_left_to_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in (0, 1):
+        outcome(tmp_path, number, "seed was 1 and is now 2; set seed=1", "changed")
+    other = "runs with other settings: name another folder with hydra.sweep.dir=FOLDER, or set these back"
+    for number, code, way in (
+        (2, "", f"the folders of 2 of them hold {other}; to complete the others, repeat the command with resume=true"),
+        (2, "planned", f"their folders hold {other}"),
+    ):
+        outcome(tmp_path, number, "a reason", code)
+        assert not print_sweep(Sweep([["seed=0"]] * 3, tmp_path))
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert last.startswith(f"fedmrn: 3 of 3 runs failed; {way}")
+        assert ("resume=true" in last) == (code == "")
+
+
+@pytest.mark.slow
+def test_folder_of_another_sweep_is_said(tmp_path: Path) -> None:
+    command = (*FEDMRN, "--multirun", *SMALL, "rounds=1", "hydra.sweep.dir=sweep")
+    assert finish((*command, "seed=0,1"), tmp_path).returncode == 0
+    other = finish((*command, "seed=2,3"), tmp_path)
+    assert other.returncode == 1
+    assert "resume=true" not in other.stderr
+    assert "run 0 failed (" in other.stderr
+    assert "the run has begun with another setting: seed was 0 and is now 2; set seed=0" in other.stderr
+    assert other.stderr.splitlines()[-1].startswith("fedmrn: 2 of 2 runs failed; their folders hold runs with other")
 
 
 def test_best_settings_of_a_search_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
