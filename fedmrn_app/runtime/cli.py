@@ -151,7 +151,8 @@ def _check_options(arguments: Sequence[str]) -> None:
     parser = get_args_parser()
     setattr(parser, "error", refuse)  # noqa: B010 (a method)
     given = parser.parse_intermixed_args([word for word in arguments if word not in ("--help", "-h", "--version")])
-    others = {"--config-path": given.config_path, "--config-name": given.config_name, "--config-dir": given.config_dir}
+    options = "--config-path", "--config-name", "--config-dir", "--experimental-rerun"
+    others = {name: getattr(given, name[2:].replace("-", "_")) for name in options}
     for name, value in others.items():
         if value is not None:
             raise ConfigError(f"{name} {value}: {_OWN_FILES}", code="option", key=name, value=value)
