@@ -26,10 +26,13 @@ from fedmrn_app.federation.versions import Version
 from fedmrn_app.methods.fedavg import Floats
 from fedmrn_app.methods.method import Method
 from fedmrn_app.plugin.arrays import Parts, Values, only_arrays, to_record, to_values, usual_ways
-from fedmrn_app.plugin.settings import FORMAT, GRID, LATER_FORMAT, check_format, format_fields
+from fedmrn_app.plugin.pairs import from_pairs, in_pairs
+from fedmrn_app.plugin.settings import FORMAT, GRID, LATER_FORMAT, WHOLE_FORMAT, check_format, format_fields
+from fedmrn_app.plugin.whole import read_whole, spoiled, write_whole
 from fedmrn_app.validation import refusal
 from fedmrn_app.wire.lattice import Lattice
 
+STEPS = {"grid": 1 / 4, "quantized": 1 / 8}  # finer than the step of the command, because apps train few rounds
 _REFERENCE, _VERSION = "fedmrn-reference", "fedmrn-version"  # records in the client's state
 _MEAN_ERROR = (
     2.0**-19
@@ -43,15 +46,18 @@ class ReferenceArrays:
     """Arrays around which a lattice lies; `form` is how they are coded, and `step` that of `LatticeRule`.
 
     Attributes:
-        values: the arrays.
+        given: the arrays.
+        values: the same, with complex ones as pairs of real numbers if `pairs` says so.
         parts: their tensors by how they are sent: coded and dense ones on the lattice, the others exactly.
         downlink: how arrays are rounded and coded.
         checksum: the CRC-32 of the tensors on the lattice.
         exact: the bytes of the tensors that are sent exactly.
+        on_lattice: names of the tensors on the lattice.
     """
 
-    def __init__(self, values: Values, form: str, step: float) -> None:
-        self.values = values
+    def __init__(self, given: Values, form: str, step: float, *, pairs: bool) -> None:
+        self.given, self.values = given, in_pairs(given) if pairs else given
+        values = self.values
         self.parts = Parts.of(values, usual_ways(values))
         first = self.state(values)
         protocol = RunProtocol(
@@ -67,10 +73,21 @@ class ReferenceArrays:
         self.downlink = lattice_downlink_of(protocol)
         self.checksum = zlib.crc32(first.dense.data, zlib.crc32(first.vector.data))
         self.exact = self.parts.exact_bytes(values)
+        self.on_lattice = frozenset((*self.parts.coded, *self.parts.dense))
 
     def state(self, values: Values) -> GlobalState:
         """Return the tensors of other arrays that are on the lattice, as the protocol has them."""
         return GlobalState(self.parts.vector(values), self.parts.dense_vector(values))
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether any array is coded as pairs of real numbers."""
+        return any(self.values[name] is not value for name, value in self.given.items())
+
+    def restored(self, values: Values) -> dict[str, NDArray[np.generic]]:
+        """Return arrays as the app knows them, from those with pairs of real numbers."""
+        paired = {name for name, value in self.given.items() if self.values[name] is not value}
+        return {name: from_pairs(value) if name in paired else value for name, value in values.items()}
 
     def settled(self, values: Values) -> Values:
         """Return other arrays without the errors of Flower's mean: in these types, and these where none has moved.
@@ -93,19 +110,19 @@ class ReferenceArrays:
 class LatticeSender:
     """The server's half: what nodes hold of the arrays that were sent before."""
 
-    def __init__(self, form: str, step: float) -> None:
+    def __init__(self, form: str, step: float | None) -> None:
         """Make the sender of a run.
 
         Args:
             form: of the downlink.
-            step: of the lattice.
+            step: of the lattice; None for that of `STEPS`.
 
         Raises:
             ConfigError: there is no such form on a lattice.
         """
         if form not in ON_LATTICE:
             raise refusal("downlink", form, f"must be one of float32, {', '.join(ON_LATTICE)}", "choice")
-        self._form, self._step = form, step
+        self._form, self._step = form, STEPS[form] if step is None else step
         self._number = 0
         self._published: NDArray[np.int32] | None = None  # the last arrays that were sent, see `GlobalState`
         self._informed: set[int] = set()  # nodes that have the reference
@@ -118,18 +135,21 @@ class LatticeSender:
         """
         values = to_values(record)
         if self._number == 0:
-            self._first, self._reference = record, ReferenceArrays(values, self._form, self._step)
+            self._first = record
+            self._reference = ReferenceArrays(values, self._form, self._step, pairs=True)
             self._versions = self._reference.downlink.new_versions()
         reference = self._reference
-        sizes = [[(name, value.size) for name, value in some.items()] for some in (values, reference.values)]
+        sizes = [[(name, value.size) for name, value in some.items()] for some in (values, reference.given)]
         if sizes[0] != sizes[1]:
             raise _not_on_lattice(self._form, "other arrays than in the first round")
         self._number += 1
-        settled = reference.settled(values)
-        state = replace(reference.state(settled), published=self._published)
+        settled = reference.settled(in_pairs(values))
+        whole = spoiled(reference.values, settled, reference.on_lattice)
+        rest = {name: reference.values[name] if name in whole else value for name, value in settled.items()}
+        state = replace(reference.state(rest), published=self._published)
         broadcast = reference.downlink.broadcast(state)
         self._published = broadcast.published
-        return SentLattice(self, record, self._number, broadcast, reference.parts.exact_bytes(settled))
+        return SentLattice(self, record, self._number, broadcast, reference.parts.exact_bytes(settled), whole)
 
     def content(self, sent: SentLattice, content: RecordDict, node: int) -> RecordDict:
         """Return a message's content with the arrays coded from what the node holds.
@@ -148,8 +168,11 @@ class LatticeSender:
         record = ConfigRecord({
             "": cast(bytes, order.vector), "key": key, "step": self._step, "number": sent.number,
             "reference": self._reference.checksum, "base": order.base, "checksum": order.checksum,
-            **format_fields(FORMAT if self._form == "grid" else LATER_FORMAT),
+            **write_whole(sent.whole, self._reference.values),
+            **format_fields(self._format(sent)),
         })  # fmt: skip
+        if self._reference.has_pairs:
+            record["pairs"] = True
         if self._form != "grid":
             record["form"] = self._form
         if sent.exact != self._reference.exact:
@@ -162,7 +185,14 @@ class LatticeSender:
     def received(self, sent: SentLattice) -> dict[str, NDArray[np.generic]]:
         """Return the arrays as nodes have them after reading."""
         vector, dense = sent.broadcast.received(None).vector, sent.broadcast.dense
-        return self._reference.parts.replaced(self._reference.values, vector, dense, sent.exact)
+        found = self._reference.parts.replaced(self._reference.values, vector, dense, sent.exact)
+        return self._reference.restored({**found, **sent.whole})
+
+    def _format(self, sent: SentLattice) -> int:
+        """Return the earliest format that has what a message holds."""
+        if sent.whole or self._reference.has_pairs:
+            return WHOLE_FORMAT
+        return FORMAT if self._form == "grid" else LATER_FORMAT
 
     def note(self, sent: SentLattice, node: int) -> None:
         """Record that a node has read the arrays."""
@@ -184,6 +214,7 @@ class SentLattice:
         number: of these arrays, from 1.
         broadcast: the arrays in the form of the `fedmrn` command.
         exact: the bytes of the tensors that are sent exactly.
+        whole: the tensors of the lattice that it would spoil.
     """
 
     sender: LatticeSender
@@ -191,6 +222,7 @@ class SentLattice:
     number: int
     broadcast: Broadcast
     exact: bytes
+    whole: Values
 
     @cached_property
     def received(self) -> Values:
@@ -213,12 +245,14 @@ def read_arrays(content: RecordDict, context: Context) -> None:
         if _REFERENCE in content:
             context.state[_REFERENCE] = cast(ArrayRecord, content.pop(_REFERENCE))
         kept = context.state.array_records.get(_REFERENCE)
-        reference = None if kept is None else ReferenceArrays(to_values(kept), form, step)
+        pairs = record.get("pairs") is True
+        reference = None if kept is None else ReferenceArrays(to_values(kept), form, step, pairs=pairs)
         if reference is None or reference.checksum != record["reference"]:
             raise VersionError("this client does not hold the first arrays", code="reference")
         download = reference.downlink.read(order, None, _read_version(context) if order.base else None)
         exact, vector = bytes(record.get("exact", reference.exact)), download.context.vector
-        content[key] = to_record(reference.parts.replaced(reference.values, vector, download.dense, exact))
+        arrays = reference.parts.replaced(reference.values, vector, download.dense, exact)
+        content[key] = to_record(reference.restored({**arrays, **read_whole(record, reference.values)}))
     except (KeyError, TypeError, ValueError) as error:
         reason = f"the server's arrays on a grid are malformed: {type(error).__name__}: {error}"
         raise PayloadError(reason, code="malformed") from error
@@ -233,10 +267,10 @@ def _read_form(record: ConfigRecord) -> str:
     Raises:
         OtherFormatError: this client does not know it.
     """
-    check_format(record, most=LATER_FORMAT)
+    check_format(record, most=WHOLE_FORMAT)
     form = record.get("form", "grid")
     if form not in ON_LATTICE:
-        check_format(record, f"the downlink {form!r}, which", LATER_FORMAT)
+        check_format(record, f"the downlink {form!r}, which", WHOLE_FORMAT)
     return str(form)
 
 

@@ -46,7 +46,6 @@ from fedmrn_app.plugin.settings import (
     usual_options,
 )
 from fedmrn_app.validation import Positive, Range
-from fedmrn_app.wire.downlink import LATTICE_STEP
 
 if TYPE_CHECKING:
     from fedmrn_app.exchange.secure_rounds import Send
@@ -81,7 +80,7 @@ class Exchange:
         dense_bits: int | None = None,
         seed: Annotated[int, Range(least=0, below=1 << 56)] = 0,
         downlink: str = "float32",
-        step: Positive = LATTICE_STEP,
+        step: Positive | None = None,
         options: Mapping[str, Any] | None = None,
         plain_replies: bool = True,
         max_failed_rounds: Annotated[int, Range(least=0)] | None = 0,

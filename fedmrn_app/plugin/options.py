@@ -33,8 +33,9 @@ class Options(TypedDict, total=False):
         seed: seed of all noise (0).
         downlink: `float32` (default) sends the arrays as they are. `grid` rounds them to a grid around the first arrays
             and sends what has changed since the version that a client holds; a new client is sent the first arrays too.
-            `quantized` is shorter: it sends only changes that are worth their bits, and the rest with later ones.
-        step: step of that grid for a tensor of mean size, in root mean squares of the first values.
+            `quantized` sends only changes that are worth their bits, and the rest with later ones.
+        step: step of that grid for a tensor of mean size, in root mean squares of the first values (1/4, or 1/8
+            for `quantized`, which holds back changes of less than about half a step).
         options: options of the method, such as `{"bits": 2}` for `eden`.
         plain_replies: whether the replies of clients without the mod, or with one of another version, count (True).
         max_failed_rounds: number of rounds in a row in which all clients may fail; one more ends the run. 0 by default;

@@ -41,6 +41,10 @@ _GROWN = (
     "came back more than four times as long as it was sent, as sums do and trained weights do not; it is sent byte for "
     "byte"
 )
+_NO_DIFFERENCES = (
+    "the arrays that came back are close to those that were sent, as trained weights are; if the app returns weights, "
+    "leave reply out"
+)
 _BASIS = (
     "has orthonormal columns or rows, as in power iteration, whose results have more digits than those of a training; "
     "it is sent byte for byte"
@@ -221,7 +225,17 @@ def ways_for_reply(
             ways[number] |= FROM_ZERO
     _send_with_statistics(ways, statistics, base, trained)
     send_with_neighbours(ways, uneven, base)
+    if differences and _are_weights(ways, base, trained):
+        _tell_once("reply=difference", _NO_DIFFERENCES)
     return ways
+
+
+def _are_weights(ways: NDArray[np.uint8], base: Values, trained: Values) -> bool:
+    """Return whether the coded arrays of a reply are close to those that were sent, which differences are not."""
+    coded = [name for name, way in zip(base, ways, strict=True) if way & KINDS == Way.CODED]
+    lengths = [squared_lengths(base[name], trained[name]) for name in coded]
+    length, difference = (sum(squares) for squares in zip(*lengths, strict=True)) if lengths else (0.0, 0.0)
+    return 4 * difference < length
 
 
 def _why_exact(change: Change) -> str:

@@ -36,6 +36,7 @@ DEFAULT_ALPHA = 0.01  # scale of the noise
 DEFAULT_DENSE_BITS = 6  # per value of biases and statistics
 FORMAT = 1  # of the records of messages and replies; another number is not read
 LATER_FORMAT = 2  # of arrays on a lattice in a form that clients of format 1 cannot read
+WHOLE_FORMAT = 3  # of arrays on a lattice with whole ones beside it, or with complex ones on it
 RECORD = "fedmrn"  # record of a message, with the client's task
 GRID = "fedmrn-grid"  # record of a message whose arrays are on a lattice
 SECURE = "fedmrn-secure"  # record of a message of a secure sum, and of the client's state with its secrets

@@ -1,17 +1,19 @@
 """The plug-in's downlink on a lattice: short, equal for all clients, sent again to those that lost it, and checked."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg, Result
+from numpy.typing import NDArray
 
 from fedmrn_app.errors import ConfigError, PayloadError
 from fedmrn_app.exchange.content_size import content_bytes
 from fedmrn_app.plugin import Compressed, compress_uplink
-from fedmrn_app.plugin.arrays import to_record
+from fedmrn_app.plugin.arrays import to_record, to_values
 from fedmrn_app.plugin.downlink import LatticeSender, read_arrays
 from fedmrn_app.plugin.settings import GRID
 from fedmrn_app.wire.downlink import LATTICE_STEP
@@ -70,7 +72,7 @@ def test_grid_on_the_way_down(method: str, train: Train, downlink: str) -> None:
 def sent_bits(downlink: str, rounds: int = 12) -> float:
     """Bits per parameter of the messages after the first, for weights that drift by a fifth of a step a round."""
     random, sender = np.random.default_rng(0), LatticeSender(downlink, LATTICE_STEP)
-    values = {"w": random.normal(0, 0.05, (200, 300)).astype(np.float32), "b": np.zeros(300, np.float32)}
+    values: Any = {"w": random.normal(0, 0.05, (200, 300)).astype(np.float32), "b": np.zeros(300, np.float32)}
     drift = random.laplace(0, 0.007, values["w"].shape)
     sizes = []
     for _ in range(rounds):
@@ -81,7 +83,10 @@ def sent_bits(downlink: str, rounds: int = 12) -> float:
         sizes.append(content_bytes(content))
         assert (content.config_records[GRID]["format"] == 1) == (downlink == "grid")  # else older clients refuse it
         change = 0.3 * drift + random.normal(0, 0.007, drift.shape)
-        values = {"w": (values["w"] + change).astype(np.float32), "b": values["b"] + np.float32(0.001)}
+        values = {
+            "w": (values["w"] + change).astype(np.float32),
+            "b": values["b"] + np.float32(0.001) * np.resize([1, -1], 300),
+        }
     return float(8 * np.mean(sizes[1:]) / sum(value.size for value in values.values()))
 
 
@@ -158,6 +163,77 @@ def test_grids_are_read_or_refused(downlink: str) -> None:
         content = RecordDict({GRID: ConfigRecord({**real, field: value})})  # type: ignore[arg-type]
         with pytest.raises(PayloadError):
             read_arrays(content, Context(1, 1, {}, RecordDict(dict(states[0])), {}))
+
+
+_DRAW = np.random.default_rng(3)
+_COLUMNS = np.geomspace(1e-3, 1e4, 24).astype(np.float32)
+_FIRST: Mapping[str, NDArray[Any]] = {
+    "w": _DRAW.normal(0, 1, (40, 24)).astype(np.float32),
+    "bn.weight": np.ones(24, np.float32),
+    "bn.bias": np.zeros(24, np.float32),
+    "bn.running_mean": np.zeros(24, np.float32),
+    "bn.running_var": np.ones(24, np.float32),
+    "squares": np.zeros((30, 24), np.float32),
+    "basis": np.linalg.qr(_DRAW.normal(0, 1, (50, 4)))[0],
+    "frozen": np.linalg.qr(_DRAW.normal(0, 1, (50, 4)))[0].astype(np.float32),
+    "spectral": (_DRAW.normal(0, 1, (8, 8)) + 1j * _DRAW.normal(0, 1, (8, 8))).astype(np.complex64),
+}
+_LATER: Mapping[str, NDArray[Any]] = {
+    "w": _FIRST["w"] + _DRAW.normal(0, 0.1, (40, 24)).astype(np.float32),
+    "bn.weight": _FIRST["bn.weight"] + np.float32(0.01) * np.resize([1, -1], 24).astype(np.float32),
+    "bn.bias": np.float32(0.01) * np.resize([1, -1], 24).astype(np.float32),
+    "bn.running_mean": _COLUMNS * np.resize([1, -1], 24).astype(np.float32),
+    "bn.running_var": np.square(_COLUMNS),
+    "squares": np.square(_DRAW.normal(0, 1e-4, (30, 24))).astype(np.float32),
+    "basis": np.linalg.qr(_DRAW.normal(0, 1, (50, 4)))[0],
+    "frozen": _FIRST["frozen"],
+    "spectral": _FIRST["spectral"] * np.complex64(1.1 + 0.1j),
+}
+_SPOILED = ("bn.running_mean", "bn.running_var", "squares", "basis")
+
+
+def _read(downlink: str) -> tuple[LatticeSender, RecordDict, ConfigRecord, RecordDict]:
+    """Two messages to one node: the sender, what the node reads, the second record, and the node's state before it."""
+    sender, context = LatticeSender(downlink, None), Context(1, 1, {}, RecordDict(), {})
+    for values in (_FIRST, _LATER):
+        record, state = to_record(values), RecordDict(dict(context.state))
+        sent = sender.open(record)
+        content = sender.content(sent, RecordDict({"arrays": record}), 1)
+        message = ConfigRecord(dict(content.config_records[GRID]))
+        read_arrays(content, context)
+        sender.note(sent, 1)
+        received = sender.received(sent)
+        for name, value in to_values(content.array_records["arrays"]).items():
+            np.testing.assert_array_equal(value, received[name])
+    return sender, content, message, state
+
+
+@pytest.mark.parametrize("downlink", ["grid", "quantized"])
+def test_what_a_lattice_would_spoil_arrives_as_it_is(downlink: str) -> None:
+    """Statistics of columns of mixed scale, second moments, and bases of subspaces."""
+    _, content, message, _ = _read(downlink)
+    found: Any = to_values(content.array_records["arrays"])
+    for name, value in _LATER.items():
+        assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape), name
+        exact = name in (*_SPOILED, "frozen")
+        assert np.array_equal(found[name], value) == exact or name.startswith("bn"), (
+            name
+        )  # these go with their neighbours
+        assert np.linalg.norm(found[name] - value) <= 0.75 * np.linalg.norm(value - _FIRST[name]), name
+    assert message["format"] == 3  # which older clients refuse
+
+
+def test_spoiled_arrays_are_read_or_refused() -> None:
+    _, _, message, state = _read("grid")
+    size = len(cast(bytes, message["beside"]))
+    places = np.frombuffer(cast(bytes, message["whole"]), "<u4")
+    for field, value in (
+        ("beside", b""), ("beside", bytes(size + 1)), ("beside", 3), ("packed", bytes(size)), ("whole", b"123"),
+        ("whole", np.resize(places, places.size + 1).tobytes()), ("whole", np.array([99], "<u4").tobytes()),
+    ):  # fmt: skip
+        content = RecordDict({GRID: ConfigRecord({**message, field: value})})  # type: ignore[dict-item]
+        with pytest.raises(PayloadError):
+            read_arrays(content, Context(1, 1, {}, RecordDict(dict(state)), {}))
 
 
 def test_strategies_that_send_clients_different_arrays_are_refused() -> None:

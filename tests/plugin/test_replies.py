@@ -390,6 +390,19 @@ def test_first_moments_arrive_exactly_beside_second_ones(server_round: int) -> N
     assert not np.array_equal(to_values(content.array_records["arrays"])["w"], trained["arrays"]["w"])
 
 
+@pytest.mark.parametrize("weights", [False, True])
+def test_a_line_says_that_stated_differences_look_like_weights(
+    weights: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedmrn_app.plugin.reply_form._told", set())
+    caplog.set_level("WARNING", "flwr")
+    change = moved({name: np.zeros_like(value) for name, value in WEIGHTS.items()})
+    replied = moved(WEIGHTS) if weights else change
+    reply_of({"arrays": WEIGHTS}, lambda r: with_metrics(arrays=replied), plug_in=True, asked={"reply": "difference"})
+    lines = [line for record in caplog.records if (line := record.getMessage()).startswith("reply=difference")]
+    assert len(lines) == weights
+
+
 def test_a_line_says_what_is_sent_value_for_value(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("WARNING", "flwr")
     draw = np.random.default_rng(8)
