@@ -21,7 +21,7 @@ from fedmrn_app.exchange.messages import FIELD
 from fedmrn_app.layout import Float32Array, slices
 from fedmrn_app.plugin.arrays import Parts, Values, Way, usual_ways
 from fedmrn_app.plugin.comparison import find_tied
-from fedmrn_app.plugin.secure_losses import MOST_BITS, name_losses
+from fedmrn_app.plugin.secure_losses import MOST_BITS, name_cut_exact, name_losses
 from fedmrn_app.plugin.settings import RECORD, SECURE
 from fedmrn_app.secure.fields import Field, Fields, Words, bits_for
 
@@ -123,6 +123,7 @@ class SumLayout:
         changes = [_change(sent[name], trained[name]) for name in self.parts.dense]
         exact_changes = [_change(sent[name], trained[name]) * _scale(sent[name]) for name in self.parts.exact]
         name_losses(self.parts.dense, sent, changes, self.steps)
+        name_cut_exact(self.parts.exact, exact_changes, _MAX_EXACT)
         steps = np.rint(_joined(changes) / self.steps.step)
         whole = np.rint(_joined(exact_changes))
         cut = np.clip(steps, -self.steps.largest, self.steps.largest)

@@ -3,6 +3,7 @@
 import copy
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -509,6 +510,31 @@ def test_changes_below_the_resolution_of_float32_are_not_named(lines: Callable[[
     layout = SumLayout.of(sent, Steps(16, 1.0), masks=False)
     layout.words(layout.fields(3), sent, trained, np.empty(0, np.uint8))
     assert [line.split(":")[0] for line in lines("")] == ["zero"]
+
+
+def test_clients_name_tensors_that_are_cut_with_a_bound_that_is_enough(lines: Callable[[str], list[str]]) -> None:
+    """Each line comes once, the server's too; what the client's line says cuts nothing."""
+    run(Compressed(everyone(), secure=True), rounds=2, app=new_app(size=30.0))
+    (line,) = lines("a: changes by up to ")
+    asked = re.search(r"is cut to secure_bound=8; say secure_bound=(\d+) and secure_bits=(\d+) on the server", line)
+    assert asked is not None
+    (line,) = [line for line in lines("round ") if "were cut to it" in line]
+    assert "say a larger secure_bound. The logs of the clients name the tensors" in line
+    bound, bits = float(asked[1]), int(asked[2])
+    assert Steps(bits, bound).step <= STEP
+    result, _ = run(Compressed(everyone(), secure=True, secure_bound=bound, secure_bits=bits), app=new_app(size=30.0))
+    assert result.train_metrics_clientapp[1]["clipped_values"] == 0
+
+
+def test_no_bound_is_named_where_all_bits_make_coarse_steps(lines: Callable[[str], list[str]]) -> None:
+    """Such as the variances of columns that differ by powers of ten, and counters beyond a sum."""
+    sent: Values = {"var": np.ones(4, np.float32), "seen": np.array(0.0)}
+    trained: Values = {"var": np.array([1e7, 1, 1, 1e-4], np.float32), "seen": np.array(1e9)}
+    layout = SumLayout.of(sent, Steps(24, 8.0), masks=False)
+    layout.words(layout.fields(3), sent, trained, np.empty(0, np.uint8))
+    (line,) = lines("var: changes by up to 1e+07 and is cut to secure_bound=8; a bound of 1.5e+07 has steps of 0.0078")
+    assert "scale the inputs of the model to about 1" in line
+    assert len(lines("seen: is one number or integers, and changes by more than the 1.41e+14 steps")) == 1
 
 
 def test_infinite_values_that_training_leaves_as_they_are_stay() -> None:
