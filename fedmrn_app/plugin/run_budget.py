@@ -24,6 +24,8 @@ from fedmrn_app.plugin.replies import Spent
 from fedmrn_app.plugin.settings import PluginSettings
 
 _FRAMING = 400  # bytes of a reply beside its arrays, before one is seen
+_LEAST_BODY = 0.2  # bits per coded weight of `quantized`; with less, tensors would be lost and be coded more finely
+_SMALL_PART = 1 / 3  # of the bits beside the body, below which the body counts as small
 _log = logging.getLogger("flwr")
 _SIZES = ("bits", "error", "ratio")  # options of methods that the budget replaces
 
@@ -51,6 +53,8 @@ class RunBudget:
     parameters: int = 1
     count: int = 1
     _sizes: list[tuple[float, float]] = field(default_factory=list)
+    _least_beside: float = 0.0  # of all rounds: clients that code tensors more finely send more beside the body
+    _told_least: bool = False
 
     def next_settings(self, settings: PluginSettings, values: Values, control: RateControl | None) -> PluginSettings:
         """Return the settings of the next round.
@@ -67,7 +71,7 @@ class RunBudget:
         if self.beside is None:  # later rounds know which tensors are coded
             self.count = max(1, sizes[Way.CODED])
             outside = 8 * _FRAMING + settings.dense_bits * sizes[Way.DENSE] + 64 * sizes[Way.EXACT]
-            self.beside = outside / self.parameters
+            self.beside = self._least_beside = outside / self.parameters
             if (budget := self._budget(control)).is_even:
                 _log.warning(budget.even_line())
         self.share = self.upcoming(control)
@@ -95,12 +99,30 @@ class RunBudget:
 
     def _size(self, method: str) -> dict[str, float]:
         """Return the option by which a method is told the size of its body."""
-        bits = min(32.0, max(LEAST_BITS, self.body_bits(self.share)))
+        left, least = self.body_bits(self.share), LEAST_BITS
+        beside = self.share * self.parameters / self.count - left
+        if method == "quantized" and left < min(_LEAST_BODY, _SMALL_PART * beside):
+            least = _LEAST_BODY
+        if left < least:
+            self._tell_least(least)
+        bits = min(32.0, max(least, left))
         if method != "topk":
             return {"bits": bits}
         from fedmrn_app.methods.topk import ratio_of  # few runs have it
 
         return {"ratio": ratio_of(bits)}
+
+    def _tell_least(self, body: float) -> None:
+        """Log that the budget is below what replies with a body of so many bits per coded weight take, once."""
+        beside = self._least_beside
+        least = beside + body * self.count / self.parameters
+        if self.bits < least and not self._told_least:
+            self._told_least = True
+            _log.warning(
+                "budget=%g: replies of this model take at least about %.2g bits per parameter, because %s bits are "
+                "framing, biases and the like; raise it, or leave it out",
+                self.bits, least, f"{round(beside * self.parameters):,}",
+            )  # fmt: skip
 
     def note(self, uplink_bytes: int, sent: Mapping[str, Values], replied: Mapping[str, Values]) -> None:
         """Note the bytes of a reply, and the squared norm of its update."""
@@ -126,6 +148,7 @@ class RunBudget:
         if payload is not None:
             self.count = max(1, round(payload.weights))
             self.beside = max(0.0, spent - payload.body * payload.weights / self.parameters)
+            self._least_beside = min(self._least_beside, self.beside)
         self.spent = self.spent.after(spent, square)
         self._sizes, self.share = [], 0.0
 

@@ -47,7 +47,7 @@ class SecureSums:
     def __init__(self, method: Method, bits: int, bound: float) -> None:
         """Take the method of the run, and how changes are rounded, see `Steps`."""
         self.weighted_by = WEIGHTED_BY
-        self._method, self._steps = method, Steps(bits, bound)
+        self._method, self._steps, self._told_cut = method, Steps(bits, bound), False
 
     @staticmethod
     def check_adds_up(strategy: Strategy) -> None:
@@ -109,9 +109,12 @@ class SecureSums:
             reason = f"{error} ({named})" if named else str(error)
             reason = reason if reason.startswith(f"round {number}") else f"round {number}: {reason}"
             return [phases.failed.get(client, PayloadError(reason, code=error.code)) for client in clients], reason
-        if mean.clipped:
+        if mean.clipped and not self._told_cut:
+            self._told_cut = True
             _log.warning(
-                "round %s: %s values of %s clients together changed by more than secure_bound=%g and were cut to it",
+                "round %s: %s values of %s clients together changed by more than secure_bound=%g and were cut to it; "
+                "say a larger secure_bound. The logs of the clients name the tensors and a bound that holds them, and "
+                "the metric clipped_values counts such values in later rounds",
                 number, mean.clipped, len(used), self._steps.bound,
             )  # fmt: skip
         replies = self._replies(requests, layout, phases, used, mean)

@@ -21,10 +21,10 @@ from fedmrn_app.exchange.messages import FIELD
 from fedmrn_app.layout import Float32Array, slices
 from fedmrn_app.plugin.arrays import Parts, Values, Way, usual_ways
 from fedmrn_app.plugin.comparison import find_tied
+from fedmrn_app.plugin.secure_losses import MOST_BITS, name_cut_exact, name_losses
 from fedmrn_app.plugin.settings import RECORD, SECURE
 from fedmrn_app.secure.fields import Field, Fields, Words, bits_for
 
-_MAX_BITS = 32
 _MAX_EXACT = (1 << 47) - 1  # largest number of steps of an integer, or of a number that is alone in its tensor
 _FRACTION = 24  # binary places of such numbers, which may be counters that Flower's mean has made real
 
@@ -111,7 +111,7 @@ class SumLayout:
         )
 
     def words(self, fields: Fields, sent: Values, trained: Values, mask: NDArray[np.uint8]) -> list[Words]:
-        """Return one client's integers, one vector per field.
+        """Return one client's integers, one vector per field; the log names tensors that lose much by the rounding.
 
         Args:
             fields: of the sum.
@@ -121,8 +121,11 @@ class SumLayout:
         """
         masks, fixed, exact, counter = fields
         changes = [_change(sent[name], trained[name]) for name in self.parts.dense]
+        exact_changes = [_change(sent[name], trained[name]) * _scale(sent[name]) for name in self.parts.exact]
+        name_losses(self.parts.dense, sent, changes, self.steps)
+        name_cut_exact(self.parts.exact, exact_changes, _MAX_EXACT)
         steps = np.rint(_joined(changes) / self.steps.step)
-        whole = np.rint(_joined([_change(sent[name], trained[name]) * _scale(sent[name]) for name in self.parts.exact]))
+        whole = np.rint(_joined(exact_changes))
         cut = np.clip(steps, -self.steps.largest, self.steps.largest)
         cut_whole = np.clip(whole, -_MAX_EXACT, _MAX_EXACT)
         clipped = np.count_nonzero(cut != steps) + np.count_nonzero(cut_whole != whole)
@@ -240,7 +243,7 @@ def read_steps(content: RecordDict) -> Steps:
     """
     record = cast(Mapping[str, Any], content.config_records[SECURE])
     bits, bound = record.get("bits"), record.get("bound")
-    if not (isinstance(bits, int) and 2 <= bits <= _MAX_BITS and isinstance(bound, float) and 0 < bound < np.inf):
+    if not (isinstance(bits, int) and 2 <= bits <= MOST_BITS and isinstance(bound, float) and 0 < bound < np.inf):
         raise PayloadError(f"the secure sum has bits={bits} and bound={bound}", code="secure-steps", value=bits)
     return Steps(bits, bound)
 

@@ -136,3 +136,36 @@ def test_a_line_says_that_a_budget_has_no_room_for_fine_rounds(
     bits, *_ = bits_of_run(6, method="fedmrn", budget=budget, schedule="front")
     lines = [line for line in caplog.messages if line.startswith("schedule=front: all rounds have equal shares")]
     assert len(lines) == said, bits
+
+
+@pytest.mark.parametrize(("budget", "said"), [(0.1, 1), (0.25, 1), (1.2, 0)])
+def test_replies_are_no_longer_where_a_budget_is_too_small(
+    budget: float, said: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bodies without bits lost all of an update, and the clients then sent five times the budget."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    least, coarse, _ = bits_of_run(6, method="quantized", options={"bits": 0.2})
+    bits, result, _ = bits_of_run(6, budget=budget)
+    lines = [line for line in caplog.messages if line.startswith(f"budget={budget:g}: replies of this model take at")]
+    assert len(lines) == said
+    if said:
+        assert sum(bits) < 1.05 * sum(least)
+        assert accuracy(result.arrays) > accuracy(coarse.arrays) - 0.05
+        assert "bits are framing, biases and the like; raise it, or leave it out" in lines[0]
+        told = float(lines[0].split("about ")[1].split()[0])
+        assert told == pytest.approx(sum(least) / 6, rel=0.1)
+
+
+def test_a_round_has_a_least_body_after_others_have_overspent() -> None:
+    least, *_ = bits_of_run(4, method="quantized", options={"bits": 0.2})
+    _, _, first = bits_of_run(2, budget=5.0)
+    bits, *_ = bits_of_run(4, budget=1.2, state=first.state())
+    assert max(bits) < 1.05 * max(least)
+
+
+def test_a_line_says_that_a_budget_is_too_small_for_topk(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    bits_of_run(2, method="topk", budget=0.1)
+    assert len([line for line in caplog.messages if line.startswith("budget=0.1: replies of this model take")]) == 1

@@ -3,6 +3,7 @@
 import copy
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from numpy.typing import NDArray
 
 from fedmrn_app.environment import STATE_FOLDER
 from fedmrn_app.errors import ConfigError, RunError
-from fedmrn_app.plugin import Compressed, compress_uplink, compressed_grid, learn_masks
+from fedmrn_app.plugin import Compressed, compress_uplink, compressed_grid, learn_masks, secure_losses
 from fedmrn_app.plugin.secure_sum import Steps, SumLayout
 from fedmrn_app.plugin.settings import SECURE
 from fedmrn_app.secure.messages import BINDING, HEADER_SIZE, INBOX, INVITATION, NEIGHBOURS, SURVIVORS, Envelope
@@ -478,6 +479,62 @@ def test_values_that_are_cut_to_the_bound_are_counted(caplog: pytest.LogCaptureF
     assert all(
         np.abs(value - first[name]).max() <= 0.0101 for name, value in values_of(result.arrays).items() if value.ndim
     )
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[[str], list[str]]:
+    """Runs in a process that has named no tensor yet; returns the lines of the log that begin with a text."""
+    monkeypatch.setattr(secure_losses, "_named", set())
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    return lambda start: [line for line in caplog.messages if line.startswith(start)]
+
+
+def test_clients_name_tensors_whose_changes_are_below_a_step(lines: Callable[[str], list[str]]) -> None:
+    """Five clients and two rounds: one line for each tensor, whose bits are enough."""
+    run(Compressed(everyone(), secure=True), rounds=2, app=new_app(size=1e-7))
+    for name in ("a", "bias", "b"):
+        (line,) = lines(f"{name}: changes by about")
+        assert "of which less than half arrives in steps of 9.5e-07; say secure_bits=29" in line
+    assert not lines("steps: ")
+
+
+@pytest.mark.parametrize(("size", "bits"), [(1e-7, 29), (1e-6, 24)])
+def test_no_tensor_is_named_whose_changes_arrive(size: float, bits: int, lines: Callable[[str], list[str]]) -> None:
+    run(Compressed(everyone(), secure=True, secure_bits=bits), app=new_app(size=size))
+    assert not [line for line in lines("") if "less than half arrives" in line]
+
+
+def test_changes_below_the_resolution_of_float32_are_not_named(lines: Callable[[str], list[str]]) -> None:
+    sent: Values = {"w": np.full(8, 4.0, np.float32), "zero": np.zeros(8, np.float32)}
+    trained = {name: value + np.float32(4.8e-7 if name == "w" else 4e-7) for name, value in sent.items()}
+    layout = SumLayout.of(sent, Steps(16, 1.0), masks=False)
+    layout.words(layout.fields(3), sent, trained, np.empty(0, np.uint8))
+    assert [line.split(":")[0] for line in lines("")] == ["zero"]
+
+
+def test_clients_name_tensors_that_are_cut_with_a_bound_that_is_enough(lines: Callable[[str], list[str]]) -> None:
+    """Each line comes once, the server's too; what the client's line says cuts nothing."""
+    run(Compressed(everyone(), secure=True), rounds=2, app=new_app(size=30.0))
+    (line,) = lines("a: changes by up to ")
+    asked = re.search(r"is cut to secure_bound=8; say secure_bound=(\d+) and secure_bits=(\d+) on the server", line)
+    assert asked is not None
+    (line,) = [line for line in lines("round ") if "were cut to it" in line]
+    assert "say a larger secure_bound. The logs of the clients name the tensors" in line
+    bound, bits = float(asked[1]), int(asked[2])
+    assert Steps(bits, bound).step <= STEP
+    result, _ = run(Compressed(everyone(), secure=True, secure_bound=bound, secure_bits=bits), app=new_app(size=30.0))
+    assert result.train_metrics_clientapp[1]["clipped_values"] == 0
+
+
+def test_no_bound_is_named_where_all_bits_make_coarse_steps(lines: Callable[[str], list[str]]) -> None:
+    """Such as the variances of columns that differ by powers of ten, and counters beyond a sum."""
+    sent: Values = {"var": np.ones(4, np.float32), "seen": np.array(0.0)}
+    trained: Values = {"var": np.array([1e7, 1, 1, 1e-4], np.float32), "seen": np.array(1e9)}
+    layout = SumLayout.of(sent, Steps(24, 8.0), masks=False)
+    layout.words(layout.fields(3), sent, trained, np.empty(0, np.uint8))
+    (line,) = lines("var: changes by up to 1e+07 and is cut to secure_bound=8; a bound of 1.5e+07 has steps of 0.0078")
+    assert "scale the inputs of the model to about 1" in line
+    assert len(lines("seen: is one number or integers, and changes by more than the 1.41e+14 steps")) == 1
 
 
 def test_infinite_values_that_training_leaves_as_they_are_stay() -> None:
