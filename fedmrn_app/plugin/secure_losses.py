@@ -9,13 +9,12 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from fedmrn_app.plugin.secure_sum import Steps
+from fedmrn_app.plugin.fixed_point import Steps
 
 MOST_BITS = 32  # of a client's number
 _LEAST_LENGTH = 0.5  # of what arrives of a change, as a share of it

@@ -22,9 +22,10 @@ from fedmrn_app.exchange.requests import Request
 from fedmrn_app.exchange.secure_rounds import PhaseMessages, PhaseTimes, Send, ask_through
 from fedmrn_app.methods.method import Method
 from fedmrn_app.plugin.arrays import only_arrays, to_record
+from fedmrn_app.plugin.fixed_point import Steps
 from fedmrn_app.plugin.replies import add_counts, parameter_count
 from fedmrn_app.plugin.request import ArraysRequest
-from fedmrn_app.plugin.secure_sum import Mean, Steps, SumLayout, secure_content, sum_binding
+from fedmrn_app.plugin.secure_sum import Mean, SumLayout, secure_content, sum_binding
 from fedmrn_app.plugin.settings import DEFAULT_DENSE_BITS, RECORD, RoundContext
 from fedmrn_app.secure.exchange import Phase, collect
 from fedmrn_app.secure.graph import MIN_CLIENTS

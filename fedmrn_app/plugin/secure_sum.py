@@ -7,7 +7,6 @@ sent and not from the training.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -21,36 +20,13 @@ from fedmrn_app.exchange.messages import FIELD
 from fedmrn_app.layout import Float32Array, slices
 from fedmrn_app.plugin.arrays import Parts, Values, Way, usual_ways
 from fedmrn_app.plugin.comparison import find_tied
+from fedmrn_app.plugin.fixed_point import Steps
 from fedmrn_app.plugin.secure_losses import MOST_BITS, name_cut_exact, name_losses
 from fedmrn_app.plugin.settings import RECORD, SECURE
 from fedmrn_app.secure.fields import Field, Fields, Words, bits_for
 
 _MAX_EXACT = (1 << 47) - 1  # largest number of steps of an integer, or of a number that is alone in its tensor
 _FRACTION = 24  # binary places of such numbers, which may be counters that Flower's mean has made real
-
-
-@dataclass(frozen=True)
-class Steps:
-    """Fixed-point numbers: multiples of a power of two, up to a bound.
-
-    Attributes:
-        bits: of one client's number, sign included.
-        bound: largest absolute value; larger ones are cut to it.
-    """
-
-    bits: int
-    bound: float
-
-    @property
-    def step(self) -> float:
-        """The power of two of which numbers are multiples."""
-        mantissa, exponent = math.frexp(self.bound)
-        return math.ldexp(1.0, exponent - (mantissa == 0.5) - (self.bits - 1))
-
-    @property
-    def largest(self) -> int:
-        """The largest number of steps."""
-        return min(math.floor(self.bound / self.step), (1 << self.bits - 1) - 1)
 
 
 @dataclass(frozen=True)

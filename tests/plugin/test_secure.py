@@ -33,7 +33,8 @@ from numpy.typing import NDArray
 from fedmrn_app.environment import STATE_FOLDER
 from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.plugin import Compressed, compress_uplink, compressed_grid, learn_masks, secure_losses
-from fedmrn_app.plugin.secure_sum import Steps, SumLayout
+from fedmrn_app.plugin.fixed_point import Steps
+from fedmrn_app.plugin.secure_sum import SumLayout
 from fedmrn_app.plugin.settings import SECURE
 from fedmrn_app.secure.messages import BINDING, HEADER_SIZE, INBOX, INVITATION, NEIGHBOURS, SURVIVORS, Envelope
 from tests.local_nodes import LiveNodes

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmrn_app.plugin.secure_sum import Steps
+from fedmrn_app.plugin.fixed_point import Steps
 from fedmrn_app.plugin.settings import SECURE_BITS, SECURE_BOUND
 from tests.flower_app import run_flower_app
 
