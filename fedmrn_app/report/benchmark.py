@@ -113,7 +113,8 @@ def table_of_benchmark(registration: Registration, runs: pd.DataFrame, *, brief:
     Args:
         registration: the benchmark.
         runs: rows of `load_runs`.
-        brief: leave out the intervals of the metric itself, the best rounds and the traffic of the contents alone.
+        brief: leave out the intervals of the metric itself, the best rounds, the traffic of the contents alone, and
+            rows without runs, whose names are in a line below.
 
     Raises:
         RunError: the runs do not fit the registration, see `cells_of`.
@@ -131,7 +132,11 @@ def table_of_benchmark(registration: Registration, runs: pd.DataFrame, *, brief:
     each = verdicts([sign * one for one in differences.values()], registration.margin, registration.alpha)
     told = {one: verdict if len(differences[one]) else NOT_RUN for one, verdict in zip(compared, each, strict=True)}
     rows = []
+    parts = registration.partitions
+    missing = [name for name in registration.rows if all(cells[name, part].runs.empty for part in parts)]
     for (name, partition), cell in cells.items():
+        if brief and cell.runs.empty:
+            continue
         row = [f"{name} {joined(marks_of(cell.runs))}".rstrip(), partition, _count(cell.seeds, len(registration.seeds))]
         for endpoint in registration.endpoints:
             key = (name, partition, endpoint)
@@ -149,6 +154,8 @@ def table_of_benchmark(registration: Registration, runs: pd.DataFrame, *, brief:
     if brief:
         table = _brief(table, len(registration.endpoints))
     below = [_meaning(registration, len(compared), brief=brief), *remarks(shown, shown["run"])]
+    if brief and missing:
+        below.append(f"Registered and not run yet: {', '.join(missing)}.")
     return [
         f"**{registration.title}**", "", registration.question, "",
         *markdown(table), *(line for note in below for line in ("", note)),

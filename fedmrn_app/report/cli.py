@@ -128,7 +128,7 @@ def add_kinds(parser: argparse.ArgumentParser) -> None:
     kind.add_argument(
         "--benchmark", type=Path, metavar="FILE", help="verdicts about all comparisons that a file has registered"
     )
-    parser.add_argument("--brief", action="store_true", help="with --benchmark, print fewer columns")
+    parser.add_argument("--brief", action="store_true", help="with --benchmark, print fewer columns and rows")
     kind.add_argument(
         "--time",
         type=Path,

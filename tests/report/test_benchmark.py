@@ -67,6 +67,18 @@ def test_runs_are_found_by_their_settings(tmp_path: Path) -> None:
     assert brief[1][3:] == [eden[3].split()[0], f"{eden[4]} {EQUIVALENT}", "72.00", f"{eden[7]} {BETTER}", eden[10]]
 
 
+def test_a_brief_table_names_the_rows_without_runs_below(tmp_path: Path) -> None:
+    for seed in range(3):
+        leave(tmp_path, "fedavg", seed, 0.5, 0.6, 0.7 + seed / 100)
+    whole, brief = (
+        table_of_benchmark(Registration.model_validate(SMALL), load_runs(tmp_path), brief=brief)
+        for brief in (False, True)
+    )
+    line = "Registered and not run yet: EDEN."
+    assert [[row[0] for row in lines_of(table)] for table in (whole, brief)] == [["FedAvg", "EDEN"], ["FedAvg"]]
+    assert (line in whole, line in brief) == (False, True)
+
+
 def test_averaged_models_are_a_row_of_the_same_runs(tmp_path: Path) -> None:
     for seed in range(3):
         leave(tmp_path, "fedavg", seed, 0.5, 0.6, 0.7 + seed / 100)
