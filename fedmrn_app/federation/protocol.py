@@ -68,6 +68,8 @@ class RunProtocol(ServerSettings):
         framing_bytes: bytes that the transport adds to a payload, which the rate control counts.
         budget: budget of bits of the whole run; None if each round has the size that the method's options say.
         scale_limit: largest scale of the noise that a rate control sets, in root mean squares of the weights.
+        sends_uneven_exactly: whether clients send dense tensors in float32 that one step does not suit; the plug-in
+            sends such tensors beside the payload, as clients of earlier versions do.
     """
 
     method: Method
@@ -85,6 +87,7 @@ class RunProtocol(ServerSettings):
     framing_bytes: int = 180  # of a Flower message
     budget: Budget | None = None
     scale_limit: float = math.inf
+    sends_uneven_exactly: bool = True
 
     @classmethod
     def of(cls, method: Method, model: FlatModel, *, seed: int, dense_bits: int, **settings: Any) -> RunProtocol:

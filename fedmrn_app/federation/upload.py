@@ -84,7 +84,9 @@ def most_reply_bits(protocol: RunProtocol, *, signed: bool) -> float:
 
 def write_upload(protocol: RunProtocol, header: Header, update: Update, dense: Float32Array) -> bytes:
     """Return the bytes of a client's payload; `dense` is the dense part that the server sent, float32 (m,)."""
-    packed = pack_dense(update.dense, dense, protocol.dense_sizes, protocol.dense_bits)
+    packed = pack_dense(
+        update.dense, dense, protocol.dense_sizes, protocol.dense_bits, exact=protocol.sends_uneven_exactly
+    )
     payload = Payload(
         header, update.body, packed, loss=update.loss, train_seconds=update.train_seconds,
         compress_seconds=update.compress_seconds,

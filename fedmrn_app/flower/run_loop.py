@@ -14,6 +14,7 @@ from fedmrn_app.exchange.channel import Channel
 from fedmrn_app.exchange.liveness import LiveNodes
 from fedmrn_app.exchange.messages import pack_state
 from fedmrn_app.exchange.timeouts import FIRST_TIMEOUT, MIN_SECONDS, RoundTimeout
+from fedmrn_app.federation.downlinks import loses_small_values
 from fedmrn_app.federation.protocol import GlobalState, RunProtocol
 from fedmrn_app.federation.secure_round import max_secure_bytes
 from fedmrn_app.federation.tallies import tally_bytes
@@ -81,10 +82,10 @@ def train(run: ServerRun) -> None:
     run.progress.best.check(run.progress.folder.rounds)
     strategy = _strategy(run)
     clients = _client_evaluation(run, strategy) if run.config.evaluation.by_clients else None
-    limited = False
+    limited = lossy = False
 
     def record(number: int, arrays: ArrayRecord) -> None:
-        nonlocal limited
+        nonlocal limited, lossy
         if number == run.finished_rounds:
             return run.progress.begin()
         finished = strategy.last
@@ -94,6 +95,12 @@ def train(run: ServerRun) -> None:
         if finished.report.noise_limited and not limited:
             limited = True
             run.report(f"round {number}: {_limit_line(run.config)}")
+        if not lossy and loses_small_values(run.protocol, finished.state.dense):
+            lossy = True
+            run.report(
+                f"round {number}: batch norm or biases have values of mixed scale, of which downlink.dtype="
+                f"{run.protocol.method.packing} loses the small ones; say downlink.dtype=float32, or scale the inputs"
+            )
         run.participants.note(finished.report)
         evaluated = clients.run(finished.state, number) if clients and run.progress.is_due(number) else None
         if evaluated is not None and run.privacy is not None:

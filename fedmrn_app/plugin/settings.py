@@ -318,6 +318,7 @@ class RoundContext:
             initial=vector,
             seed=task.settings.seed,
             dense_bits=task.settings.dense_bits,
+            sends_uneven_exactly=False,
         )
         # A client that joins late does not know the first vector, so how far weights have moved is not used.
         known = SharedContext(parts.layout, vector, vector).with_scale(task.scale)

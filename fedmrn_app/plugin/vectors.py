@@ -5,18 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.plugin.arrays import KINDS, Values, Way
 from fedmrn_app.plugin.settings import DEFAULT_DENSE_BITS
-from fedmrn_app.wire.dense import most_steps
+from fedmrn_app.wire.dense import is_even, most_steps
 
 LONG = 4096  # values above which an array is not sent exactly
-SPREAD = 100.0  # of the largest change over one of the small ones; those of biases and statistics are closer together
-SMALL = 0.1  # share of the changes that may be smaller than that one
+_SPREAD = 100.0  # of changes, see `is_even`
 # The last part of the names that PyTorch, Keras, Flax and scikit-learn give them.
 _NAMES = re.compile(
     r"(?:^|[./])(?:bias|weight|scale|gamma|beta|running_mean|running_var|moving_mean|moving_variance|offset"
@@ -34,7 +32,7 @@ def way_of_vector(name: str, before: NDArray[np.generic], after: NDArray[np.gene
         after: the array that came back.
         arrays: all arrays of the record, whose shapes say which lengths biases have.
     """
-    if is_of_model(name, after, arrays) and _is_even(before, after):
+    if is_of_model(name, after, arrays) and is_even(before, after, most_steps(DEFAULT_DENSE_BITS), _SPREAD):
         return Way.DENSE
     return Way.EXACT if after.size <= LONG else Way.BOUNDED
 
@@ -63,18 +61,3 @@ def send_with_neighbours(ways: NDArray[np.uint8], uneven: Collection[int], array
         together = list(group)
         if not set(uneven).isdisjoint(together):
             ways[[number for number in together if ways[number] & KINDS == Way.DENSE]] = Way.EXACT
-
-
-def _is_even(before: NDArray[Any], after: NDArray[Any]) -> bool:
-    """Return whether one step for all values loses few of the changes, and no small value of a vector of variances."""
-    changes = np.abs(np.subtract(after, before, dtype=np.float64))
-    changes = changes[changes > 0]
-    if not changes.size:
-        return True
-    largest = changes.max()
-    if largest > SPREAD * np.quantile(changes, SMALL):
-        return False
-    if min(before.min(), after.min()) < 0:
-        return True
-    step = min(largest, float(after.max())) / most_steps(DEFAULT_DENSE_BITS)  # see `wire/dense.py`
-    return bool(step <= np.min(after, where=after > 0, initial=np.inf))

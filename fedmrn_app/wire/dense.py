@@ -4,16 +4,19 @@
     16 bits       float16
     fewer bits    for each tensor:  step    float32, negative if the differences are from zero
                                     decay   one byte, how fast probabilities fall with the difference
-                  then the differences in steps, symbols of one lane, see `wire/entropy.py`
+                  then float32 values of the tensors whose step is infinite
+                  then the differences of the others in steps, symbols of one lane, see `wire/entropy.py`
 
 With fewer than 16 bits each value is a whole multiple of its tensor's step. The step divides the range of the values,
 or that of their differences from the values that the server sent if that range is smaller. Multiples are of the value
-and not of the difference, so a value that is not negative, such as a variance, does not become negative.
+and not of the difference, so a value that is not negative, such as a variance, does not become negative. A tensor that
+one step does not suit is sent in float32, such as the statistics of inputs of mixed scale.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +28,13 @@ DENSE_BITS = (4, 5, 6, 7, 8, 16, 32)
 _HEAD = np.dtype([("step", "<f4"), ("decay", "u1")])
 _MAX_FLOAT16 = np.finfo(np.float16).max
 _MIN_NORMAL = np.finfo(np.float32).tiny
+_SPREAD = 1000.0  # of the largest change over one of the small ones; those of normalized inputs are below 150
+_SMALL = 0.1  # share of the changes that may be smaller than that one
 
 
-def pack_dense(values: Float32Array, known: Float32Array, sizes: Sequence[int], bits: int) -> bytes:
+def pack_dense(
+    values: Float32Array, known: Float32Array, sizes: Sequence[int], bits: int, *, exact: bool = True
+) -> bytes:
     """Encode the dense part.
 
     Args:
@@ -35,6 +42,7 @@ def pack_dense(values: Float32Array, known: Float32Array, sizes: Sequence[int], 
         known: float32 (m,), the dense part that the server sent.
         sizes: the number of elements of each tensor, m in all.
         bits: one of DENSE_BITS.
+        exact: whether tensors that one step does not suit are sent in float32, see `is_even`.
     """
     if bits == 32:
         return pack_floats(values)
@@ -48,9 +56,14 @@ def pack_dense(values: Float32Array, known: Float32Array, sizes: Sequence[int], 
 
     limit = most_steps(bits)
     heads = np.zeros(len(sizes), _HEAD)
-    runs = []
+    runs, whole = [], []
     for head, part in zip(heads, slices(sizes), strict=True):
         x, reference = values[part], known[part]
+        if exact and not is_even(reference, x, limit):
+            head["step"] = np.inf
+            whole.append(pack_floats(x))
+            runs.append(np.empty(0, np.int32))
+            continue
         moved, size = _largest(x - reference), _largest(x)
         head["step"] = moved / limit if not moved > size else -max(size / limit, _MIN_NORMAL)
         steps = _in_steps(x, head["step"]) - _base(reference, head["step"])
@@ -60,7 +73,29 @@ def pack_dense(values: Float32Array, known: Float32Array, sizes: Sequence[int], 
         runs.append(run)
     pairs = zip(heads["decay"].tolist(), runs, strict=True)
     coded = [(run + limit, geometric_model(limit, decay)) for decay, run in pairs if decay]
-    return heads.tobytes() + encode_symbols(coded, lanes=1)
+    return heads.tobytes() + b"".join(whole) + encode_symbols(coded, lanes=1)
+
+
+def is_even(before: NDArray[Any], after: NDArray[Any], limit: int, spread: float = _SPREAD) -> bool:
+    """Return whether one step for all values loses few of the changes, and no small value of a vector of variances.
+
+    Args:
+        before: the values that the server sent.
+        after: those that are sent back, of the same shape.
+        limit: the largest multiple of a step.
+        spread: ratio of the largest change to the small ones above which too many are lost.
+    """
+    changes = np.abs(np.subtract(after, before, dtype=np.float64))
+    changes = changes[changes > 0]
+    if not changes.size:
+        return True
+    largest = changes.max()
+    if largest > spread * np.quantile(changes, _SMALL):
+        return False
+    if min(before.min(), after.min()) < 0:
+        return True
+    step = min(largest, float(after.max())) / limit
+    return bool(step <= np.min(after, where=after > 0, initial=np.inf))
 
 
 def unpack_dense(data: bytes | memoryview, known: Float32Array, sizes: Sequence[int], bits: int) -> Float32Array:
@@ -81,12 +116,20 @@ def unpack_dense(data: bytes | memoryview, known: Float32Array, sizes: Sequence[
     if not head_size <= len(data) <= max_dense_bytes(sizes, bits):
         raise wrong_length("dense part", data, f"where {count} values of {bits} bits were expected")
     heads = np.frombuffer(data[:head_size], _HEAD)
-    finite(heads["step"], "dense part")
+    whole = np.isposinf(heads["step"])
+    finite(np.where(whole, 0, heads["step"]), "dense part")
+    place = head_size
     from fedmrn_app.wire.entropy import SymbolReader, geometric_model  # Numba takes most of what an import loads
 
-    reader = SymbolReader(data[head_size:], lanes=1)
     values = np.empty(count, np.float32)
+    for part in (part for one, part in zip(whole, slices(sizes), strict=True) if one):
+        size = 4 * (part.stop - part.start)
+        values[part] = unpack_floats(data[place : place + size], size // 4, "dense part")
+        place += size
+    reader = SymbolReader(data[place:], lanes=1)
     for head, size, part in zip(heads, sizes, slices(sizes), strict=True):
+        if np.isposinf(head["step"]):
+            continue
         steps = _base(known[part], head["step"])
         if head["decay"] and size:
             steps += reader.read(geometric_model(limit, int(head["decay"])), size).astype(np.int32) - limit
@@ -100,7 +143,7 @@ def max_dense_bytes(sizes: Sequence[int], bits: int) -> int:
     """Return the largest number of bytes that the dense part takes."""
     if bits >= 16:
         return bits // 8 * sum(sizes)
-    return _HEAD.itemsize * len(sizes) + 3 * sum(sizes) + 8  # all probabilities are at least 2^-24
+    return _HEAD.itemsize * len(sizes) + 4 * sum(sizes) + 8  # float32; all probabilities are at least 2^-24
 
 
 def usual_dense_bytes(sizes: Sequence[int], bits: int) -> float:

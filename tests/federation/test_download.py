@@ -8,7 +8,7 @@ import pytest
 
 from fedmrn_app.errors import PayloadError, VersionError
 from fedmrn_app.federation.downlink import LatticeDownlink
-from fedmrn_app.federation.downlinks import ON_LATTICE, downlink_of
+from fedmrn_app.federation.downlinks import ON_LATTICE, downlink_of, loses_small_values
 from fedmrn_app.federation.protocol import Order, RunProtocol
 from fedmrn_app.federation.server import OpenRound
 from fedmrn_app.federation.versions import Version
@@ -111,3 +111,16 @@ def test_each_form_on_the_lattice_is_found_by_its_name(form: str) -> None:
     assert isinstance(downlink, LatticeDownlink)
     order = downlink.broadcast(STATE).fill(Order(0, 1, 0), None)
     assert np.isfinite(downlink.read(order, None).context.vector).all()
+
+
+@pytest.mark.parametrize(("form", "columns", "lost"), [
+    ("grid", 4, True), ("quantized", 4, True), ("grid", 0.1, False), ("float32", 4, False),
+])  # fmt: skip
+def test_batch_norm_of_mixed_scale_is_noticed_on_a_lattice(form: str, columns: float, lost: bool) -> None:
+    protocol = dataclasses.replace(
+        AGREEMENT, method=dataclasses.replace(AGREEMENT.method, packing=form), dense_sizes=(20, 20),
+        first_dense=np.repeat(np.array([0, 1], np.float32), 20),
+    )  # fmt: skip
+    scales = np.geomspace(10**-columns, 10**columns, 20)
+    dense = np.concatenate([scales, np.square(scales)]).astype(np.float32)
+    assert loses_small_values(protocol, dense) == lost

@@ -126,7 +126,7 @@ def _runs(pid: int) -> bool:
 
 
 def test_a_message_whose_worker_has_died_is_repeated_alone(tmp_path: Path) -> None:
-    """The other message takes its time, and the repeated one begins when it has ended."""
+    """The other message takes its time, and the repeated one begins when it has ended, or ends before it begins."""
     with LocalGrid(ECHO, 3, run_config=CONFIG, processes=2) as grid:
         before = answers(grid.send_and_receive([ask(node, 1, seconds=0.3) for node in (2, 3)]), "pid")
         names = grid.push_messages([ask(2, 5, deaths=1, folder=str(tmp_path)), ask(3, 5, seconds=1.5)])
@@ -134,7 +134,8 @@ def test_a_message_whose_worker_has_died_is_repeated_alone(tmp_path: Path) -> No
         while len(found) < 2:
             grid.wait(5)
             found += grid.pull_messages(names)
-        assert answers(found, "began")[2] >= answers(found, "ended")[3]
+        began, ended = answers(found, "began"), answers(found, "ended")
+        assert began[2] >= ended[3] or began[3] >= ended[2]  # on a busy machine the other one may be taken up later
         deadline = time.monotonic() + 10
         while any(_runs(pid) for pid in before.values()):  # the idle worker has made room
             assert time.monotonic() < deadline

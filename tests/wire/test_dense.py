@@ -60,6 +60,32 @@ def test_extreme_values(bits: int, value: float) -> None:
             np.testing.assert_allclose(read, x, rtol=1e-5, atol=1e-9)
 
 
+_COLUMNS = np.geomspace(1e-3, 1e4, 64).astype(np.float32)
+# batch norm of inputs of mixed scale: means and variances, between tensors that one step suits
+_MIXED_SIZES = (32, 64, 64, 8)
+_MIXED_KNOWN = np.concatenate([KNOWN[:32], np.zeros(64), np.ones(64), KNOWN[:8]]).astype(np.float32)
+_MIXED = np.concatenate([MOVED[:32], 3 * _COLUMNS, np.square(_COLUMNS), MOVED[:8]]).astype(np.float32)
+
+
+@pytest.mark.parametrize("bits", [bits for bits in DENSE_BITS if bits < 16])
+def test_values_of_mixed_scale_are_exact(bits: int) -> None:
+    """The small variances would become zero, and the inputs that belong to them a hundred times as large."""
+    data = pack_dense(_MIXED, _MIXED_KNOWN, _MIXED_SIZES, bits)
+    assert len(data) <= max_dense_bytes(_MIXED_SIZES, bits)
+    read = unpack_dense(data, _MIXED_KNOWN, _MIXED_SIZES, bits)
+    for part, exact in zip(slices(_MIXED_SIZES), (False, True, True, False), strict=True):
+        assert np.array_equal(read[part], _MIXED[part]) == exact
+    plain = pack_dense(_MIXED, _MIXED_KNOWN, _MIXED_SIZES, bits, exact=False)
+    assert len(plain) < len(data)
+    assert (unpack_dense(plain, _MIXED_KNOWN, _MIXED_SIZES, bits)[96:160] == 0).sum() > 20
+
+
+@pytest.mark.parametrize("size", [0, 9, 20, 40, 275, 400, 531])
+def test_exact_values_that_are_cut_off_are_refused(size: int) -> None:
+    data = pack_dense(_MIXED, _MIXED_KNOWN, _MIXED_SIZES, 6)
+    assert refusal(unpack_dense, data[:size], _MIXED_KNOWN, _MIXED_SIZES, 6) in ("length", "malformed", "not-finite")
+
+
 @pytest.mark.parametrize("bits", DENSE_BITS)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_values_that_are_not_finite_are_refused(bits: int, value: float) -> None:
@@ -75,13 +101,14 @@ def test_values_that_are_not_finite_are_refused(bits: int, value: float) -> None
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), bits=st.sampled_from(DENSE_BITS))
 def test_damaged_dense_parts_are_refused_or_finite(data: st.DataObject, bits: int) -> None:
-    real = bytearray(pack_dense(MOVED, KNOWN, SIZES, bits))
+    values, known, sizes = data.draw(st.sampled_from([(MOVED, KNOWN, SIZES), (_MIXED, _MIXED_KNOWN, _MIXED_SIZES)]))
+    real = bytearray(pack_dense(values, known, sizes, bits))
     for _ in range(data.draw(st.integers(0, 4))):
         real[data.draw(st.integers(0, len(real) - 1))] ^= data.draw(st.integers(1, 255))
     changed = bytes(real[: data.draw(st.integers(0, len(real)))]) + data.draw(st.binary(max_size=9))
     try:
-        read = unpack_dense(changed, KNOWN, SIZES, bits)
+        read = unpack_dense(changed, known, sizes, bits)
     except PayloadError:
         return
-    assert read.shape == KNOWN.shape
+    assert read.shape == known.shape
     assert np.isfinite(read).all()
