@@ -22,14 +22,17 @@ from fedmrn_app.plugin.comparison import is_same
 from fedmrn_app.plugin.exact import pack_exact, unpack_exact
 from fedmrn_app.plugin.orthonormal import is_orthonormal
 from fedmrn_app.plugin.reply_form import ways_for_reply
+from fedmrn_app.wire.dense import is_even
 
 Arrays = dict[str, NDArray[np.generic]]
+_STEPS = 32  # of a lattice in the largest changes of a vector, see `LATTICE_FINE`
 
 
 def spoiled(first: Values, now: Values, names: Collection[str]) -> Arrays:
     """Return those of the named arrays that a lattice would spoil.
 
-    They are what replies hold exactly too, see `ways_for_reply`, and the bases of subspaces.
+    They are what replies hold exactly too, see `ways_for_reply`, long vectors of mixed scale, and the bases of
+    subspaces.
 
     Args:
         first: the arrays around which the lattice lies.
@@ -38,12 +41,13 @@ def spoiled(first: Values, now: Values, names: Collection[str]) -> Arrays:
     """
     moved = {name: value for name, value in now.items() if not is_same(first[name], value)}
     before = {name: first[name] for name in moved}
-    exact = {
-        name
-        for name, way in zip(before, ways_for_reply(before, moved), strict=True)
-        if way & KINDS in (Way.EXACT, Way.BOUNDED)
-    }
-    return {name: value for name, value in moved.items() if name in names and (name in exact or is_orthonormal(value))}
+    ways = dict(zip(before, ways_for_reply(before, moved) & KINDS, strict=True))
+
+    def is_spoiled(name: str, value: NDArray[Any]) -> bool:
+        uneven = ways[name] == Way.BOUNDED and not is_even(before[name], value, _STEPS)
+        return bool(ways[name] == Way.EXACT) or uneven or is_orthonormal(value)
+
+    return {name: value for name, value in moved.items() if name in names and is_spoiled(name, value)}
 
 
 def write_whole(arrays: Values, first: Values) -> dict[str, bytes]:

@@ -176,6 +176,7 @@ _FIRST: Mapping[str, NDArray[Any]] = {
     "squares": np.zeros((30, 24), np.float32),
     "basis": np.linalg.qr(_DRAW.normal(0, 1, (50, 4)))[0],
     "frozen": np.linalg.qr(_DRAW.normal(0, 1, (50, 4)))[0].astype(np.float32),
+    "flat": _DRAW.normal(0, 1, 5000).astype(np.float32),
     "spectral": (_DRAW.normal(0, 1, (8, 8)) + 1j * _DRAW.normal(0, 1, (8, 8))).astype(np.complex64),
 }
 _LATER: Mapping[str, NDArray[Any]] = {
@@ -187,6 +188,7 @@ _LATER: Mapping[str, NDArray[Any]] = {
     "squares": np.square(_DRAW.normal(0, 1e-4, (30, 24))).astype(np.float32),
     "basis": np.linalg.qr(_DRAW.normal(0, 1, (50, 4)))[0],
     "frozen": _FIRST["frozen"],
+    "flat": _FIRST["flat"] + _DRAW.normal(0, 0.1, 5000).astype(np.float32),
     "spectral": _FIRST["spectral"] * np.complex64(1.1 + 0.1j),
 }
 _SPOILED = ("bn.running_mean", "bn.running_var", "squares", "basis")
