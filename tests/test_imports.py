@@ -97,7 +97,7 @@ def test_package_takes_the_private_names_that_the_page_lists() -> None:
 @pytest.mark.slow
 def test_names_given_to_import_module_are_known_without_a_call_or_none_of_flower() -> None:
     assert names_in_use()["unknown"] == {
-        "fedmrn_app.config.build": ["module"],  # of a task or model that the user names
+        "fedmrn_app.config.targets": ["module"],  # of a task or model that the user names
         "fedmrn_app.flower.worker_process": ["module"],  # of the ClientApp that a grid names
         "fedmrn_app.methods": [
             "f'{__name__}.{name}'",
