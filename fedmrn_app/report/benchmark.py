@@ -12,7 +12,7 @@ from fedmrn_app.config.compose import compose_values
 from fedmrn_app.errors import ConfigError, RunError
 from fedmrn_app.report.comparison import has_value, paired
 from fedmrn_app.report.groups import Floats, factor_of, half_width, joined, marks_of, mean_of_evaluated
-from fedmrn_app.report.notes import VERDICTS, remarks
+from fedmrn_app.report.notes import MISSING, VERDICTS, remarks
 from fedmrn_app.report.registration import Endpoint, Registration
 from fedmrn_app.report.runs import load_rounds, settings_of
 from fedmrn_app.report.tables import markdown
@@ -155,7 +155,7 @@ def table_of_benchmark(registration: Registration, runs: pd.DataFrame, *, brief:
         table = _brief(table, len(registration.endpoints))
     below = [_meaning(registration, len(compared), brief=brief), *remarks(shown, shown["run"])]
     if brief and missing:
-        below.append(f"Registered and not run yet: {', '.join(missing)}.")
+        below.append(f"{MISSING}: {', '.join(missing)}.")
     return [
         f"**{registration.title}**", "", registration.question, "",
         *markdown(table), *(line for note in below for line in ("", note)),

@@ -15,7 +15,18 @@ _PAIRED = (
 )
 VERDICTS = "Brackets are 95% confidence intervals"
 TIMES = "Times are means over seeds"
-STARTS = (_COMMON, _DENSE, _INTERVAL, _PAIRED, MARK, UNMADE, VERDICTS, TIMES)  # the beginnings of all these lines
+MISSING = "Registered and not run yet"
+STARTS = (
+    _COMMON,
+    _DENSE,
+    _INTERVAL,
+    _PAIRED,
+    MARK,
+    UNMADE,
+    VERDICTS,
+    TIMES,
+    MISSING,
+)  # the beginnings of all these lines
 
 
 def notes(table: pd.DataFrame, groups: Groups | None, left_out: str | None = None) -> list[str]:
