@@ -10,7 +10,7 @@ from fedmrn_app.federation.protocol import RunProtocol
 from fedmrn_app.federation.quantized_downlink import QuantizedDownlink
 from fedmrn_app.layout import Float32Array, slices
 from fedmrn_app.wire.dense import is_even
-from fedmrn_app.wire.downlink import Elementwise
+from fedmrn_app.wire.downlink import FINE_STEPS, Elementwise
 
 FORMS: Mapping[str, type[Downlink]] = {
     **dict.fromkeys(get_args(Elementwise), PackedDownlink),
@@ -18,16 +18,20 @@ FORMS: Mapping[str, type[Downlink]] = {
     "quantized": QuantizedDownlink,
 }
 CHOICES = tuple(name for name in FORMS if name != "palette")  # of `downlink.dtype`; methods choose a palette themselves
-_STEPS = 32  # of a lattice in the largest changes of a dense tensor, see `LATTICE_FINE`
 ON_LATTICE = tuple(name for name, form in FORMS.items() if form.on_lattice)  # forms that clients can keep
 
 
 def loses_small_values(protocol: RunProtocol, dense: Float32Array) -> bool:
-    """Return whether a lattice loses small values of a dense tensor, float32 (m,): of one that a step does not suit."""
+    """Return whether the run's lattice loses small values of the dense part.
+
+    Args:
+        protocol: of the run; a downlink without a lattice loses none.
+        dense: the dense part, float32 (m,).
+    """
     if protocol.method.packing not in ON_LATTICE:
         return False
     parts = slices(protocol.dense_sizes)
-    return any(not is_even(protocol.initial_dense[part], dense[part], _STEPS) for part in parts)
+    return any(not is_even(protocol.initial_dense[part], dense[part], FINE_STEPS) for part in parts)
 
 
 def downlink_of(protocol: RunProtocol) -> Downlink:

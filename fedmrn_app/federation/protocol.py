@@ -68,8 +68,8 @@ class RunProtocol(ServerSettings):
         framing_bytes: bytes that the transport adds to a payload, which the rate control counts.
         budget: budget of bits of the whole run; None if each round has the size that the method's options say.
         scale_limit: largest scale of the noise that a rate control sets, in root mean squares of the weights.
-        sends_uneven_exactly: whether clients send dense tensors in float32 that one step does not suit; the plug-in
-            sends such tensors beside the payload, as clients of earlier versions do.
+        sends_uneven_exactly: whether clients send a dense tensor in float32 where one step does not suit its values,
+            see `is_even`. The plug-in sends such tensors beside the payload.
     """
 
     method: Method

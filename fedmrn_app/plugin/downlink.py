@@ -168,7 +168,7 @@ class LatticeSender:
         record = ConfigRecord({
             "": cast(bytes, order.vector), "key": key, "step": self._step, "number": sent.number,
             "reference": self._reference.checksum, "base": order.base, "checksum": order.checksum,
-            **write_whole(sent.whole, self._reference.values),
+            **sent.whole_fields,
             **format_fields(self._format(sent)),
         })  # fmt: skip
         if self._reference.has_pairs:
@@ -187,6 +187,10 @@ class LatticeSender:
         vector, dense = sent.broadcast.received(None).vector, sent.broadcast.dense
         found = self._reference.parts.replaced(self._reference.values, vector, dense, sent.exact)
         return self._reference.restored({**found, **sent.whole})
+
+    def write_whole(self, sent: SentLattice) -> dict[str, bytes]:
+        """Return the fields of a message that hold the arrays which the lattice would spoil."""
+        return write_whole(sent.whole, self._reference.values)
 
     def _format(self, sent: SentLattice) -> int:
         """Return the earliest format that has what a message holds."""
@@ -223,6 +227,11 @@ class SentLattice:
     broadcast: Broadcast
     exact: bytes
     whole: Values
+
+    @cached_property
+    def whole_fields(self) -> dict[str, bytes]:
+        """The fields of a message that hold `whole`, which are the same for all nodes."""
+        return self.sender.write_whole(self)
 
     @cached_property
     def received(self) -> Values:

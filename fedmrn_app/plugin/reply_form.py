@@ -12,7 +12,6 @@ So does the plug-in. A reply says only what differs from the message:
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +25,7 @@ from fedmrn_app.errors import PayloadError, RunError
 from fedmrn_app.plugin.arrays import FROM_ZERO, KINDS, Values, Way, may_change_length, usual_ways
 from fedmrn_app.plugin.comparison import Change, is_same, squared_lengths
 from fedmrn_app.plugin.fidelity import FIRST_ROUNDS
+from fedmrn_app.plugin.once import tell_once
 from fedmrn_app.plugin.orthonormal import is_orthonormal
 from fedmrn_app.plugin.pairs import from_pairs, is_paired, to_pairs
 from fedmrn_app.plugin.row_statistics import is_statistic
@@ -35,8 +35,6 @@ _TYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", 
 _SCALAR, _SINGLE = 64, 128
 _MOST_FLOAT32 = float(np.finfo(np.float32).max) / 4
 _SHAPES: Mapping[int, tuple[int, ...]] = {_SCALAR: (), _SINGLE: (1,)}
-_log = logging.getLogger("flwr")
-_told: set[tuple[str, str]] = set()  # arrays and what the log has said of them
 _GROWN = (
     "came back more than four times as long as it was sent, as sums do and trained weights do not; it is sent byte for "
     "byte"
@@ -214,7 +212,7 @@ def ways_for_reply(
         if ways[number] in (Way.CODED, Way.DENSE) and not differences:
             reason = _why_exact(change) if matrix and server_round > FIRST_ROUNDS else ""
             if reason:
-                _tell_once(name, reason)
+                tell_once(name, reason)
             if reason or (further and (before.shape in beside or not change.is_update)):
                 ways[number] = Way.EXACT
         if ways[number] == Way.DENSE:
@@ -226,7 +224,7 @@ def ways_for_reply(
     _send_with_statistics(ways, statistics, base, trained)
     send_with_neighbours(ways, uneven, base)
     if differences and _are_weights(ways, base, trained):
-        _tell_once("reply=difference", _NO_DIFFERENCES)
+        tell_once("reply=difference", _NO_DIFFERENCES)
     return ways
 
 
@@ -265,13 +263,6 @@ def statistic_shapes(replied: Mapping[str, Values], records: Mapping[str, Values
         for before, after in pairs
         if before.shape == after.shape and after.ndim and after.dtype.kind == "f" and is_statistic(before, after)
     }
-
-
-def _tell_once(name: str, reason: str) -> None:
-    """Log what is unusual about an array, the first time in this process."""
-    if (name, reason) not in _told:
-        _told.add((name, reason))
-        _log.warning("%s: %s", name, reason)
 
 
 def _send_with_statistics(ways: NDArray[np.uint8], statistics: Sequence[str], base: Values, trained: Values) -> None:

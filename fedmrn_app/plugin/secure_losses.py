@@ -5,7 +5,6 @@ The server sees sums only, so it can name neither the tensor nor how much of its
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,13 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrn_app.plugin.fixed_point import Steps
+from fedmrn_app.plugin.once import tell_once
 
 MOST_BITS = 32  # of a client's number
 _LEAST_LENGTH = 0.5  # of what arrives of a change, as a share of it
 _NEGLIGIBLE = 1e-6  # of a change, as a share of the weights: about the resolution of float32
 _MOST = 1e300  # of a bound that is named
-_log = logging.getLogger("flwr")
-_named: set[tuple[str, str]] = set()  # tensors and what the log has said of them
 
 
 def name_losses(
@@ -41,14 +39,14 @@ def name_losses(
             square = float(change @ change)
         if np.rint(largest / steps.step) > steps.largest:
             reason = f"changes by up to {largest:.3g} and is cut to secure_bound={steps.bound:g}"
-            _tell_once(name, "cut", f"{reason}; {_wider(largest, steps)}")
+            tell_once(name, f"{reason}; {_wider(largest, steps)}", "cut")
         # values of a step and more keep two thirds, so that larger changes keep half
         if 0 < square < change.size * steps.step**2 and _share(change, square, steps.step) < _LEAST_LENGTH:
             length = float(np.square(sent[name], dtype=np.float64).sum())
             if square > _NEGLIGIBLE**2 * length:
                 size = math.sqrt(square / np.count_nonzero(change))
                 reason = f"changes by about {size:.2g} a value, of which less than half arrives in steps of"
-                _tell_once(name, "lost", f"{reason} {steps.step:.2g}; {_finer(size, steps)}")
+                tell_once(name, f"{reason} {steps.step:.2g}; {_finer(size, steps)}", "lost")
 
 
 def name_cut_exact(names: Sequence[str], changes: Sequence[NDArray[np.float64]], most: float) -> None:
@@ -56,7 +54,7 @@ def name_cut_exact(names: Sequence[str], changes: Sequence[NDArray[np.float64]],
     for name, change in zip(names, changes, strict=True):
         if np.abs(change).max(initial=0.0) > most:
             reason = f"is one number or integers, and changes by more than the {most:.3g} steps that a secure sum holds"
-            _tell_once(name, "cut", f"{reason}; return it in larger units")
+            tell_once(name, f"{reason}; return it in larger units", "cut")
 
 
 def _share(change: NDArray[np.float64], square: float, step: float) -> float:
@@ -81,9 +79,3 @@ def _finer(size: float, steps: Steps) -> str:
     if bits <= MOST_BITS:
         return f"say secure_bits={bits} on the server, or a smaller secure_bound"
     return f"say secure_bits={MOST_BITS} and a smaller secure_bound on the server"
-
-
-def _tell_once(name: str, kind: str, line: str) -> None:
-    if (name, kind) not in _named:
-        _named.add((name, kind))
-        _log.warning("%s: %s", name, line)

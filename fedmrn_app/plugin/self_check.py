@@ -13,7 +13,6 @@ Updates of less than a ten-thousandth of the weights are negligible, and are lef
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,13 +21,12 @@ import numpy as np
 
 from fedmrn_app.plugin.arrays import Values
 from fedmrn_app.plugin.comparison import parts_of
+from fedmrn_app.plugin.once import tell_once
 
 LEAST_LENGTH = 0.5  # of what arrives of an update, as a share of it
 LENGTHENED = 0.125  # shares below this one are not lengthened, because their noise would be too
 NEGLIGIBLE = 1e-4  # of an update's norm, as a share of that of the weights
 SMALL = 256  # values of a tensor below which one bit per value may lose half of its update by chance
-_log = logging.getLogger("flwr")
-_named: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -88,9 +86,6 @@ def finer_than(finer: Finer, shares: Mapping[str, float]) -> Finer | None:
 def name_once(shares: Mapping[str, float], method: str) -> None:
     """Log the tensor of which least would have arrived, the first time in this process."""
     name = min(shares, key=lambda name: shares[name])
-    if shares[name] < LEAST_LENGTH and name not in _named:
-        _named.add(name)
-        _log.warning(
-            "%s: %.0f %% of its update would arrive with %s; it is coded more finely, so that at least half does",
-            name, 100 * shares[name], method,
-        )  # fmt: skip
+    if shares[name] < LEAST_LENGTH:
+        arrives = f"{100 * shares[name]:.0f} % of its update would arrive with {method}"
+        tell_once(name, f"{arrives}; it is coded more finely, so that at least half does", "share")

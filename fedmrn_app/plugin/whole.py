@@ -23,9 +23,9 @@ from fedmrn_app.plugin.exact import pack_exact, unpack_exact
 from fedmrn_app.plugin.orthonormal import is_orthonormal
 from fedmrn_app.plugin.reply_form import ways_for_reply
 from fedmrn_app.wire.dense import is_even
+from fedmrn_app.wire.downlink import FINE_STEPS
 
 Arrays = dict[str, NDArray[np.generic]]
-_STEPS = 32  # of a lattice in the largest changes of a vector, see `LATTICE_FINE`
 
 
 def spoiled(first: Values, now: Values, names: Collection[str]) -> Arrays:
@@ -44,7 +44,7 @@ def spoiled(first: Values, now: Values, names: Collection[str]) -> Arrays:
     ways = dict(zip(before, ways_for_reply(before, moved) & KINDS, strict=True))
 
     def is_spoiled(name: str, value: NDArray[Any]) -> bool:
-        uneven = ways[name] == Way.BOUNDED and not is_even(before[name], value, _STEPS)
+        uneven = ways[name] == Way.BOUNDED and not is_even(before[name], value, FINE_STEPS)
         return bool(ways[name] == Way.EXACT) or uneven or is_orthonormal(value)
 
     return {name: value for name, value in moved.items() if name in names and is_spoiled(name, value)}

@@ -118,17 +118,15 @@ def unpack_dense(data: bytes | memoryview, known: Float32Array, sizes: Sequence[
     heads = np.frombuffer(data[:head_size], _HEAD)
     whole = np.isposinf(heads["step"])
     finite(np.where(whole, 0, heads["step"]), "dense part")
-    place = head_size
+    place, end = head_size, head_size + 4 * int(whole @ np.asarray(sizes, np.int64))
     from fedmrn_app.wire.entropy import SymbolReader, geometric_model  # Numba takes most of what an import loads
 
+    reader = SymbolReader(data[end:], lanes=1)
     values = np.empty(count, np.float32)
-    for part in (part for one, part in zip(whole, slices(sizes), strict=True) if one):
-        size = 4 * (part.stop - part.start)
-        values[part] = unpack_floats(data[place : place + size], size // 4, "dense part")
-        place += size
-    reader = SymbolReader(data[place:], lanes=1)
     for head, size, part in zip(heads, sizes, slices(sizes), strict=True):
         if np.isposinf(head["step"]):
+            values[part] = unpack_floats(data[place : place + 4 * size], size, "dense part")
+            place += 4 * size
             continue
         steps = _base(known[part], head["step"])
         if head["decay"] and size:

@@ -24,6 +24,7 @@ Elementwise = Literal["float32", "float16", "bfloat16", "int8", "palette"]
 # steps of a lattice; each costs at most 0.1 points of accuracy
 LATTICE_STEP = 1.0  # root mean squares of the first weights, for a tensor of mean size
 LATTICE_FINE = 1 / 16  # root mean squares of the differences, for biases, batch norm and statistics
+FINE_STEPS = 32  # of that size in about the largest difference, see `is_even`
 
 _DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16, "int8": np.uint8, "palette": np.uint8}
 

@@ -394,7 +394,7 @@ def test_first_moments_arrive_exactly_beside_second_ones(server_round: int) -> N
 def test_a_line_says_that_stated_differences_look_like_weights(
     weights: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedmrn_app.plugin.reply_form._told", set())
+    monkeypatch.setattr("fedmrn_app.plugin.once._told", set())
     caplog.set_level("WARNING", "flwr")
     change = moved({name: np.zeros_like(value) for name, value in WEIGHTS.items()})
     replied = moved(WEIGHTS) if weights else change

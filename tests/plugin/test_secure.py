@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from fedmrn_app.environment import STATE_FOLDER
 from fedmrn_app.errors import ConfigError, RunError
-from fedmrn_app.plugin import Compressed, compress_uplink, compressed_grid, learn_masks, secure_losses
+from fedmrn_app.plugin import Compressed, compress_uplink, compressed_grid, learn_masks, once
 from fedmrn_app.plugin.fixed_point import Steps
 from fedmrn_app.plugin.secure_sum import SumLayout
 from fedmrn_app.plugin.settings import SECURE
@@ -485,7 +485,7 @@ def test_values_that_are_cut_to_the_bound_are_counted(caplog: pytest.LogCaptureF
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[[str], list[str]]:
     """Runs in a process that has named no tensor yet; returns the lines of the log that begin with a text."""
-    monkeypatch.setattr(secure_losses, "_named", set())
+    monkeypatch.setattr(once, "_told", set())
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     return lambda start: [line for line in caplog.messages if line.startswith(start)]
 

@@ -13,7 +13,7 @@ import torch
 from flwr.app import RecordDict
 from torch import nn
 
-from fedmrn_app.plugin import self_check
+from fedmrn_app.plugin import once, self_check
 from fedmrn_app.plugin.settings import ClientTask
 from tests.plugin.test_replies import Records, reply_of, with_metrics
 from tests.plugin_app import data_of
@@ -84,7 +84,7 @@ def test_less_arrives_without_the_check_and_one_line_says_so(
 ) -> None:
     """Also from an older server, which does not read the scales of tensors."""
     logging.getLogger("flwr").propagate = True
-    self_check._named.clear()
+    once._told.clear()
     with caplog.at_level(logging.WARNING, "flwr"):
         arriving(method, options)
         arriving(method, options)
